@@ -1,0 +1,115 @@
+"""Files that are either whole or not there: write beside, flush to disk, rename.
+
+A process killed at any moment leaves the old file or the new one, never half of one. What a killed
+writer left behind is named `*.partial-*` and is ignored by every reader.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PARTIAL_MARK = ".partial-"
+
+
+def _partial_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def sync_to_disk(path: Path) -> None:
+    """Asks the operating system to put a file or a directory entry on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Replaces `path` by a file with this text, or leaves it untouched and raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial_path(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        sync_to_disk(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_to_disk(path.parent)
+
+
+def write_json_atomically(path: Path, value: Any) -> None:
+    """Writes a JSON document as `write_text_atomically` does."""
+    write_text_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+@contextlib.contextmanager
+def directory_written_atomically(path: Path) -> Iterator[Path]:
+    """Yields an empty directory that becomes `path` when the block ends without an exception.
+
+    An existing `path` is replaced: for an instant neither name exists, so readers that must never
+    see a gap point to a fresh name each time (see `training.checkpoint`).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial_path(path)
+    partial.mkdir()
+    try:
+        yield partial
+        for file in sorted(partial.rglob("*")):
+            sync_to_disk(file)
+        sync_to_disk(partial)
+        if path.exists():
+            retired = _partial_path(path)
+            path.rename(retired)
+            partial.rename(path)
+            shutil.rmtree(retired)
+        else:
+            partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_to_disk(path.parent)
+
+
+def remove_partial_files(directory: Path) -> None:
+    """Removes what killed writers left directly in `directory`."""
+    for leftover in directory.glob(f"*{PARTIAL_MARK}*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Appends one JSON object as a line and flushes it."""
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(dict(row), sort_keys=True) + "\n")
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a JSONL file; a last line cut off by a kill is left out.
+
+    An absent file has no lines. A broken line that is not the last raises ValueError.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+    return rows
+
+
+def write_json_lines_atomically(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replaces a JSONL file as `write_text_atomically` does."""
+    write_text_atomically(path, "".join(json.dumps(dict(row), sort_keys=True) + "\n" for row in rows))

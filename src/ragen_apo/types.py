@@ -1,0 +1,177 @@
+"""The records that travel along the path task -> rollout -> trajectory -> V* -> loss -> evaluation.
+
+All are frozen. A field keeps its meaning from where it is made to where it is read: token ids,
+log-probabilities and the loss mask are recorded when a token is sampled and never rebuilt from text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class StopReason(str, Enum):
+    """Why an episode is over, as a sentence for people."""
+
+    TERMINATED = "the environment ended the episode"
+    TURN_LIMIT = "the turn limit was reached"
+    CONTEXT_LIMIT = "the context was full"
+
+
+class TurnFlag(str, Enum):
+    """What was noticed about one turn. An environment may add flags of its own as plain strings."""
+
+    FORMAT_ERROR = "format_error"
+    """The response was not `<think>...</think><answer>...</answer>`; no action could be read."""
+    INVALID_ACTION = "invalid_action"
+    """An action was read, and the environment could not execute it."""
+    RESPONSE_TRUNCATED = "response_truncated"
+    """The token limit ended the response before its closing tag."""
+    TARGET_SHOWN = "target_shown"
+    """The environment showed the goal in the observation that followed this turn's action."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem of an environment. Use `make_task`, which computes `task_id` from the content."""
+
+    environment: str
+    task_id: str
+    instruction: str
+    split: str
+    category: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment needs to set the task up; JSON values only."""
+
+
+def make_task(
+    *, environment: str, instruction: str, split: str, category: str, payload: Mapping[str, Any]
+) -> Task:
+    """A task whose id is a hash of its content (environment, instruction, category, payload).
+
+    The split is not part of the id: moving a task between splits leaves its V* valid.
+    """
+    content = json.dumps([environment, instruction, category, dict(payload)], sort_keys=True)
+    task_id = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Task(
+        environment=environment,
+        task_id=task_id,
+        instruction=instruction,
+        split=split,
+        category=category,
+        payload=dict(payload),
+    )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange: what the agent read, wrote and got."""
+
+    observation: str
+    """What the agent read before it wrote the response."""
+    prompt_token_ids: tuple[int, ...]
+    """Only the tokens that this turn's observation added to the context."""
+    response_token_ids: tuple[int, ...]
+    """Exactly the sampled tokens, the turn's end token included."""
+    logprobs: tuple[float, ...]
+    """log pi of each sampled token at the sampling temperature, from the policy that sampled it."""
+    response: str
+    """The response as text, for people; never tokenised again."""
+    thought: str
+    action: str
+    """What was executed; empty after a format error."""
+    reward: float
+    """What the turn earned, costs for bad format or invalid actions included."""
+    flags: tuple[str, ...] = ()
+    state_key: str | None = None
+    """Identifies the state in which the response was written, where the environment can say."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A finished episode."""
+
+    task: Task
+    turns: tuple[Turn, ...]
+    terminated: bool
+    truncated: bool
+    stop_reason: StopReason
+    success: bool
+    """Decided by the environment, not by the return."""
+    final_observation: str
+    """What the environment said last; the agent never read it."""
+    policy_version: str
+    seed: int
+    """The seed of this episode's draws: environment and sampling."""
+
+    @property
+    def episode_return(self) -> float:
+        """The undiscounted sum of the turns' rewards, R(tau)."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def num_response_tokens(self) -> int:
+        """The number of sampled tokens of all turns."""
+        return sum(len(turn.response_token_ids) for turn in self.turns)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values; `trajectory_from_json` is its inverse."""
+        return dataclasses.asdict(self)
+
+
+def task_from_json(values: Mapping[str, Any]) -> Task:
+    """The inverse of `dataclasses.asdict` for a task that went through JSON."""
+    return Task(**values)
+
+
+def trajectory_from_json(values: Mapping[str, Any]) -> Trajectory:
+    """The inverse of `Trajectory.to_json`, after a round through JSON as well."""
+    turns = tuple(
+        Turn(
+            **{
+                **turn,
+                "prompt_token_ids": tuple(turn["prompt_token_ids"]),
+                "response_token_ids": tuple(turn["response_token_ids"]),
+                "logprobs": tuple(turn["logprobs"]),
+                "flags": tuple(turn["flags"]),
+            }
+        )
+        for turn in values["turns"]
+    )
+    return Trajectory(
+        **{
+            **values,
+            "task": task_from_json(values["task"]),
+            "turns": turns,
+            "stop_reason": StopReason(values["stop_reason"]),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """The tokens of one trajectory (full context) as the loss sees them. All tuples have length T."""
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+    """True exactly at the sampled tokens."""
+    logprobs: tuple[float, ...]
+    """log pi at sampling time; 0.0 where the mask is False."""
+
+
+def training_sample(trajectory: Trajectory) -> TrainingSample:
+    """Concatenates the turns of a full-context trajectory, mask and log-probabilities as recorded."""
+    token_ids: list[int] = []
+    loss_mask: list[bool] = []
+    logprobs: list[float] = []
+    for turn in trajectory.turns:
+        num_prompt, num_response = len(turn.prompt_token_ids), len(turn.response_token_ids)
+        token_ids += turn.prompt_token_ids + turn.response_token_ids
+        loss_mask += [False] * num_prompt + [True] * num_response
+        logprobs += (0.0,) * num_prompt + turn.logprobs
+    return TrainingSample(tuple(token_ids), tuple(loss_mask), tuple(logprobs))
