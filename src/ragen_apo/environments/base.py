@@ -5,10 +5,14 @@ semantics. It holds one episode at a time; whatever many episodes share (a catal
 immutable and shared between instances. No torch here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
 
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
@@ -58,7 +62,9 @@ class TextEnvironment(Protocol):
     """One episode at a time, text in and text out."""
 
     @property
-    def properties(self) -> EnvironmentProperties: ...
+    def properties(self) -> EnvironmentProperties:
+        """What the environment declares about itself; the same for its whole life."""
+        ...
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split in a fixed order; raises ConfigError for an unknown split."""
@@ -87,5 +93,98 @@ class TextEnvironment(Protocol):
 
 
 EnvironmentFactory = Callable[..., TextEnvironment]
+"""Takes the options as keyword arguments and raises ConfigError for those it does not accept."""
 
 _BUILT_IN: dict[str, str] = {"shop": "ragen_apo.environments.shop:ShopEnvironment"}
+
+_Options = TypeVar("_Options", bound=BaseModel)
+
+
+def environment_names() -> tuple[str, ...]:
+    """Every name that `make_environment` accepts, built-in or from an installed plugin, sorted."""
+    plugins = {plugin.name for plugin in entry_points(group=ENTRY_POINT_GROUP)}
+    return tuple(sorted({*_BUILT_IN, *plugins}))
+
+
+def make_environment(name: str, options: Mapping[str, Any]) -> TextEnvironment:
+    """A new environment by name; raises ConfigError for an unknown name or unusable options.
+
+    Plugins declare their factory as an entry point of the group `ragen_apo.environments`. A
+    built-in name cannot be taken over by a plugin.
+    """
+    return _factory(name)(**{str(key): value for key, value in options.items()})
+
+
+def _factory(name: str) -> EnvironmentFactory:
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    for plugin in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            return plugin.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"environment.name: the plugin {plugin.value!r} for {name!r} cannot be loaded "
+                f"({error}); repair or reinstall the package that provides it"
+            ) from error
+    known = environment_names()
+    raise ConfigError(
+        f"environment.name: got {name!r}, expected one of {', '.join(known)}"
+        f"{_suggestion(name, known)}; a plugin is found once its package is installed"
+    )
+
+
+def validate_options(
+    model_class: type[_Options], options: Mapping[str, Any], where: str = "environment"
+) -> _Options:
+    """The options as a checked record; ConfigError says for each wrong key what was expected."""
+    try:
+        return model_class.model_validate(dict(options))
+    except ValidationError as error:
+        raise ConfigError(describe_problems(error, model_class, where=where)) from error
+
+
+def describe_problems(error: ValidationError, model_class: type[BaseModel], *, where: str) -> str:
+    """One line per problem: the key, what was got, what is expected, and a similar known key."""
+    lines: list[str] = []
+    for problem in error.errors(include_url=False):
+        path = problem["loc"]
+        key = ".".join([where, *(str(part) for part in path)])
+        if problem["type"] == "extra_forbidden":
+            known = list(_model_at(model_class, path[:-1]).model_fields)
+            hint = _suggestion(str(path[-1]), known)
+            lines.append(f"{key}: unknown key{hint}; expected one of {', '.join(known)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{key}: missing; add this key")
+        else:
+            expected = problem["msg"].removeprefix("Value error, ")
+            expected = expected.replace("Input should be", "expected")
+            lines.append(f"{key}: got {_shortened(problem['input'])}, {expected}")
+    return "\n".join(lines)
+
+
+def _model_at(model_class: type[BaseModel], path: Iterable[int | str]) -> type[BaseModel]:
+    """The nested model that a pydantic error location points into."""
+    for part in path:
+        if part in model_class.model_fields:
+            annotation = model_class.model_fields[str(part)].annotation
+            model_class = next(_models_in(annotation), model_class)
+    return model_class
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models named anywhere in a type such as `list[Row]` or `Scheme | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,1 @@
+"""RAGEN's three roles: environment manager, context manager, agent proxy."""

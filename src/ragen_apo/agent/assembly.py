@@ -1,0 +1,90 @@
+"""Builds the agent from a configuration, the same way for Stage 1, Stage 2 and evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+from ragen_apo.agent.context import ContextManager
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import AgentProxy
+from ragen_apo.config import MachineConfig, RunConfig
+from ragen_apo.environments.base import make_environment
+from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.values.conditions import SamplingConditions
+
+PARSER_VERSION = "think-answer-1"
+"""Raise it whenever `parse_response` reads another action in the same text."""
+
+
+def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
+    """Sets the thread count and returns device and number format of the policy."""
+    if machine.num_threads is not None:
+        torch.set_num_threads(machine.num_threads)
+    name = machine.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name), getattr(torch, machine.dtype)
+
+
+def build_environments(config: RunConfig) -> EnvironmentManager:
+    """The pool of the configured environment, with the configured costs."""
+    section = config.environment
+    return EnvironmentManager(
+        lambda: make_environment(section.name, section.options),
+        format_penalty=config.agent.format_penalty,
+        invalid_action_penalty=config.agent.invalid_action_penalty,
+    )
+
+
+def build_context(
+    config: RunConfig, model: LanguageModel, environments: EnvironmentManager
+) -> ContextManager:
+    """The context manager with the configured system prompt."""
+    prompts = {"none": None, "rules": environments.properties.rules}
+    configured = config.agent.system_prompt
+    return ContextManager(model.tokenizer, system_prompt=prompts.get(configured, configured))
+
+
+def build_proxy(
+    config: RunConfig, model: LanguageModel, environments: EnvironmentManager
+) -> AgentProxy:
+    """The agent that plays with `model`; its engine reads the model's weights at every call."""
+    engine = GenerationEngine(
+        model, num_rows=config.training.num_rows, capacity=config.agent.max_context_tokens
+    )
+    return AgentProxy(
+        engine,
+        environments,
+        build_context(config, model, environments),
+        max_response_tokens=config.agent.max_response_tokens,
+    )
+
+
+def sampling_conditions(
+    config: RunConfig, reference: LanguageModel, environments: EnvironmentManager
+) -> SamplingConditions:
+    """The full key, task aside, under which the reference's returns are stored."""
+    properties = environments.properties
+    context = build_context(config, reference, environments)
+    template = str(reference.tokenizer.chat_template)
+    return SamplingConditions(
+        reference_fingerprint=reference.fingerprint(),
+        environment=properties.name,
+        environment_version=properties.version,
+        environment_options=json.dumps(config.environment.options, sort_keys=True),
+        reward_version=properties.reward_version,
+        context_mode=context.mode,
+        chat_template_hash=hashlib.sha256(template.encode()).hexdigest()[:16],
+        system_prompt=context.system_prompt or "",
+        parser_version=PARSER_VERSION,
+        max_turns=int(config.environment.options.get("max_turns", 0)),
+        max_response_tokens=config.agent.max_response_tokens,
+        max_context_tokens=config.agent.max_context_tokens,
+        temperature=config.apo.temperature,
+        format_penalty=config.agent.format_penalty,
+        invalid_action_penalty=config.agent.invalid_action_penalty,
+    )

@@ -1,0 +1,105 @@
+"""The context manager: renders observations to tokens and parses responses to actions.
+
+Consumes the tokenizer's chat template; produces the tokens that each turn adds. Sampled tokens stay as
+they were sampled: only the text between two responses is ever tokenised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from ragen_apo.errors import ContextError
+from ragen_apo.policy.language_model import CLOSING_TAG
+
+_RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_SENTINEL = "\u241f"
+"""Stands for a response while the template is asked what it puts around one."""
+
+
+@dataclass(frozen=True)
+class ParsedResponse:
+    """What could be read in a response; `is_valid` is False if it does not have the agreed form."""
+
+    thought: str
+    action: str
+    is_valid: bool
+
+
+def parse_response(text: str) -> ParsedResponse:
+    """Reads `<think>thought</think><answer>action</answer>`; anything else is a format error."""
+    match = _RESPONSE.fullmatch(text)
+    if match is None or "<answer>" in match[1] or "<think>" in match[2]:
+        return ParsedResponse(thought="", action="", is_valid=False)
+    return ParsedResponse(thought=match[1].strip(), action=match[2].strip(), is_valid=True)
+
+
+def render_response(*, thought: str, action: str) -> str:
+    """The response that says this; the inverse of `parse_response`."""
+    return f"<think>{thought}</think><answer>{action}</answer>"
+
+
+class ContextManager:
+    """Full context: the model reads every turn from the first to the present one."""
+
+    mode = "full"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, system_prompt: str | None) -> None:
+        self.tokenizer, self.system_prompt = tokenizer, system_prompt
+        self._end_id = tokenizer.eos_token_id
+
+    def first_prompt(self, observation: str) -> list[int]:
+        """The tokens before the first response: system prompt, observation, the agent's turn opened."""
+        messages = [{"role": "user", "content": observation}]
+        if self.system_prompt:
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return self._encode(self._render(messages, add_generation_prompt=True))
+
+    def next_prompt(self, observation: str, *, last_response: Sequence[int]) -> list[int]:
+        """The tokens between a response and the next one.
+
+        If the response ended with the template's end token, that token is not added a second time.
+        """
+        messages = [
+            {"role": "user", "content": "."},
+            {"role": "assistant", "content": _SENTINEL},
+            {"role": "user", "content": observation},
+        ]
+        text = self._render(messages, add_generation_prompt=True)
+        before, found, between = text.partition(_SENTINEL)
+        if not found:
+            raise ContextError(
+                "the chat template leaves out an earlier assistant message, so turns cannot be "
+                "appended; use a template that renders every message."
+            )
+        token_ids = self._encode(between)
+        if last_response and last_response[-1] == self._end_id == token_ids[0]:
+            return token_ids[1:]
+        return token_ids
+
+    def encode_response(self, text: str) -> list[int]:
+        """The tokens of a scripted response; responses of the policy are never tokenised."""
+        return self._encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a response without the template's end token, for people and for parsing."""
+        if token_ids and token_ids[-1] == self._end_id and not self._ends_with_tag:
+            token_ids = token_ids[:-1]
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    @property
+    def _ends_with_tag(self) -> bool:
+        return self.tokenizer.eos_token == CLOSING_TAG
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        rendered = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        assert isinstance(rendered, str)
+        return rendered

@@ -1,0 +1,169 @@
+"""The agent proxy: drives a policy through environments and returns trajectories.
+
+    requests -> first prompts -> [respond -> parse -> step -> next prompt] ... -> trajectories
+
+Rows whose episode is over are refilled with the next request at the next turn, so the batch stays
+full. The order of requests fixes the batches, and with them every bit of the result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ragen_apo.agent.context import ContextManager, parse_response
+from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
+from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.errors import ContextError
+from ragen_apo.policy.generation import GenerationEngine, Response, Row
+from ragen_apo.seeding import generator
+from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
+
+
+@dataclass(frozen=True)
+class EpisodeRequest:
+    """One episode to play: which task, and the seed of all its draws."""
+
+    task: Task
+    seed: int
+
+
+@dataclass(eq=False)
+class _Episode:
+    """An episode in progress."""
+
+    index: int
+    request: EpisodeRequest
+    environment: TextEnvironment
+    observation: str
+    prompt: list[int]
+    num_context_tokens: int = 0
+    turns: list[Turn] = field(default_factory=list)
+
+    def record(
+        self, response: Response, text: str, outcome: Outcome, *, state_key: str
+    ) -> None:
+        """Writes the turn down before the next observation replaces the present one."""
+        parsed = parse_response(text)
+        truncated = () if response.stopped else (TurnFlag.RESPONSE_TRUNCATED.value,)
+        self.turns.append(
+            Turn(
+                observation=self.observation,
+                prompt_token_ids=tuple(self.prompt),
+                response_token_ids=response.token_ids,
+                logprobs=response.logprobs,
+                response=text,
+                thought=parsed.thought,
+                action=parsed.action,
+                reward=outcome.reward,
+                flags=outcome.flags + truncated,
+                state_key=state_key,
+            )
+        )
+        self.num_context_tokens += len(self.prompt) + len(response.token_ids)
+        self.observation = outcome.observation
+
+    def finish(self, outcome: Outcome, *, policy_version: str) -> Trajectory:
+        reason = StopReason.CONTEXT_LIMIT
+        if outcome.terminated or outcome.truncated:
+            reason = StopReason.TERMINATED if outcome.terminated else StopReason.TURN_LIMIT
+        return Trajectory(
+            task=self.request.task,
+            turns=tuple(self.turns),
+            terminated=outcome.terminated,
+            truncated=not outcome.terminated,
+            stop_reason=reason,
+            success=outcome.success,
+            final_observation=outcome.observation,
+            policy_version=policy_version,
+            seed=self.request.seed,
+        )
+
+
+class AgentProxy:
+    """Plays episodes with a language model."""
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        environments: EnvironmentManager,
+        context: ContextManager,
+        *,
+        max_response_tokens: int,
+    ) -> None:
+        self.engine, self.environments, self.context = engine, environments, context
+        self.max_response_tokens = max_response_tokens
+
+    def rollout(
+        self,
+        requests: Sequence[EpisodeRequest],
+        *,
+        temperature: float,
+        policy_version: str,
+        on_finished: Callable[[Sequence[tuple[int, Trajectory]]], None] | None = None,
+    ) -> list[Trajectory]:
+        """One trajectory a request, in the order of the requests.
+
+        `on_finished` receives (index of the request, trajectory) pairs after the turn in which they
+        ended, so a caller can save them at once.
+        """
+        waiting = deque(enumerate(requests))
+        active: list[tuple[_Episode, Row]] = []
+        finished: dict[int, Trajectory] = {}
+        while waiting or active:
+            while waiting and self.engine.num_free_rows > 0:
+                active.append(self._start(*waiting.popleft()))
+            ended = self._play_turn(active, temperature, policy_version)
+            active = [(episode, row) for episode, row in active if episode.index not in ended]
+            finished |= ended
+            if on_finished and ended:
+                on_finished(sorted(ended.items()))
+        return [finished[index] for index in range(len(requests))]
+
+    def _start(self, index: int, request: EpisodeRequest) -> tuple[_Episode, Row]:
+        environment, observation = self.environments.start(request.task, seed=request.seed)
+        prompt = self.context.first_prompt(observation)
+        if len(prompt) + self.max_response_tokens > self.engine.capacity:
+            raise ContextError(
+                f"task {request.task.task_id} opens with {len(prompt)} tokens, which with a response "
+                f"of {self.max_response_tokens} exceed agent.max_context_tokens = "
+                f"{self.engine.capacity}; raise it, or shorten the observation or system prompt."
+            )
+        row = self.engine.open_row(generator(request.seed, "sampling"))
+        return _Episode(index, request, environment, observation, prompt), row
+
+    def _play_turn(
+        self, active: Sequence[tuple[_Episode, Row]], temperature: float, policy_version: str
+    ) -> dict[int, Trajectory]:
+        """One response and one environment step for every episode; returns those that ended."""
+        episodes = [episode for episode, _ in active]
+        state_keys = [episode.environment.state_key() for episode in episodes]
+        responses = self.engine.respond(
+            [row for _, row in active],
+            [episode.prompt for episode in episodes],
+            max_new_tokens=self.max_response_tokens,
+            temperature=temperature,
+        )
+        texts = [self.context.decode(response.token_ids) for response in responses]
+        outcomes = self.environments.step(
+            [episode.environment for episode in episodes], [parse_response(text) for text in texts]
+        )
+        ended: dict[int, Trajectory] = {}
+        for (episode, row), response, text, outcome, state_key in zip(
+            active, responses, texts, outcomes, state_keys, strict=True
+        ):
+            episode.record(response, text, outcome, state_key=state_key)
+            if outcome.terminated or outcome.truncated or not self._has_room(episode, response):
+                ended[episode.index] = episode.finish(outcome, policy_version=policy_version)
+                self.engine.close_row(row)
+                self.environments.release(episode.environment)
+        return ended
+
+    def _has_room(self, episode: _Episode, response: Response) -> bool:
+        """Prepares the next prompt and says whether it and a full response fit into the context."""
+        episode.prompt = self.context.next_prompt(
+            episode.observation, last_response=response.token_ids
+        )
+        needed = episode.num_context_tokens + len(episode.prompt) + self.max_response_tokens
+        return needed <= self.engine.capacity

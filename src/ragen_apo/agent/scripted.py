@@ -1,0 +1,80 @@
+"""Episodes played by scripted policies: demonstrations and baselines.
+
+They go through the same environment manager, context manager, parser and costs as the model, so their
+trajectories have the same tokens as a model's would have had. Their log-probabilities are zeros:
+nothing was sampled.
+"""
+
+from collections.abc import Callable, Iterable
+
+from ragen_apo.agent.context import ContextManager, parse_response, render_response
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.environments.base import ScriptedPolicy
+from ragen_apo.types import StopReason, Trajectory, Turn
+
+
+def play_scripted_episodes(
+    make_policy: Callable[[], ScriptedPolicy],
+    environments: EnvironmentManager,
+    requests: Iterable[EpisodeRequest],
+    *,
+    policy_version: str,
+    context: ContextManager | None = None,
+) -> list[Trajectory]:
+    """One trajectory a request. Without a context manager the turns carry text and no tokens."""
+    policy = make_policy()
+    return [
+        _play_episode(policy, environments, request, policy_version=policy_version, context=context)
+        for request in requests
+    ]
+
+
+def _play_episode(
+    policy: ScriptedPolicy,
+    environments: EnvironmentManager,
+    request: EpisodeRequest,
+    *,
+    policy_version: str,
+    context: ContextManager | None,
+) -> Trajectory:
+    environment, observation = environments.start(request.task, seed=request.seed)
+    policy.begin(request.task, seed=request.seed)
+    prompt = context.first_prompt(observation) if context else []
+    turns: list[Turn] = []
+    while True:
+        state_key = environment.state_key()
+        reply = policy.act(observation)
+        text = render_response(thought=reply.thought, action=reply.action)
+        response = context.encode_response(text) if context else []
+        outcome = environments.step([environment], [parse_response(text)])[0]
+        turns.append(
+            Turn(
+                observation=observation,
+                prompt_token_ids=tuple(prompt),
+                response_token_ids=tuple(response),
+                logprobs=(0.0,) * len(response),
+                response=text,
+                thought=reply.thought,
+                action=reply.action,
+                reward=outcome.reward,
+                flags=outcome.flags,
+                state_key=state_key,
+            )
+        )
+        if outcome.terminated or outcome.truncated:
+            break
+        observation = outcome.observation
+        prompt = context.next_prompt(observation, last_response=response) if context else []
+    environments.release(environment)
+    return Trajectory(
+        task=request.task,
+        turns=tuple(turns),
+        terminated=outcome.terminated,
+        truncated=outcome.truncated,
+        stop_reason=StopReason.TERMINATED if outcome.terminated else StopReason.TURN_LIMIT,
+        success=outcome.success,
+        final_observation=outcome.observation,
+        policy_version=policy_version,
+        seed=request.seed,
+    )

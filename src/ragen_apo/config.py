@@ -1,0 +1,441 @@
+"""The configuration of a run: pydantic models, read from YAML, written back fully resolved.
+
+`load_config` takes a YAML file and command-line overrides and gives a `RunConfig`; `resolved_yaml`
+is its inverse and is what a run directory keeps. Unknown keys, wrong types and values out of range
+are refused together in one ConfigError. `python -m ragen_apo.config` prints docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from ragen_apo.config_messages import Key, describe_problem, keys_of, reference_page, shown
+from ragen_apo.config_overrides import merge, parse_overrides
+from ragen_apo.config_yaml import dump_yaml, parse_yaml
+from ragen_apo.errors import ConfigError
+
+
+def _whole_number(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
+CountOrZero = Annotated[int, BeforeValidator(_whole_number), Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Penalty = Annotated[float, Field(le=0)]
+
+
+class Section(BaseModel):
+    """A part of the configuration; immutable, finite numbers only, no conversion between types.
+
+    The docstring of a field is its line in docs/configuration.md.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_section_means_defaults(cls, values: Any) -> Any:
+        return {} if values is None else values
+
+
+class MachineConfig(Section):
+    """How the run uses the machine."""
+
+    num_threads: Count | None = 2
+    """CPU threads of torch; null for its own choice."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy runs; auto takes a GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the policy's computations."""
+
+
+class EnvironmentConfig(Section):
+    """The environment, by name; all further keys are its options and are checked by it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "shop"
+    """Name of a built-in or installed environment."""
+
+    @model_validator(mode="after")
+    def _options_are_json_values(self) -> EnvironmentConfig:
+        try:
+            json.dumps(self.options, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"options must be made of text, finite numbers, true, false, null, lists and "
+                f"mappings: {error}"
+            ) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every key of the section except `name`."""
+        return dict(self.model_extra or {})
+
+
+class ContextConfig(Section):
+    """What part of the episode the policy reads."""
+
+    mode: Literal["full"] = "full"
+    """`full`: every turn of the episode so far."""
+
+
+class AgentConfig(Section):
+    """The boundary between policy and environment."""
+
+    max_response_tokens: Count = 40
+    """Sampled tokens per turn at most."""
+    max_context_tokens: Count = 1024
+    """Tokens of a whole episode at most; an episode that is longer is truncated."""
+    format_penalty: Penalty = -0.05
+    """Reward of a response without readable `<think>` and `<answer>`."""
+    invalid_action_penalty: Penalty = 0.0
+    """Reward added when the environment could not execute the action."""
+    system_prompt: str = "none"
+    """`none`, `rules` (the environment's rules) or the text itself."""
+    context: ContextConfig = ContextConfig()
+
+    @model_validator(mode="after")
+    def _a_response_fits(self) -> AgentConfig:
+        if self.max_response_tokens >= self.max_context_tokens:
+            raise ValueError(
+                f"max_response_tokens ({self.max_response_tokens}) must be less than "
+                f"max_context_tokens ({self.max_context_tokens})"
+            )
+        return self
+
+
+class SmallModelConfig(Section):
+    """The model that is built on the spot when `policy.path` is null."""
+
+    vocab_size: Annotated[int, BeforeValidator(_whole_number), Field(ge=300)] = 1536
+    """Entries of the BPE tokenizer: 256 bytes, special tokens and merges."""
+    hidden_size: Count = 128
+    """Width of the residual stream."""
+    num_layers: Count = 3
+    """Decoder layers."""
+    num_heads: Count = 4
+    """Attention heads; hidden_size / num_heads must be even."""
+    intermediate_size: Count = 384
+    """Width of the feed-forward layers."""
+    max_position: Count = 2048
+    """Longest sequence in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> SmallModelConfig:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of 2 * num_heads "
+                f"({2 * self.num_heads}): rotary positions need an even width per head"
+            )
+        return self
+
+
+class PolicyConfig(Section):
+    """The language model that acts."""
+
+    path: str | None = None
+    """A Hugging Face model folder or hub name; null builds the small model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model; only for models you trust."""
+    small: SmallModelConfig = SmallModelConfig()
+
+
+class CopyConfig(Section):
+    """The copy curriculum: tiled random segments, until copying is learned."""
+
+    max_steps: CountOrZero = 1500
+    """Optimizer steps at most; 0 leaves it out."""
+    batch_size: Count = 32
+    """Sequences per step."""
+    sequence_length: Annotated[int, BeforeValidator(_whole_number), Field(ge=8)] = 96
+    """Tokens per sequence."""
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] = 0.97
+    """Next-token accuracy on the repeats at which the curriculum ends."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate."""
+
+
+class DemonstrationsConfig(Section):
+    """Supervised training on a scripted teacher's episodes."""
+
+    teacher: str = "teacher"
+    """Name of a scripted policy of the environment."""
+    num_episodes_per_task: Count = 3
+    """Demonstrations per training task."""
+    num_steps: CountOrZero = 250
+    """Optimizer steps; 0 leaves it out."""
+    batch_size: Count = 64
+    """Episodes per step."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate."""
+
+
+class WarmStartConfig(Section):
+    """What makes a reference policy out of an untrained model."""
+
+    enabled: bool = True
+    """`false`: the policy as it is becomes the reference."""
+    checkpoint_every: Count = 100
+    """Optimizer steps between two checkpoints."""
+    copy_curriculum: CopyConfig = Field(default=CopyConfig(), alias="copy")
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()
+
+
+class ReferenceRefreshConfig(Section):
+    """When the policy becomes the new reference and V* is estimated again."""
+
+    every_steps: Count | None = None
+    """After this many steps; null for never."""
+    max_kl: Positive | None = None
+    """When the mean KL per trajectory passes this; null for never."""
+
+
+APO_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "beta": ("beta1", "beta2"),
+    "v_star_samples": ("num_value_samples",),
+}
+"""Other names of keys in `apo`: `beta` sets both temperatures at once."""
+
+
+def _replace_aliases(values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return values
+    replaced = dict(values)
+    for alias, names in APO_ALIASES.items():
+        if alias not in replaced:
+            continue
+        clashes = [name for name in names if name in replaced]
+        if clashes:
+            raise ValueError(
+                f"{alias} is another name of {' and '.join(names)}; "
+                f"remove {alias} or {' and '.join(clashes)}"
+            )
+        value = replaced.pop(alias)
+        replaced.update(dict.fromkeys(names, value))
+    return replaced
+
+
+class ApoConfig(Section):
+    """The objective and its optimizer (Stage 1 and Stage 2); `beta` sets beta1 and beta2."""
+
+    beta1: NonNegative = 0.5
+    """Temperature of V* in Stage 1; 0 takes the best return of a task."""
+    beta2: Positive = 0.05
+    """Weight of the log ratio to the reference in Stage 2."""
+    num_value_samples: Count = 4
+    """Reference rollouts per task in Stage 1; also called v_star_samples."""
+    adaptive_vstar: bool = False
+    """Double the rollouts of tasks without a success, up to max_value_samples."""
+    max_value_samples: Count = 16
+    """Rollouts per task at most, if adaptive."""
+    value_store: str | None = Field(
+        None, description="take V* from this existing value store instead of sampling the reference"
+    )
+    value_baseline: Literal["v_star", "mean", "zero"] = "v_star"
+    """What is subtracted from the return; mean and zero are ablations."""
+    loss: Literal["regression", "weighted"] = "regression"
+    """The squared residual, or the log-likelihood weighted with the detached residual."""
+    length_normalization: Literal["none", "tokens"] = "none"
+    """`tokens` divides the log ratio by the sampled tokens: another algorithm."""
+    advantage_clamp: Positive | None = None
+    """Limit of the residual on both sides; needs loss: weighted."""
+    kl_coefficient: NonNegative = 0.0
+    """Weight of an added KL penalty; needs loss: weighted."""
+    temperature: Positive = 1.0
+    """Sampling temperature of Stage 1 and Stage 2."""
+    shuffle_returns: bool = False
+    """Control experiment: give each trajectory another one's return."""
+    learning_rate: Positive = 3e-4
+    """Peak learning rate of AdamW."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay of AdamW."""
+    max_grad_norm: Positive = 1.0
+    """Gradient clipping, on the loss divided by 2 beta2."""
+    warmup_steps: CountOrZero = 0
+    """Steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up, down to 0 at training.max_steps."""
+    reference_refresh: ReferenceRefreshConfig = ReferenceRefreshConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_aliases(cls, values: Any) -> Any:
+        return _replace_aliases(values)
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> ApoConfig:
+        if self.adaptive_vstar and self.max_value_samples < self.num_value_samples:
+            raise ValueError(
+                f"max_value_samples ({self.max_value_samples}) must be at least "
+                f"num_value_samples ({self.num_value_samples}) if adaptive_vstar is true"
+            )
+        if self.loss == "regression" and (self.advantage_clamp is not None or self.kl_coefficient):
+            raise ValueError(
+                "advantage_clamp and kl_coefficient belong to the weighted form; "
+                "set loss: weighted or remove them"
+            )
+        return self
+
+
+class TrainingConfig(Section):
+    """The loop of Stage 2."""
+
+    max_steps: CountOrZero = 60
+    """Optimizer steps."""
+    tasks_per_step: Count = 64
+    """Tasks per step, one rollout each."""
+    micro_batch_size: Count = 16
+    """Trajectories per forward pass; bounds memory, does not change the result."""
+    num_rows: Count = 128
+    """Episodes that are played side by side at most."""
+    eval_every: Count | None = 10
+    """Steps between two evaluations on evaluation.split; null for none."""
+    eval_episodes: Count = 100
+    """Episodes of such an evaluation."""
+    checkpoint_every: Count = 10
+    """Steps between two checkpoints."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints to keep."""
+
+
+class EvaluationConfig(Section):
+    """The evaluation after training and of `ragen-apo evaluate`."""
+
+    split: str = "test"
+    """Tasks to play."""
+    num_episodes: Count = 100
+    """Episodes; one per task, in the split's order."""
+    temperature: NonNegative = 0.0
+    """Sampling temperature; 0 is greedy."""
+    pass_k: Count | None = None
+    """Also play each task this often at apo.temperature and give pass@k."""
+
+
+class RunConfig(Section):
+    """Everything that a run depends on."""
+
+    seed: CountOrZero = 0
+    """All randomness of the run derives from it."""
+    run: MachineConfig = MachineConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    agent: AgentConfig = AgentConfig()
+    policy: PolicyConfig = PolicyConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    apo: ApoConfig = ApoConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _sequences_fit_the_small_model(self) -> RunConfig:
+        if self.policy.path is not None:
+            return self
+        longest = self.policy.small.max_position
+        lengths = {"agent.max_context_tokens": self.agent.max_context_tokens}
+        if self.warm_start.enabled:
+            copy_length = self.warm_start.copy_curriculum.sequence_length
+            lengths["warm_start.copy.sequence_length"] = copy_length
+        for key, length in lengths.items():
+            if length > longest:
+                raise ValueError(
+                    f"{key} ({length}) must be at most policy.small.max_position ({longest})"
+                )
+        return self
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in a YAML file, changed by overrides `--apo.beta2 0.05` or `--seed=3`.
+
+    Raises ConfigError with everything that is wrong, in the file and in the overrides.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"There is no configuration {path}. Give the path of a YAML file; "
+            "examples are in the folder configs/."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration {path} cannot be read as text: {error}") from error
+    return parse_config(text, source=str(path), overrides=overrides)
+
+
+def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Like `load_config` with the YAML itself; `source` names it in messages."""
+    try:
+        values, problems = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} is not YAML: {error}") from error
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{source} holds {shown(values)}, expected a mapping of sections such as "
+            "`apo: {beta2: 0.05}`"
+        )
+    keys = _known_keys()
+    changes, override_problems = parse_overrides(overrides, keys=keys, open_section="environment")
+    problems += override_problems
+    layers = [_without_aliases(layer, problems) for layer in (values, changes)]
+    try:
+        config = RunConfig.model_validate(merge(*layers))
+    except ValidationError as error:
+        problems += [describe_problem(detail, keys) for detail in error.errors()]
+    else:
+        if not problems:
+            return config
+    raise ConfigError(
+        f"{source} cannot be used:\n"
+        + "\n".join(f"  - {problem}" for problem in problems)
+        + "\nEvery key, its default and its range: docs/configuration.md."
+    )
+
+
+def resolved_yaml(config: RunConfig) -> str:
+    """YAML with every key, defaults included, that loads back to an equal configuration."""
+    return dump_yaml(config.model_dump(by_alias=True))
+
+
+def _known_keys() -> dict[str, Key]:
+    """Every key written with dots, other names included."""
+    keys = {key.path: key for key in keys_of(RunConfig)}
+    for alias, names in APO_ALIASES.items():
+        keys[f"apo.{alias}"] = Key(f"apo.{alias}", keys[f"apo.{names[-1]}"].field)
+    return keys
+
+
+def _without_aliases(layer: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Aliases replaced within one source, so that the next source overrides the keys they set."""
+    if "apo" not in layer:
+        return layer
+    try:
+        return {**layer, "apo": _replace_aliases(layer["apo"])}
+    except ValueError as error:
+        problems.append(f"apo: {error}")
+        apo = {key: value for key, value in layer["apo"].items() if key not in APO_ALIASES}
+        return {**layer, "apo": apo}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page({key.path: key for key in keys_of(RunConfig)}))

@@ -1,0 +1,161 @@
+"""Sentences about configuration keys: what is allowed, what was wrong, what was meant.
+
+Everything is read from the pydantic models, so messages and docs/configuration.md cannot disagree
+with what is checked. All functions take the root model; a key is written with dots: `apo.beta2`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+_BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+_TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One line of the configuration."""
+
+    path: str
+    field: FieldInfo
+
+    @property
+    def section(self) -> type[BaseModel] | None:
+        """The model of a section; None for a key with a value."""
+        annotation: Any = self.field.annotation
+        is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        return annotation if is_section else None
+
+    @property
+    def allowed(self) -> str:
+        """What may stand there, in words: `a number greater than 0 or null`."""
+        if self.section:
+            return "a section of keys"
+        return _allowed(self.field.annotation, self.field.metadata)
+
+    @property
+    def holds_text(self) -> bool:
+        """True where any text is valid."""
+        return self.field.annotation is str or str in get_args(self.field.annotation)
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """Every key of a model and of the sections in it, in the order of definition."""
+    for name, field in model.model_fields.items():
+        key = Key(f"{prefix}{field.alias or name}", field)
+        yield key
+        if key.section:
+            yield from keys_of(key.section, f"{key.path}.")
+
+
+def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(str(argument) for argument in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_allowed(argument, ()) for argument in arguments)
+    if origin is Annotated:
+        return _allowed(arguments[0], arguments[1:])
+    bounds = [
+        f"{words} {getattr(item, bound):g}"
+        for item in _constraints(metadata)
+        for bound, words in _BOUNDS.items()
+        if getattr(item, bound, None) is not None
+    ]
+    return f"{_TYPE_NAMES[annotation]} {' and '.join(bounds)}".rstrip()
+
+
+def _constraints(metadata: Sequence[Any]) -> Iterator[Any]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            yield from item.metadata
+        else:
+            yield item
+
+
+def suggestion(path: str, known: list[str]) -> str:
+    """What a reader of an unknown key should do: the likeliest keys, or those of the section."""
+    parent, _, leaf = path.rpartition(".")
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    same_name = [key for key in known if key.rpartition(".")[2] == leaf]
+    close = difflib.get_close_matches(leaf, siblings, n=1)
+    if same_name or close:
+        return f"did you mean {' or '.join(same_name or [siblings[close[0]]])}?"
+    anywhere = difflib.get_close_matches(path, known, n=1)
+    if anywhere:
+        return f"did you mean {anywhere[0]}?"
+    place = f"in {parent}" if parent else "here"
+    return f"known {place}: {', '.join(siblings or known)}"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value as it stood in the YAML, shortened."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "a section of keys"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def describe_problem(error: ErrorDetails, keys: Mapping[str, Key]) -> str:
+    """One finding of pydantic as a sentence: which key, what it got, what it expected."""
+    path = ".".join(str(part) for part in error["loc"])
+    label = path or "configuration"
+    if error["type"] in ("extra_forbidden", "invalid_key"):
+        return f"{label}: unknown key; {suggestion(path, list(keys))}"
+    if error["type"] == "value_error":
+        return f"{label}: {error['msg'].removeprefix('Value error, ')}"
+    expected = keys[path].allowed if path in keys else "a section of keys"
+    if error["type"] == "finite_number":
+        expected = expected.replace("a number", "a finite number")
+    return f"{label}: got {shown(error['input'])}, expected {expected}"
+
+
+def reference_page(keys: Mapping[str, Key]) -> str:
+    """docs/configuration.md: every key with its default, what is allowed and what it means."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every key that a YAML file may hold; one that is left out has its default. On the",
+        "command line the same keys are written with dots: `--apo.beta2 0.05`.",
+        "`python -m ragen_apo.config` prints this page.",
+    ]
+    lines += ["", *_TABLE_HEAD, *(_row(key) for path, key in keys.items() if "." not in path)]
+    for path, key in keys.items():
+        if key.section is None:
+            continue
+        inside = [k for p, k in keys.items() if p.rpartition(".")[0] == path and not k.section]
+        role = " ".join((key.section.__doc__ or "").split())
+        lines += ["", f"## {path}", "", role, "", *_TABLE_HEAD, *(_row(k) for k in inside)]
+    return "\n".join(lines) + "\n"
+
+
+_TABLE_HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
+
+
+def _row(key: Key) -> str:
+    name = key.path.rpartition(".")[2]
+    default = "" if key.section else f"`{_plain(key.field.default)}`"
+    meaning = f"see [{key.path}](#{key.path})" if key.section else key.field.description
+    return f"| `{name}` | {default} | {key.allowed} | {meaning} |"

@@ -1,0 +1,71 @@
+"""Overrides from the command line, `--apo.beta2 0.05` or `--seed=3`, as nested mappings.
+
+The result is laid over the YAML file's mapping before anything is validated, so that an override is
+checked by the same rules as a line of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragen_apo.config_messages import Key, suggestion
+from ragen_apo.config_yaml import parse_yaml
+
+
+def parse_overrides(
+    tokens: Sequence[str], *, keys: Mapping[str, Key], open_section: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The overrides as nested mappings, and one sentence for each token that cannot be used.
+
+    `keys` are the known keys written with dots; below `open_section` every key is accepted. Of two
+    overrides of one key the last counts. Values are YAML, except where the key holds text: there
+    whatever YAML would read as something else is taken as it stands.
+    """
+    changes: dict[str, Any] = {}
+    problems: list[str] = []
+    remaining = list(tokens)
+    while remaining:
+        token = remaining.pop(0)
+        name, equals, text = token.removeprefix("--").partition("=")
+        path = name.replace("-", "_")
+        if not token.startswith("--") or not name:
+            problems.append(f"{token}: unexpected; an override is written --section.key VALUE")
+            continue
+        if not equals:
+            if not remaining or remaining[0].startswith("--"):
+                problems.append(f"{token}: no value; write {token} VALUE")
+                continue
+            text = remaining.pop(0)
+        if path not in keys and not path.startswith(f"{open_section}."):
+            problems.append(f"--{name}: unknown key; {suggestion(path, list(keys))}")
+            continue
+        try:
+            value, duplicates = parse_yaml(text)
+        except ValueError as error:
+            value, duplicates = text, []
+            if not (path in keys and keys[path].holds_text):
+                problems.append(f"--{name}: {text!r} is not YAML: {error}")
+                continue
+        problems += [f"--{name}: {duplicate}" for duplicate in duplicates]
+        if path in keys and keys[path].holds_text and not isinstance(value, str | None):
+            value = text
+        changes = merge(changes, _nested(path, value))
+    return changes, problems
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    return {head: _nested(rest, value) if rest else value}
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the changes laid over it, key by key in every section that both have."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and (below is None or isinstance(below, Mapping)):
+            merged[key] = merge(below or {}, value)
+        else:
+            merged[key] = value
+    return merged

@@ -1,0 +1,121 @@
+"""Any text environment as a `gymnasium.Env`, and the ids under which Gymnasium finds them.
+
+`gymnasium.make("ragen_apo/Shop-v0", split="test", max_turns=5)`: observations and actions are text,
+keyword arguments that the adapter does not know are options of the environment.
+"""
+
+import string
+from typing import Any
+
+import gymnasium
+from gymnasium.spaces import Text
+
+from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task
+
+MAX_TEXT_CHARACTERS = 100_000
+_MAX_SAMPLED_CHARACTERS = 100
+_RESET_OPTIONS = ("split", "task_id")
+
+REGISTERED = {"ragen_apo/Shop-v0": "shop"}
+"""Gymnasium ids and the environments they stand for."""
+
+
+class FreeText(Text):
+    """Contains every text up to a length, and samples short printable ones."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(_MAX_SAMPLED_CHARACTERS, min_length=0, charset=string.printable, seed=seed)
+
+    def contains(self, x: Any) -> bool:
+        """True for any text; Gymnasium's own text space knows a fixed alphabet only."""
+        return isinstance(x, str) and len(x) <= MAX_TEXT_CHARACTERS
+
+
+class GymnasiumTextEnv(gymnasium.Env[str, str]):
+    """Plays tasks of one split, each chosen with the adapter's seeded generator.
+
+    `reset(options=...)` takes `split` for this and later episodes' choice, and `task_id` for one
+    particular task of any split. `info` of a reset holds `task_id`, `split` and `category`.
+    """
+
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - Gymnasium reads a plain dict here
+
+    def __init__(
+        self,
+        environment: TextEnvironment | str = "shop",
+        *,
+        split: str = "train",
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(environment, str):
+            environment = make_environment(environment, options)
+        elif options:
+            raise ConfigError(
+                f"got the options {', '.join(options)} beside an environment that exists already; "
+                "expected options only beside an environment's name"
+            )
+        self.text_environment = environment
+        self.render_mode = render_mode
+        self.observation_space = FreeText()
+        self.action_space = FreeText()
+        self._split = split
+        self._page = ""
+        self.text_environment.tasks(split)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Starts an episode of a task drawn from the split, or of the one asked for."""
+        super().reset(seed=seed)
+        task = self._choose_task(options or {})
+        episode_seed = int(self.np_random.integers(2**62))
+        self._page, info = self.text_environment.reset(task, seed=episode_seed)
+        identity = {"task_id": task.task_id, "split": task.split, "category": task.category}
+        return self._page, {**info, **identity}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Executes any text."""
+        self._page, reward, terminated, truncated, info = self.text_environment.step(action)
+        return self._page, reward, terminated, truncated, info
+
+    def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The text that the environment showed last, in render mode `ansi`."""
+        return self._page if self.render_mode == "ansi" else None
+
+    def _choose_task(self, options: dict[str, Any]) -> Task:
+        unknown = [key for key in options if key not in _RESET_OPTIONS]
+        if unknown:
+            raise ConfigError(
+                f"reset got the unknown options {', '.join(map(str, unknown))}; expected "
+                f"{' or '.join(_RESET_OPTIONS)}"
+            )
+        if "task_id" in options:
+            return self._task_with_id(options["task_id"], options.get("split"))
+        self._split = options.get("split", self._split)
+        tasks = self.text_environment.tasks(self._split)
+        return tasks[int(self.np_random.integers(len(tasks)))]
+
+    def _task_with_id(self, task_id: str, split: str | None) -> Task:
+        splits = (split,) if split else self.text_environment.properties.splits
+        for name in splits:
+            for task in self.text_environment.tasks(name):
+                if task.task_id == task_id:
+                    return task
+        raise ConfigError(
+            f"no task has the id {task_id!r}; expected the task_id of a task of the split "
+            f"{' or '.join(splits)} of this environment under its present options"
+        )
+
+
+def register_environments() -> None:
+    """Makes the ids known to Gymnasium; calling it again changes nothing."""
+    for gymnasium_id, name in REGISTERED.items():
+        if gymnasium_id not in gymnasium.registry:
+            gymnasium.register(
+                id=gymnasium_id,
+                entry_point="ragen_apo.environments.gymnasium:GymnasiumTextEnv",
+                kwargs={"environment": name},
+            )

@@ -1,0 +1,1 @@
+"""Evaluation: fixed tasks played once, success with its interval, failures by name."""

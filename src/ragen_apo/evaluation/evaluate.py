@@ -1,0 +1,104 @@
+"""Plays fixed tasks with a policy and the baselines, and writes the evaluation of a run.
+
+Task i of a split always has the same seed, so two policies meet the same episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.evaluation.summary import (
+    episode_rows,
+    outcome_summary,
+    pass_at_by_task,
+    results_document,
+)
+from ragen_apo.files import write_json_atomically, write_json_lines_atomically
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.seeding import derive_seed
+from ragen_apo.types import Task, Trajectory
+
+BASELINES = ("heuristic", "random")
+"""Scripted policies that every evaluation plays, where the environment has them."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Which episodes an evaluation plays."""
+
+    split: str
+    num_episodes: int
+    temperature: float
+    seed: int
+
+    def requests(self, tasks: Sequence[Task], *, repeat: int = 0) -> list[EpisodeRequest]:
+        """The split's tasks in order, from the start again if there are fewer than episodes."""
+        return [
+            EpisodeRequest(
+                tasks[index % len(tasks)], derive_seed(self.seed, "evaluation", index, repeat)
+            )
+            for index in range(self.num_episodes)
+        ]
+
+
+def play_evaluation(
+    proxy: AgentProxy, plan: EvaluationPlan, *, policy_version: str, repeat: int = 0
+) -> list[Trajectory]:
+    """The policy's episodes."""
+    proxy.engine.model.model.eval()
+    requests = plan.requests(proxy.environments.tasks(plan.split), repeat=repeat)
+    return proxy.rollout(requests, temperature=plan.temperature, policy_version=policy_version)
+
+
+def play_baselines(
+    environments: EnvironmentManager, plan: EvaluationPlan
+) -> dict[str, dict[str, Any]]:
+    """Outcome of the environment's scripted baselines on the same episodes."""
+    requests = plan.requests(environments.tasks(plan.split))
+    policies = environments.scripted_policies()
+    return {
+        name: outcome_summary(
+            play_scripted_episodes(policies[name], environments, requests, policy_version=name)
+        )
+        for name in BASELINES
+        if name in policies
+    }
+
+
+def sampled_pass_at(
+    proxy: AgentProxy, plan: EvaluationPlan, *, k: int, temperature: float
+) -> dict[str, float]:
+    """pass@1 ... pass@k (powers of two and k) of k sampled episodes a task."""
+    sampled = EvaluationPlan(plan.split, plan.num_episodes, temperature, plan.seed)
+    trajectories = [
+        trajectory
+        for repeat in range(k)
+        for trajectory in play_evaluation(
+            proxy, sampled, policy_version=f"pass@{k}", repeat=repeat + 1
+        )
+    ]
+    ks = sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
+    return pass_at_by_task(trajectories, ks)
+
+
+def write_evaluation(
+    run: RunDirectory,
+    trajectories: Sequence[Trajectory],
+    *,
+    plan: EvaluationPlan,
+    policy: str,
+    baselines: dict[str, dict[str, Any]],
+    pass_at: dict[str, float] | None,
+) -> dict[str, Any]:
+    """Writes results.json and episodes.jsonl, each whole or not at all; returns the results."""
+    results = results_document(
+        trajectories, policy=policy, split=plan.split, baselines=baselines, pass_at=pass_at
+    )
+    write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
+    write_json_atomically(run.results, results)
+    return results

@@ -1,0 +1,161 @@
+"""From finished episodes to the evaluation's two documents, `results.json` and `episodes.jsonl`.
+
+Pure functions of `Sequence[Trajectory]`: nothing is played and nothing is written here. All values
+are JSON values. An episode's number is its place in the given sequence, counted from 0, and is the
+same in both documents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from ragen_apo.evaluation.failures import FailurePattern, failure_pattern, reports_target
+from ragen_apo.evaluation.statistics import wilson_interval
+from ragen_apo.types import Trajectory, Turn
+from ragen_apo.values.report import pass_at_k
+
+MAX_FAILURE_EXAMPLES = 3
+
+
+def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What every group of episodes is judged by: the policy, a category or a baseline.
+
+    Keys: episodes, successes, success_rate, success_ci95 (Wilson), avg_reward (the mean return of
+    an episode), avg_steps (the mean number of turns). Raises ValueError without episodes.
+    """
+    if not trajectories:
+        raise ValueError("no episodes to summarize; evaluate at least one episode")
+    episodes = len(trajectories)
+    successes = sum(trajectory.success for trajectory in trajectories)
+    return {
+        "episodes": episodes,
+        "successes": successes,
+        "success_rate": successes / episodes,
+        "success_ci95": list(wilson_interval(successes, episodes)),
+        "avg_reward": fmean(trajectory.episode_return for trajectory in trajectories),
+        "avg_steps": fmean(len(trajectory.turns) for trajectory in trajectories),
+    }
+
+
+def results_document(
+    trajectories: Sequence[Trajectory],
+    *,
+    policy: str,
+    split: str,
+    baselines: Mapping[str, Mapping[str, Any]],
+    pass_at: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The content of `results.json` for the episodes of one policy on one split.
+
+    `baselines` maps a name (`random`, `heuristic`, `reference`) to its `outcome_summary`;
+    `pass_at` comes from `pass_at_by_task` and is left out of the document when None.
+    """
+    document = {
+        **outcome_summary(trajectories),
+        "by_category": by_category(trajectories),
+        "failures": failure_summary(trajectories),
+        "baselines": {name: dict(summary) for name, summary in baselines.items()},
+        "split": split,
+        "policy": policy,
+    }
+    if pass_at is not None:
+        document["pass_at_k"] = dict(pass_at)
+    return document
+
+
+def by_category(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, Any]]:
+    """The `outcome_summary` of each task category, in alphabetical order."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.task.category, []).append(trajectory)
+    return {category: outcome_summary(groups[category]) for category in sorted(groups)}
+
+
+def failure_summary(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, Any]]:
+    """Per failure pattern: count, share of all episodes, and the first episodes that show it.
+
+    All patterns are present, those that did not occur with a count of 0.
+    """
+    episodes_of: dict[FailurePattern, list[int]] = {pattern: [] for pattern in FailurePattern}
+    for episode, pattern in enumerate(_failure_patterns(trajectories)):
+        if pattern is not None:
+            episodes_of[pattern].append(episode)
+    return {
+        pattern.value: {
+            "count": len(episodes),
+            "share": len(episodes) / len(trajectories) if trajectories else 0.0,
+            "examples": episodes[:MAX_FAILURE_EXAMPLES],
+        }
+        for pattern, episodes in episodes_of.items()
+    }
+
+
+def pass_at_by_task(trajectories: Sequence[Trajectory], ks: Sequence[int]) -> dict[str, float]:
+    """The mean of pass@k over tasks, for several sampled episodes of each task.
+
+    Every task needs at least max(ks) episodes; raises ValueError otherwise, or without episodes.
+    """
+    if not trajectories:
+        raise ValueError("pass@k of no episodes does not exist")
+    outcomes: dict[str, list[bool]] = {}
+    for trajectory in trajectories:
+        outcomes.setdefault(trajectory.task.task_id, []).append(trajectory.success)
+    return {
+        str(k): fmean(
+            pass_at_k(num_successes=sum(task), num_samples=len(task), k=k)
+            for task in outcomes.values()
+        )
+        for k in ks
+    }
+
+
+def episode_rows(trajectories: Sequence[Trajectory], *, policy: str) -> list[dict[str, Any]]:
+    """The rows of `episodes.jsonl`: each episode so that a person can read it turn by turn.
+
+    Token ids and log-probabilities are left out; their numbers are kept.
+    """
+    patterns = _failure_patterns(trajectories)
+    return [
+        _episode_row(trajectory, episode=episode, policy=policy, pattern=pattern)
+        for episode, (trajectory, pattern) in enumerate(zip(trajectories, patterns, strict=True))
+    ]
+
+
+def _failure_patterns(trajectories: Sequence[Trajectory]) -> list[FailurePattern | None]:
+    target_reported = reports_target(trajectories)
+    return [failure_pattern(each, target_reported=target_reported) for each in trajectories]
+
+
+def _episode_row(
+    trajectory: Trajectory, *, episode: int, policy: str, pattern: FailurePattern | None
+) -> dict[str, Any]:
+    return {
+        "episode": episode,
+        "policy": policy,
+        "task": dataclasses.asdict(trajectory.task),
+        "success": trajectory.success,
+        "return": trajectory.episode_return,
+        "num_turns": len(trajectory.turns),
+        "terminated": trajectory.terminated,
+        "truncated": trajectory.truncated,
+        "stop_reason": trajectory.stop_reason.value,
+        "failure": None if pattern is None else pattern.value,
+        "final_observation": trajectory.final_observation,
+        "turns": [_turn_row(turn) for turn in trajectory.turns],
+    }
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    return {
+        "observation": turn.observation,
+        "response": turn.response,
+        "thought": turn.thought,
+        "action": turn.action,
+        "reward": turn.reward,
+        "flags": list(turn.flags),
+        "num_prompt_tokens": len(turn.prompt_token_ids),
+        "num_response_tokens": len(turn.response_token_ids),
+    }

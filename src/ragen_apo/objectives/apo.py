@@ -1,0 +1,278 @@
+"""A*-PO, Stage 2: regress the policy's log-ratio on the optimal advantage.
+
+Consumes log-probabilities of the sampled tokens under policy and reference, returns and V*;
+produces a scalar loss and the per-sequence quantities that are monitored. Brantley et al.
+(arXiv 2505.20686):
+
+    pi*(tau | x) = pi_ref(tau | x) exp((R(tau) - V*(x)) / beta)
+    Delta(tau)   = sum over sampled tokens of log pi - log pi_ref
+    A(tau)       = (R - V*) - beta Delta                                     (`residual`)
+    regression   = A^2,               weighted = -detach(A) log pi           per trajectory
+
+grad regression = 2 beta grad weighted. Every loss here is the regression divided by 2 beta, so both
+forms have the same gradient, a clipping threshold means the same for both and for every beta, and
+its expectation on-policy is -grad (E[R] - beta KL(pi || pi_ref)), whatever baseline V* is.
+
+Losses are sums over the given sequences divided by `num_sequences`, the size of the whole batch:
+add them up over micro-batches, and over workers. (A wrapper that averages gradients over W workers
+needs the loss times W.)
+
+Axes: B sequences, T token positions. `_B` one number per sequence, `_BT` one per token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ragen_apo.errors import ConfigError
+
+
+class LossForm(str, Enum):
+    """Two losses with the same gradient; they differ in the number that is logged."""
+
+    REGRESSION = "regression"
+    WEIGHTED = "weighted"
+
+
+class LengthNormalization(str, Enum):
+    """What the log-ratio of a sequence is."""
+
+    NONE = "none"
+    """The sum over its sampled tokens: A*-PO."""
+    TOKENS = "tokens"
+    """Their mean. Another algorithm, whose optimum is Delta = T A / beta for T tokens."""
+
+
+@dataclass(frozen=True)
+class ApoSettings:
+    """The knobs of Stage 2; the defaults are the paper's. Raises ConfigError out of range."""
+
+    beta2: float = 1e-3
+    """Weight of KL(pi || pi_ref), in the unit of a return."""
+    loss: LossForm = LossForm.REGRESSION
+    length_normalization: LengthNormalization = LengthNormalization.NONE
+    advantage_clamp: float | None = None
+    """Largest |A| that a gradient sees, on both sides alike; None for no limit."""
+    kl_coefficient: float = 0.0
+    """Weight lambda of the additional `kl_penalty`, in the same unit as beta2."""
+
+    def __post_init__(self) -> None:
+        # Members are strings, so a plain "weighted" from a configuration file is welcome.
+        object.__setattr__(self, "loss", _member(LossForm, self.loss))
+        normalization = _member(LengthNormalization, self.length_normalization)
+        object.__setattr__(self, "length_normalization", normalization)
+        if not (math.isfinite(self.beta2) and self.beta2 > 0):
+            raise ConfigError(f"beta2 must be positive and finite, got {self.beta2}")
+        if self.advantage_clamp is not None and not self.advantage_clamp > 0:
+            raise ConfigError(
+                f"advantage_clamp must be positive or None for no limit, got {self.advantage_clamp}"
+            )
+        if not (math.isfinite(self.kl_coefficient) and self.kl_coefficient >= 0):
+            raise ConfigError(
+                f"kl_coefficient must be 0 or positive and finite, got {self.kl_coefficient}"
+            )
+
+
+def _member(kind: type[Enum], value: str) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(repr(member.value) for member in kind)
+        raise ConfigError(f"{kind.__name__} must be one of {choices}, got {str(value)!r}") from None
+
+
+@dataclass(frozen=True)
+class ApoLoss:
+    """What one (micro-)batch yields; all but `loss` have shape [B] and carry no gradient."""
+
+    loss: Tensor
+    """Scalar; the part of the batch's loss that these sequences contribute."""
+    residual: Tensor
+    """A, before any clamp."""
+    log_ratio: Tensor
+    """Delta as a sum over tokens, whatever the length normalisation."""
+    kl: Tensor
+    """Estimate of KL(pi || pi_ref) of each sequence; see `sequence_kl`."""
+    num_tokens: Tensor
+    """Sampled tokens of each sequence."""
+
+
+def apo_loss(
+    logprobs_BT: Tensor,
+    *,
+    reference_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    returns_B: Tensor,
+    v_star_B: Tensor,
+    settings: ApoSettings,
+    num_sequences: int,
+) -> ApoLoss:
+    """The loss of some sequences out of a batch of `num_sequences`.
+
+    `logprobs_BT` carries the gradient; the other tensors are constants. `mask_BT` is True exactly
+    at the sampled tokens, and what stands elsewhere, NaN included, does not matter. Raises
+    ValueError for shapes that do not agree, a return or V* that is not finite, and
+    num_sequences < 1.
+    """
+    _check_shapes(logprobs_BT, reference_logprobs_BT, mask_BT, returns_B, v_star_B)
+    if num_sequences < 1:
+        raise ValueError(f"num_sequences counts the whole batch, at least 1, got {num_sequences}")
+    log_ratio_B = sequence_log_ratio(
+        logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT
+    )
+    num_tokens_B = mask_BT.sum(dim=1)
+    regressed_B = log_ratio_B
+    if settings.length_normalization is LengthNormalization.TOKENS:
+        regressed_B = log_ratio_B / num_tokens_B.clamp(min=1)
+    residual_B = residual(regressed_B, returns_B=returns_B, v_star_B=v_star_B, beta2=settings.beta2)
+    if settings.loss is LossForm.REGRESSION:
+        loss_B = regression_loss(
+            residual_B, beta2=settings.beta2, advantage_clamp=settings.advantage_clamp
+        )
+    else:
+        loss_B = weighted_loss(
+            residual_B, log_ratio_B=regressed_B, advantage_clamp=settings.advantage_clamp
+        )
+    if settings.kl_coefficient > 0:
+        loss_B = loss_B + settings.kl_coefficient * kl_penalty(log_ratio_B)
+    kl_B = sequence_kl(logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT)
+    return ApoLoss(
+        loss=loss_B.sum() / num_sequences,
+        residual=residual_B.detach(),
+        log_ratio=log_ratio_B.detach(),
+        kl=kl_B,
+        num_tokens=num_tokens_B,
+    )
+
+
+def _check_shapes(
+    logprobs_BT: Tensor,
+    reference_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    returns_B: Tensor,
+    v_star_B: Tensor,
+) -> None:
+    shape = tuple(logprobs_BT.shape)
+    if len(shape) != 2:
+        raise ValueError(f"logprobs_BT must have axes [B, T], got shape {shape}")
+    for name, tensor in (("reference_logprobs_BT", reference_logprobs_BT), ("mask_BT", mask_BT)):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    if mask_BT.dtype is not torch.bool:
+        raise ValueError(f"mask_BT must be boolean, got {mask_BT.dtype}")
+    for name, tensor in (("returns_B", returns_B), ("v_star_B", v_star_B)):
+        if tuple(tensor.shape) != shape[:1]:
+            raise ValueError(f"{name} must have shape {shape[:1]}, got {tuple(tensor.shape)}")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} must be finite, got {tensor.tolist()}")
+
+
+def sequence_log_ratio(
+    logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor, mask_BT: Tensor
+) -> Tensor:
+    """Delta [B]: the sum over sampled tokens of log pi - log pi_ref.
+
+    Summed in at least float32; 0 for a sequence without sampled tokens. The gradient flows into
+    `logprobs_BT` at sampled tokens only.
+    """
+    return _token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT).sum(dim=1)
+
+
+def _token_log_ratio(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    dtype = torch.promote_types(logprobs_BT.dtype, torch.float32)
+    difference_BT = logprobs_BT.to(dtype) - reference_logprobs_BT.detach().to(dtype)
+    # where, not a product: 0 * NaN at a padded position would be NaN.
+    return torch.where(mask_BT, difference_BT, torch.zeros_like(difference_BT))
+
+
+def residual(log_ratio_B: Tensor, *, returns_B: Tensor, v_star_B: Tensor, beta2: float) -> Tensor:
+    """A [B] = (R - V*) - beta2 Delta: what is left of the advantage; 0 at the optimum."""
+    return (returns_B - v_star_B).to(log_ratio_B.dtype) - beta2 * log_ratio_B
+
+
+def regression_loss(
+    residual_B: Tensor, *, beta2: float, advantage_clamp: float | None = None
+) -> Tensor:
+    """A^2 / (2 beta2) [B], through which the gradient flows.
+
+    Beyond the clamp c the square goes on as its tangent, (2 c |A| - c^2) / (2 beta2) (Huber), so
+    the gradient is that of the weighted form with A clamped to [-c, c].
+    """
+    if advantage_clamp is None:
+        return residual_B.square() / (2 * beta2)
+    size_B = residual_B.abs()
+    inner_B = size_B.clamp(max=advantage_clamp)
+    return (inner_B * (2 * size_B - inner_B)) / (2 * beta2)
+
+
+def weighted_loss(
+    residual_B: Tensor, *, log_ratio_B: Tensor, advantage_clamp: float | None = None
+) -> Tensor:
+    """-A Delta [B] with A held constant; the gradient is that of -A log pi, as pi_ref has none.
+
+    A must be the residual at the current weights. Holding it constant is what makes this the
+    regression's gradient, and negative A is kept.
+    """
+    advantage_B = residual_B.detach()
+    if advantage_clamp is not None:
+        advantage_B = advantage_B.clamp(min=-advantage_clamp, max=advantage_clamp)
+    return -advantage_B * log_ratio_B
+
+
+def kl_penalty(log_ratio_B: Tensor) -> Tensor:
+    """Delta^2 / 2 [B]: on samples of pi its gradient is an unbiased grad KL(pi || pi_ref).
+
+    The estimators that read better as a value fail as a loss: differentiated on samples of pi,
+    Delta itself has expected gradient 0, and exp(-Delta) - 1 + Delta that of KL(pi_ref || pi). The
+    square is taken of the whole sequence: one per token forgets what a token does to later ones.
+    Without clamp and length normalisation, a weight lambda is the same as adding lambda to the
+    beta2 of the residual.
+    """
+    return log_ratio_B.square() / 2
+
+
+def sequence_kl(logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Estimate of KL(pi || pi_ref) [B], for monitoring: sum over tokens of exp(-d) - 1 + d.
+
+    d = log pi - log pi_ref of one token. Unbiased for samples of pi, never negative, and far less
+    noisy than Delta. Carries no gradient.
+    """
+    with torch.no_grad():
+        token_BT = _token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
+        return (torch.expm1(-token_BT) + token_BT).sum(dim=1)
+
+
+def apo_metrics(
+    *,
+    residual_B: Tensor,
+    log_ratio_B: Tensor,
+    kl_B: Tensor,
+    num_tokens_B: Tensor,
+    v_star_B: Tensor,
+    success_B: Tensor,
+) -> dict[str, float]:
+    """What to watch in Stage 2, from vectors over the whole batch (all micro-batches and workers).
+
+    Variances divide by B. `v_star_success_correlation` is Pearson's and is left out where V* or
+    success is the same for all sequences. Raises ValueError for an empty batch.
+    """
+    if residual_B.numel() == 0:
+        raise ValueError("metrics need at least one sequence, got an empty batch")
+    residual_64, log_ratio_64 = residual_B.double(), log_ratio_B.double()
+    metrics = {
+        "residual_mean": residual_64.mean().item(),
+        "residual_variance": residual_64.var(correction=0).item(),
+        "log_ratio_mean": log_ratio_64.mean().item(),
+        "log_ratio_max_abs": log_ratio_64.abs().max().item(),
+        "kl_per_sequence": kl_B.double().mean().item(),
+        "kl_per_token": kl_B.double().sum().item() / max(int(num_tokens_B.sum()), 1),
+    }
+    if v_star_B.min() < v_star_B.max() and success_B.min() < success_B.max():
+        both = torch.stack([v_star_B.double(), success_B.double()])
+        metrics["v_star_success_correlation"] = torch.corrcoef(both)[0, 1].item()
+    return metrics

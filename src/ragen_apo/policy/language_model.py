@@ -1,0 +1,207 @@
+"""A causal language model of transformers with its tokenizer, and the small default model.
+
+Consumes a folder written by `save_pretrained` (or a hub name) and produces hidden states and token
+logits. The model body and the vocabulary projection are called separately, so that logits are computed
+only where they are needed: at the last position while generating, at sampled tokens while training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from ragen_apo.errors import ModelError
+from ragen_apo.seeding import derive_seed
+
+CLOSING_TAG = "</answer>"
+
+
+@dataclass
+class LanguageModel:
+    """A causal LM and its tokenizer on one device."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.chat_template is None:
+            raise ModelError(
+                "the tokenizer has no chat template; expected one that renders system, user and "
+                "assistant messages. Use an instruction-tuned model or set tokenizer.chat_template."
+            )
+        self._projects_directly = self._logits_are_projected_hidden_states()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    def hidden_states(self, token_ids_BT: Tensor, **kwargs: Any) -> Tensor:
+        """The body's output [B, T, H]; without a mask, attention is causal over the whole row.
+
+        Rows padded on the right need no mask: a token never sees what comes after it.
+        """
+        output = self.model.base_model(input_ids=token_ids_BT, **kwargs)
+        return output.last_hidden_state
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """Vocabulary logits [N, V] in float32 of selected hidden states [N, H]."""
+        return self.model.get_output_embeddings()(hidden_NH).float()
+
+    def fingerprint(self) -> str:
+        """A content hash of the weights, which identifies this policy as a reference."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            data = tensor.detach().cpu().contiguous().view(torch.uint8)
+            digest.update(data.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def save(self, directory: Path) -> None:
+        """Writes weights (safetensors), configuration and tokenizer; plain transformers loads them."""
+        self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+
+    def frozen_copy(self) -> LanguageModel:
+        """An independent copy in evaluation mode without gradients."""
+        copy = type(self.model)(self.model.config)
+        copy.load_state_dict(self.model.state_dict())
+        copy = copy.to(device=self.device, dtype=self.model.dtype).eval().requires_grad_(False)
+        return LanguageModel(cast(PreTrainedModel, copy), self.tokenizer)
+
+    def _logits_are_projected_hidden_states(self) -> bool:
+        """Refuses architectures that change logits after the vocabulary projection."""
+        probe = torch.tensor([[0, 1, 2]], device=self.device)
+        with torch.inference_mode():
+            whole = self.model(input_ids=probe).logits.float()
+            parts = self.logits(self.hidden_states(probe))
+        if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
+            raise ModelError(
+                f"{type(self.model).__name__} changes its logits after the vocabulary projection "
+                "(soft-capping or scaling), which sampling and training here would leave out. "
+                "Use an architecture without it, such as Qwen or Llama."
+            )
+        return True
+
+
+def load_language_model(
+    path: str | Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+) -> LanguageModel:
+    """Loads a local folder or a hub name. Only safetensors weights are read.
+
+    Raises ModelError with the missing part: configuration, weights, tokenizer or chat template.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(
+            f"no causal language model could be loaded from '{path}': {error}. Expected a folder "
+            "written by save_pretrained (config.json, model.safetensors) or a hub name."
+        ) from error
+    except Exception as error:
+        if type(error).__module__.startswith("safetensors") or "Safetensor" in type(error).__name__:
+            raise ModelError(
+                f"the weights in '{path}' are not a whole safetensors file: {error}. "
+                "The file was cut off or overwritten; copy or train it again."
+            ) from error
+        raise
+    tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
+    _refuse_short_attention(model.config)
+    return LanguageModel(model.to(device).eval(), tokenizer)
+
+
+def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    if Path(path).is_dir() and not any(Path(path).glob("tokenizer*")):
+        raise ModelError(
+            f"'{path}' holds a model but no tokenizer (tokenizer.json, tokenizer_config.json); "
+            "save the tokenizer into the same folder with tokenizer.save_pretrained."
+        )
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"no tokenizer could be loaded from '{path}': {error}") from error
+
+
+def _refuse_short_attention(config: Any) -> None:
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        raise ModelError(
+            f"the model has layers of type {sorted(layer_types)}; generation with a ragged cache "
+            "supports full attention only. Use a model whose layers all attend to the whole context."
+        )
+
+
+def build_small_model(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    intermediate_size: int,
+    max_position: int,
+    seed: int,
+) -> LanguageModel:
+    """A randomly initialised Qwen3 decoder with tied embeddings for this tokenizer.
+
+    The weights are a function of the seed alone. Responses end with the closing tag, which is one
+    token of the project's own tokenizer and is stored as the end token of generation.
+    """
+    closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSING_TAG)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=max_position,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=closing_tag_id,
+        pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        use_cache=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "model-weights"))
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=closing_tag_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+    )
+    return LanguageModel(model.eval(), tokenizer)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A content hash of vocabulary and chat template, part of the key of stored returns."""
+    content = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()

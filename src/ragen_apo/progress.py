@@ -1,0 +1,29 @@
+"""How long work tells people how far it is, without knowing where they look."""
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Receives the progress of one phase after another."""
+
+    def start(self, phase: str, total: int) -> None:
+        """A phase of `total` units begins; the one before it is over."""
+        ...
+
+    def update(self, done: int, note: str = "") -> None:
+        """`done` units of the present phase are finished; `note` holds its latest figures."""
+        ...
+
+    def say(self, message: str) -> None:
+        """A sentence that should stay on the screen."""
+        ...
+
+
+class SilentProgress:
+    """Tells nobody; for tests and for use as a library."""
+
+    def start(self, phase: str, total: int) -> None: ...
+
+    def update(self, done: int, note: str = "") -> None: ...
+
+    def say(self, message: str) -> None: ...

@@ -1,0 +1,177 @@
+"""The failed episodes as a document: each pattern, what it means, examples, what to do.
+
+Consumes `RunData`; produces Markdown. Text of the policy and the environment stands only inside
+code fences that are longer than any fence within it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ragen_apo.report.load import RunData, finite
+from ragen_apo.report.style import compact, interval, percent, signed, words
+from ragen_apo.report.tables import failure_rows, num_failures
+from ragen_apo.types import TurnFlag
+
+MAX_EXAMPLES = 3
+MAX_TEXT_CHARACTERS = 700
+
+
+@dataclass(frozen=True)
+class PatternNote:
+    """What a failure pattern means and what to do about it."""
+
+    meaning: str
+    advice: str
+
+
+NOTES = {
+    "search_loop": PatternNote(
+        meaning="The agent repeats nearly the same action and gets nearly the same answer, until "
+        "the episode is cut off.",
+        advice="Check that repeating cannot pay: in the shop, `environment.reward: fixed` limits "
+        "rewarded searches. Add demonstrations that recover from a fruitless search, and let the "
+        "observation say that nothing changed.",
+    ),
+    "wrong_purchase": PatternNote(
+        meaning="The agent ended the episode itself, with the wrong choice.",
+        advice="If the goal was on screen, choosing is the problem: train longer, or let the agent "
+        "look at an item before it decides. If it was not, searching is: see which words the agent "
+        "drops from the task.",
+    ),
+    "unreachable_target": PatternNote(
+        meaning="The goal was never on screen, so no choice could have been right, and the episode "
+        "was cut off.",
+        advice="Give the heuristic baseline the same tasks: if it does not find them either, the "
+        "search or the task is at fault. Otherwise demonstrate rephrased searches.",
+    ),
+    "timeout": PatternNote(
+        meaning="The episode was cut off by the turn or context limit, without a loop and with the "
+        "goal on screen (or in an environment that does not say).",
+        advice="Look whether the agent was on its way: then raise `environment.max_turns` or "
+        "`agent.max_context_tokens`. If it wanders, a step penalty helps.",
+    ),
+    "invalid_format": PatternNote(
+        meaning="Half or more of the turns had no readable or no possible action.",
+        advice="Strengthen the warm start (more `warm_start.demonstrations.num_steps`), raise "
+        "`agent.max_response_tokens` if responses are cut off, or raise `agent.format_penalty`.",
+    ),
+}
+UNKNOWN_NOTE = PatternNote(
+    meaning="A pattern that this version of the report does not know.",
+    advice="Read the examples.",
+)
+
+
+def note(pattern: str) -> PatternNote:
+    """Meaning and advice of a pattern."""
+    return NOTES.get(pattern, UNKNOWN_NOTE)
+
+
+def failure_analysis(run: RunData) -> str:
+    """The whole document."""
+    return "\n\n".join([_introduction(run), _table(run), *_sections(run)]) + "\n"
+
+
+def target_note(run: RunData, pattern: str) -> str | None:
+    """How often the goal had been on screen in the episodes of a pattern, where it is flagged."""
+    flag = TurnFlag.TARGET_SHOWN.value
+    shown = {
+        id(row): any(flag in (turn.get("flags") or ()) for turn in row.get("turns") or ())
+        for row in run.episodes
+    }
+    of_pattern = [shown[id(row)] for row in run.episodes if row.get("failure") == pattern]
+    if not of_pattern or not any(shown.values()):
+        return None
+    return f"The goal had been on screen in {sum(of_pattern)} of {len(of_pattern)} episodes."
+
+
+def examples(run: RunData, summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows of the episodes that a failure summary names as examples."""
+    rows = {row.get("episode"): row for row in run.episodes}
+    numbers = list(summary.get("examples") or ())[:MAX_EXAMPLES]
+    return [rows[number] for number in numbers if number in rows]
+
+
+def _introduction(run: RunData) -> str:
+    failed, results = num_failures(run), run.results
+    sentence = (
+        f"{failed} of {run.num_episodes} evaluated episodes failed; success rate "
+        f"{percent(results.get('success_rate'))} (95% interval "
+        f"{interval(results.get('success_ci95'))})."
+    )
+    how = (
+        "Every failed episode has one pattern, the first that fits: invalid format, wrong purchase, "
+        "search loop, unreachable target, timeout."
+    )
+    return (
+        f"# Failure analysis\n\n{sentence}\n\n{how if failed else 'There is nothing to analyse.'}"
+    )
+
+
+def _table(run: RunData) -> str:
+    lines = ["| pattern | episodes | share | meaning |", "|---|---:|---:|---|"]
+    for name, summary in failure_rows(run):
+        count, share = compact(summary.get("count")), percent(summary.get("share"))
+        lines.append(f"| {words(name)} | {count} | {share} | {note(name).meaning} |")
+    return "\n".join(lines)
+
+
+def _sections(run: RunData) -> list[str]:
+    sections: list[str] = []
+    for name, summary in failure_rows(run):
+        if not finite(summary.get("count")):
+            continue
+        parts = [
+            f"## {words(name).capitalize()}: {compact(summary.get('count'))} episodes",
+            f"**What it means.** {note(name).meaning} {target_note(run, name) or ''}".rstrip(),
+            f"**What to do.** {note(name).advice}",
+            *(_example(row) for row in examples(run, summary)),
+        ]
+        sections.append("\n\n".join(parts))
+    return sections
+
+
+def _example(row: Mapping[str, Any]) -> str:
+    return f"### Episode {row.get('episode')}\n\n{fenced(readable_episode(row))}"
+
+
+def readable_episode(row: Mapping[str, Any]) -> str:
+    """An episode as plain text for people: what the agent read, thought, did and earned."""
+    task = row.get("task") or {}
+    lines = [
+        f"{task.get('category', '')}: {task.get('instruction', '')}",
+        f"return {signed(row.get('return'))} in {compact(row.get('num_turns'))} turns; "
+        f"{row.get('stop_reason', '')}",
+    ]
+    for number, turn in enumerate(row.get("turns") or (), 1):
+        reward, flags = signed(turn.get("reward")), ", ".join(map(str, turn.get("flags") or ()))
+        lines += ["", f"--- turn {number}   reward {reward}{f'   [{flags}]' if flags else ''}"]
+        lines.append(_entry("reads", turn.get("observation")))
+        if turn.get("thought"):
+            lines.append(_entry("thinks", turn.get("thought")))
+        if turn.get("action"):
+            lines.append(_entry("does", turn.get("action")))
+        else:
+            lines.append(_entry("wrote", turn.get("response")))
+    lines += ["", "--- end", _entry("answer", row.get("final_observation"))]
+    return "\n".join(lines)
+
+
+def _entry(label: str, value: object) -> str:
+    """A labelled text whose further lines are indented under its first."""
+    text = str(value or "").strip()
+    if len(text) > MAX_TEXT_CHARACTERS:
+        left_out = len(text) - MAX_TEXT_CHARACTERS
+        text = f"{text[:MAX_TEXT_CHARACTERS]} … ({left_out} more characters)"
+    return f"{label:<8}" + text.replace("\n", "\n" + " " * 8)
+
+
+def fenced(text: str) -> str:
+    """The text in a code fence that nothing within it can close."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"

@@ -1,0 +1,126 @@
+"""What a run shows, in sentences: for the slides, the top of the page and nowhere else.
+
+Every sentence is computed from the results and is left out when its numbers are not there.
+"""
+
+from __future__ import annotations
+
+from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.style import compact, decimal, duration, interval, percent, words
+from ragen_apo.report.tables import (
+    MethodRow,
+    category_rows,
+    failure_rows,
+    method_rows,
+    num_failures,
+)
+
+
+def headline(run: RunData) -> str:
+    """The result in one sentence, with its interval."""
+    subject = "A*-PO solves" if run.trained else "The policy (not trained) solves"
+    rate, bounds = run.results.get("success_rate"), run.results.get("success_ci95")
+    return (
+        f"{subject} {percent(rate)} of {run.num_episodes:,} {evaluated_tasks(run)} "
+        f"(95% interval {interval(bounds)})"
+    )
+
+
+def evaluated_tasks(run: RunData) -> str:
+    """What was evaluated, as a plural noun: `held-out tasks` for the split named test."""
+    split = str(run.results.get("split") or "")
+    return {"test": "held-out tasks", "": "tasks"}.get(split, f"tasks of split “{split}”")
+
+
+def key_sentences(run: RunData) -> list[str]:
+    """Comparison, steps, weakest category, most frequent failure, time; each where it is known."""
+    sentences = [
+        _comparison(run),
+        _steps(run),
+        _weakest_category(run),
+        _most_frequent_failure(run),
+        _time(run),
+    ]
+    if not run.trained:
+        sentences.insert(0, "This run has no Stage 2 metrics: the policy was not trained by A*-PO.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def total_seconds(run: RunData) -> float | None:
+    """The seconds of all recorded phases together; None if none is recorded."""
+    seconds = [value for _, value in phase_seconds(run)]
+    return sum(seconds) if seconds else None
+
+
+def phase_seconds(run: RunData) -> list[tuple[str, float]]:
+    """The phases of the run with the seconds that each took."""
+    phases = mapping(run.record.get("phases"))
+    rows = {
+        words(str(name)): finite(mapping(phase).get("seconds")) for name, phase in phases.items()
+    }
+    return [(name, seconds) for name, seconds in rows.items() if seconds is not None]
+
+
+def _comparison(run: RunData) -> str | None:
+    """The gain over the first baseline, which is the reference if it was played."""
+    policy, *baselines = method_rows(run)
+    for baseline in baselines:
+        if policy.success_rate is not None and baseline.success_rate is not None:
+            points = 100 * (policy.success_rate - baseline.success_rate)
+            return (
+                f"{points:+.1f} points against the {baseline.method}: "
+                f"{percent(baseline.success_rate)} to {percent(policy.success_rate)}"
+                f"{_overlap(policy, baseline)}."
+            )
+    return None
+
+
+def _overlap(policy: MethodRow, baseline: MethodRow) -> str:
+    ours, theirs = policy.bounds, baseline.bounds
+    if ours is None or theirs is None:
+        return ""
+    apart = ours[0] > theirs[1] or theirs[0] > ours[1]
+    return "; the intervals do not overlap" if apart else "; the intervals overlap"
+
+
+def _steps(run: RunData) -> str | None:
+    if finite(run.results.get("avg_steps")) is None:
+        return None
+    sentence = f"{decimal(run.results.get('avg_steps'))} turns per episode on average"
+    reference = mapping(mapping(run.results.get("baselines")).get("reference"))
+    if finite(reference.get("avg_steps")) is not None:
+        sentence += f", {decimal(reference.get('avg_steps'))} before training"
+    return f"{sentence}; average reward {decimal(run.results.get('avg_reward'))}."
+
+
+def _weakest_category(run: RunData) -> str | None:
+    rows = category_rows(run)
+    if len(rows) < 2:
+        return None
+    name, summary = rows[-1]
+    if summary.get("success_rate") == rows[0][1].get("success_rate"):
+        return f"All {len(rows)} categories at {percent(summary.get('success_rate'))}."
+    rate, episodes = percent(summary.get("success_rate")), compact(summary.get("episodes"))
+    return f"Weakest category: {name}, {rate} of {episodes} episodes."
+
+
+def _most_frequent_failure(run: RunData) -> str | None:
+    rows = failure_rows(run)
+    if not rows:
+        return None
+    failures = num_failures(run)
+    if failures == 0:
+        return "No evaluated episode failed."
+    name, summary = rows[0]
+    return f"Most frequent failure: {words(name)}, {compact(summary.get('count'))} of {failures}."
+
+
+def _time(run: RunData) -> str | None:
+    total = total_seconds(run)
+    if total is None:
+        return None
+    longest, seconds = max(phase_seconds(run), key=lambda row: row[1])
+    return (
+        f"The whole run took {duration(total)}; "
+        f"the longest phase was {longest} with {duration(seconds)}."
+    )

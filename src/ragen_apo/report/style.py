@@ -1,0 +1,87 @@
+"""The look that plots, slides and page share: colours, and how a number is written.
+
+Colours carry meaning: ACCENT is the trained policy, WARM a second series (evaluation, reference),
+RED a failure, greys everything that is only there for comparison.
+"""
+
+from __future__ import annotations
+
+from ragen_apo.report.load import finite
+
+INK = "#1c2330"
+MUTED = "#5d6778"
+FAINT = "#a3acba"
+LINE = "#e3e6eb"
+GROUND = "#f6f7f9"
+PAPER = "#ffffff"
+ACCENT = "#0f6f69"
+ACCENT_SOFT = "#d9ecea"
+WARM = "#c0721f"
+RED = "#b3382c"
+
+ABSENT = "–"
+"""What stands where a number is unknown."""
+
+
+def percent(value: object, digits: int = 1) -> str:
+    """A share as a percentage: 0.98 -> `98.0%`."""
+    number = finite(value)
+    return ABSENT if number is None else f"{100 * number:.{digits}f}%"
+
+
+def decimal(value: object, digits: int = 2) -> str:
+    """A number with a fixed number of digits."""
+    number = finite(value)
+    return ABSENT if number is None else f"{number:.{digits}f}"
+
+
+def signed(value: object, digits: int = 2) -> str:
+    """A number with its sign, as rewards are written: `+1.00`."""
+    number = finite(value)
+    return ABSENT if number is None else f"{number:+.{digits}f}"
+
+
+def compact(value: object) -> str:
+    """A number of unknown size with about three significant digits; integers with separators."""
+    number = finite(value)
+    if number is None:
+        return ABSENT
+    if number == int(number) and abs(number) < 1e12:
+        return f"{int(number):,}"
+    return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.3g}"
+
+
+def interval(bounds: object, digits: int = 1) -> str:
+    """A pair of shares: [0.93, 0.994] -> `93.0–99.4%`."""
+    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
+        return ABSENT
+    low, high = finite(bounds[0]), finite(bounds[1])
+    if low is None or high is None:
+        return ABSENT
+    return f"{100 * low:.{digits}f}–{100 * high:.{digits}f}%"
+
+
+def duration(seconds: object) -> str:
+    """Seconds in the largest units that matter: `48 s`, `8 min 20 s`, `2 h 05 min`."""
+    number = finite(seconds)
+    if number is None:
+        return ABSENT
+    if number < 60:
+        return f"{number:.0f} s" if number >= 10 else f"{number:.1f} s"
+    minutes, rest = divmod(round(number), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def words(name: str) -> str:
+    """A name of the code as words: `search_loop` -> `search loop`."""
+    return name.replace("_", " ")
+
+
+def printable(text: object, max_characters: int | None = None) -> str:
+    """Text without control characters (line breaks become spaces), shortened where it must fit."""
+    cleaned = "".join(c if c.isprintable() else " " for c in str(text))
+    if max_characters is not None and len(cleaned) > max_characters:
+        return cleaned[: max_characters - 1].rstrip() + "…"
+    return cleaned

@@ -1,0 +1,172 @@
+"""The tables of a report: methods side by side, monitors at start and end, the value store.
+
+Consumes `RunData`; produces rows of plain values and the text of `summary.csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ragen_apo.report.load import RunData, finite, mapping, series
+from ragen_apo.report.style import ABSENT, compact, decimal, interval, percent, words
+
+CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
+BASELINE_NAMES = {
+    "reference": "reference (warm start)",
+    "heuristic": "heuristic",
+    "random": "random",
+}
+
+MONITORS = {
+    "success_rate": "success rate (training rollouts)",
+    "return_mean": "mean return",
+    "loss": "loss",
+    "residual_mean": "residual, mean",
+    "residual_variance": "residual, variance",
+    "kl_per_sequence": "KL to the reference, per episode",
+    "kl_per_token": "KL to the reference, per token",
+    "log_ratio_max_abs": "log ratio, largest",
+    "value_success_correlation": "correlation of V* with success",
+    "logprob_gap_max": "sampler–trainer log-probability gap",
+    "entropy": "entropy",
+    "truncated_share": "share of truncated episodes",
+    "invalid_turn_share": "share of invalid turns",
+    "format_error_share": "share of format errors",
+    "num_turns_mean": "turns per episode",
+    "gradient_norm": "gradient norm",
+    "rollout_seconds": "seconds of rollouts per step",
+    "training_seconds": "seconds of training per step",
+}
+_SHARES = {"success_rate", "truncated_share", "invalid_turn_share", "format_error_share"}
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One policy of the comparison."""
+
+    method: str
+    evaluated: bool
+    """Whether this is the policy that the run evaluated, not a baseline."""
+    summary: Mapping[str, Any]
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of successful episodes."""
+        return finite(self.summary.get("success_rate"))
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The 95% interval of the success rate."""
+        return interval_bounds(self.summary)
+
+
+def method_rows(run: RunData) -> list[MethodRow]:
+    """The evaluated policy, then its baselines: reference, heuristic, random, others by name."""
+    method = "A*-PO (trained)" if run.trained else "policy (not trained)"
+    rows = [MethodRow(method=method, evaluated=True, summary=run.results)]
+    baselines = mapping(run.results.get("baselines"))
+    known = [name for name in BASELINE_NAMES if name in baselines]
+    others = sorted(set(baselines) - set(known))
+    for name in known + others:
+        label = BASELINE_NAMES.get(name, name)
+        rows.append(MethodRow(method=label, evaluated=False, summary=mapping(baselines[name])))
+    return rows
+
+
+def summary_csv(run: RunData) -> str:
+    """The comparison as CSV: shares and numbers with four decimals, empty where unknown."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for row in method_rows(run):
+        numbers = [finite(row.summary.get(column)) for column in CSV_COLUMNS[1:]]
+        writer.writerow([row.method, *("" if n is None else f"{n:.4f}" for n in numbers)])
+    return stream.getvalue()
+
+
+def interval_bounds(summary: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The `success_ci95` of a summary as two numbers."""
+    bounds = summary.get("success_ci95")
+    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
+        return None
+    low, high = finite(bounds[0]), finite(bounds[1])
+    return None if low is None or high is None else (low, high)
+
+
+def category_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
+    """The categories with their summaries, the most successful first."""
+    categories = mapping(run.results.get("by_category"))
+    rows = [(str(name), mapping(summary)) for name, summary in categories.items()]
+    return sorted(rows, key=lambda row: (-(finite(row[1].get("success_rate")) or 0.0), row[0]))
+
+
+def failure_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
+    """The failure patterns with count, share and examples, the most frequent first."""
+    failures = mapping(run.results.get("failures"))
+    rows = [(str(name), mapping(summary)) for name, summary in failures.items()]
+    return sorted(rows, key=lambda row: -(finite(row[1].get("count")) or 0.0))
+
+
+def num_failures(run: RunData) -> int:
+    """The number of failed episodes, all patterns together."""
+    return int(sum(finite(summary.get("count")) or 0 for _, summary in failure_rows(run)))
+
+
+def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
+    """Each recorded monitor: its name, its mean over the first and over the last tenth of steps."""
+    rows: list[tuple[str, str, str]] = []
+    for key, label in MONITORS.items():
+        _, values = series(run.metrics, key)
+        if values:
+            tenth = max(1, len(values) // 10)
+            write = percent if key in _SHARES else compact_mean
+            rows.append((label, write(fmean(values[:tenth])), write(fmean(values[-tenth:]))))
+    return rows
+
+
+def compact_mean(value: object) -> str:
+    """A mean with three significant digits, small ones in powers of ten."""
+    number = finite(value)
+    if number is None:
+        return ABSENT
+    return f"{number:.3g}" if abs(number) < 1000 else compact(round(number))
+
+
+def coverage_rows(value_report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The value store's report as (what, value), whatever keys it has; the advice is left out."""
+    rows: list[tuple[str, str]] = []
+    for key, value in value_report.items():
+        if key == "advice":
+            continue
+        if isinstance(value, Mapping):
+            prefix = "pass@" if key.startswith("pass_at") else f"{words(key)}, "
+            rows += [(f"{prefix}{name}", _coverage_text(key, part)) for name, part in value.items()]
+        else:
+            rows.append((words(key), _coverage_text(key, value)))
+    return rows
+
+
+def _coverage_text(key: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Sequence):
+        return ", ".join(_coverage_text(key, entry) for entry in value)
+    return percent(value) if key.startswith(("pass_at", "share")) else compact(value)
+
+
+def summary_cells(summary: Mapping[str, Any]) -> dict[str, str]:
+    """A summary as text for a table's cells."""
+    return {
+        "episodes": compact(summary.get("episodes")),
+        "success": percent(summary.get("success_rate")),
+        "interval": interval(summary.get("success_ci95")),
+        "reward": decimal(summary.get("avg_reward"), 3),
+        "steps": decimal(summary.get("avg_steps")),
+    }

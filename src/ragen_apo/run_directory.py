@@ -1,0 +1,133 @@
+"""The files of a run, by name. Whoever writes or reads one of them asks here where it is.
+
+    config.yaml        the resolved configuration          run.json            versions, seconds
+    initial/           the untrained policy                references/N/       reference N (0: warm start)
+    warm_start.jsonl   its curves                          values.sqlite       every Stage 1 trajectory
+    value_report.json  coverage of Stage 1                 metrics.jsonl       one row a Stage 2 step
+    checkpoints/       to resume from                      policy/             the trained policy
+    evaluation/        results.json, episodes.jsonl        report/             for people
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import write_json_atomically, write_text_atomically
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The places of one run's files."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def initial(self) -> Path:
+        return self.path / "initial"
+
+    @property
+    def warm_start(self) -> Path:
+        return self.path / "warm_start.jsonl"
+
+    @property
+    def values(self) -> Path:
+        return self.path / "values.sqlite"
+
+    @property
+    def value_report(self) -> Path:
+        return self.path / "value_report.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "evaluation" / "results.json"
+
+    @property
+    def episodes(self) -> Path:
+        return self.path / "evaluation" / "episodes.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def reference(self, version: int) -> Path:
+        """The folder of a reference policy; version 0 is the warm-started one."""
+        return self.path / "references" / str(version)
+
+    def read_status(self) -> dict[str, Any]:
+        """What run.json says; empty before the first phase is over."""
+        if not self.status.exists():
+            return {}
+        return json.loads(self.status.read_text(encoding="utf-8"))
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Notes how long a phase took, added up over interrupted attempts."""
+        status = self.read_status()
+        phases = status.setdefault("phases", {})
+        entry = phases.setdefault(phase, {"seconds": 0.0})
+        entry["seconds"] = round(entry["seconds"] + seconds, 3)
+        write_json_atomically(self.status, status)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Refuses a second process that would train the same run."""
+        with (self.path / ".lock").open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunDirectoryError(
+                    f"another process is working on {self.path}; wait for it or stop it first."
+                ) from None
+            yield
+
+
+def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
+    """A new run directory that holds its configuration.
+
+    Raises RunDirectoryError if the directory exists and is not empty; nothing in it is touched.
+    """
+    run = RunDirectory(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunDirectoryError(
+            f"{path} exists already and is not an empty directory. Continue that run with --resume, or "
+            "choose another --run-dir; nothing was changed."
+        )
+    write_text_atomically(run.config, config_yaml)
+    return run
+
+
+def open_run(path: Path) -> RunDirectory:
+    """An existing run. Raises RunDirectoryError if there is none."""
+    run = RunDirectory(path)
+    if not run.config.is_file():
+        raise RunDirectoryError(
+            f"{path} is not a run: it holds no config.yaml. Expected a directory made by "
+            "`ragen-apo train --run-dir`."
+        )
+    return run

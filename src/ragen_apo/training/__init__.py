@@ -1,0 +1,1 @@
+"""Training: warm start, Stage 1 and 2, checkpoints, and the run that strings them together."""

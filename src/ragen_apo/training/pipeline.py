@@ -1,0 +1,174 @@
+"""A whole run, from an untrained model to a trained policy, resumable at every point.
+
+    initial model -> copy curriculum -> demonstrations -> reference
+        -> Stage 1 (value store) -> Stage 2 (trainer) -> policy
+
+Each phase finds out from the run directory what is done already and goes on from there. What it writes
+depends on the configuration alone, so a run that was killed ends with the same files as one that was
+not (`seconds` aside).
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+import ragen_apo
+from ragen_apo.config import RunConfig
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import (
+    read_json_lines,
+    remove_partial_files,
+    write_json_atomically,
+    write_json_lines_atomically,
+)
+from ragen_apo.policy.language_model import LanguageModel, build_small_model
+from ragen_apo.policy.tokenizer import train_tokenizer
+from ragen_apo.progress import Progress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.checkpoint import PHASES, Position, load_latest_checkpoint
+from ragen_apo.training.session import Session, open_session
+from ragen_apo.training.stage_one import estimate_values
+from ragen_apo.training.stage_two import run_stage_two
+from ragen_apo.training.supervised import copy_phase, demonstrations_phase, run_supervised_phase
+from ragen_apo.training.warm_start import play_demonstrations
+from ragen_apo.types import Task
+
+
+def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
+    """Brings the run to its end: `run.policy` holds the trained model afterwards.
+
+    Raises ConfigError before anything is computed where the environment refuses its options.
+    """
+    session = open_session(config, run, progress)
+    with run.locked():
+        _note_versions(run)
+        tasks = _training_tasks(session)
+        remove_partial_files(run.path)
+        policy = _initial_model(session)
+        position, moments = _resume(session, policy)
+        _warm_start(session, policy, position, moments)
+        _stage_one(session, tasks)
+        if position.phase != "apo":
+            position, moments = Position("apo", 0), {}
+        with session.timed("stage 2"):
+            run_stage_two(session, policy, tasks, position=position, moments=moments)
+        if not run.policy.exists():
+            session.save_model(policy, run.policy)
+
+
+def _training_tasks(session: Session) -> list[Task]:
+    tasks = list(session.environments.tasks("train"))
+    if not tasks:
+        raise ConfigError(
+            f"the environment {session.config.environment.name!r} has no task in the split 'train' "
+            "with these options; raise environment.num_products or use other data"
+        )
+    return tasks
+
+
+def _initial_model(session: Session) -> LanguageModel:
+    """The model that training starts from: the configured one, or a small one built on the spot."""
+    config, folder = session.config, session.run.initial
+    if config.policy.path is not None:
+        return session.load_model(config.policy.path)  # type: ignore[arg-type]
+    if not folder.exists():
+        small = config.policy.small
+        model = build_small_model(
+            train_tokenizer(_tokenizer_texts(session), vocab_size=small.vocab_size),
+            hidden_size=small.hidden_size,
+            num_layers=small.num_layers,
+            num_heads=small.num_heads,
+            intermediate_size=small.intermediate_size,
+            max_position=small.max_position,
+            seed=config.seed,
+        )
+        session.save_model(model, folder)
+    return session.load_model(folder)
+
+
+def _tokenizer_texts(session: Session) -> list[str]:
+    """What the agent will read and write: the demonstrations' observations and responses."""
+    config = session.config.warm_start.demonstrations
+    policies = session.environments.scripted_policies()
+    trajectories = play_demonstrations(
+        policies[config.teacher if config.teacher in policies else "random"],
+        session.environments,
+        None,
+        session.environments.tasks("train"),
+        num_episodes_per_task=config.num_episodes_per_task,
+        seed=session.config.seed,
+    )
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    texts = [text for turn in turns for text in (turn.observation, turn.response)]
+    return texts + [trajectory.final_observation for trajectory in trajectories]
+
+
+def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str, Tensor]]:
+    """Where training stands: the newest checkpoint's weights are in `policy` afterwards.
+
+    Curves are cut back to that point, because what came after it will be computed again.
+    """
+    run = session.run
+    loaded = load_latest_checkpoint(run.checkpoints, model=policy.model, device=session.device)
+    position, moments = loaded or (Position(PHASES[0], 0), {})
+    reached = (PHASES.index(position.phase), position.step)
+    _keep_rows(
+        run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached
+    )
+    _keep_rows(run.metrics, lambda row: (PHASES.index("apo"), row["step"]) <= reached)
+    if loaded:
+        session.progress.say(f"continuing after {position.phase}, step {position.step}")
+    return position, moments
+
+
+def _keep_rows(path: Any, keep: Any) -> None:
+    rows = read_json_lines(path)
+    if path.exists():
+        write_json_lines_atomically(path, [row for row in rows if keep(row)])
+
+
+def _warm_start(
+    session: Session, policy: LanguageModel, position: Position, moments: dict[str, Tensor]
+) -> None:
+    """Runs what is left of the supervised phases; `references/0` exists afterwards."""
+    if session.config.warm_start.enabled and not session.run.reference(0).exists():
+        reached = PHASES.index(position.phase)
+        for index, make_phase in enumerate((copy_phase, demonstrations_phase)):
+            if index < reached or (index == reached and position.finished):
+                continue
+            resuming = index == reached
+            with session.timed(PHASES[index]):
+                run_supervised_phase(
+                    session,
+                    policy,
+                    make_phase(session, policy),
+                    start=position.step if resuming else 0,
+                    moments=moments if resuming else {},
+                )
+    if not session.run.reference(0).exists():
+        session.save_model(policy, session.run.reference(0))
+
+
+def _stage_one(session: Session, tasks: list[Task]) -> None:
+    """Samples the first reference, unless its values come from a store that exists already."""
+    if session.config.apo.value_store is not None:
+        return
+    reference = session.load_model(session.run.reference(0))
+    with session.timed("stage 1"):
+        estimate_values(session, reference, tasks)
+
+
+def _note_versions(run: RunDirectory) -> None:
+    versions = {
+        "ragen_apo": ragen_apo.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    write_json_atomically(run.status, run.read_status() | {"versions": versions})

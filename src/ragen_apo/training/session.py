@@ -1,0 +1,60 @@
+"""What every phase of a run shares: configuration, directory, environments, machine, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ragen_apo.agent.assembly import build_environments, set_up_machine
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.config import RunConfig
+from ragen_apo.files import directory_written_atomically
+from ragen_apo.policy.language_model import LanguageModel, load_language_model
+from ragen_apo.progress import Progress
+from ragen_apo.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process's work on a run."""
+
+    config: RunConfig
+    run: RunDirectory
+    environments: EnvironmentManager
+    device: torch.device
+    dtype: torch.dtype
+    progress: Progress
+
+    def load_model(self, folder: Path) -> LanguageModel:
+        """A model of the run, or the one that the configuration names."""
+        return load_language_model(
+            folder,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.config.policy.trust_remote_code,
+        )
+
+    def save_model(self, model: LanguageModel, folder: Path) -> None:
+        """Writes a model folder, whole or not at all."""
+        with directory_written_atomically(folder) as partial:
+            model.save(partial)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Notes the seconds of a phase in run.json, an interrupted one included."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.run.add_seconds(phase, time.perf_counter() - started)
+
+
+def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:
+    """Sets the machine up and makes the environments; configuration errors surface here."""
+    device, dtype = set_up_machine(config.run)
+    return Session(config, run, build_environments(config), device, dtype, progress)

@@ -1,0 +1,82 @@
+"""Stage 1 of a run: values of all training tasks under one reference, and what they cover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ragen_apo.agent.assembly import build_proxy, sampling_conditions
+from ragen_apo.config import ApoConfig
+from ragen_apo.files import write_json_atomically
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.seeding import derive_seed
+from ragen_apo.training.session import Session
+from ragen_apo.types import Task
+from ragen_apo.values.collect import collect_values
+from ragen_apo.values.estimator import SampleSchedule
+from ragen_apo.values.report import coverage_report
+from ragen_apo.values.store import ValueStore
+
+
+def sample_schedule(apo: ApoConfig) -> SampleSchedule:
+    """A fixed number of samples a task, or doubling rounds for tasks that seldom succeed."""
+    first = apo.num_value_samples
+    return SampleSchedule(first=first, cap=apo.max_value_samples if apo.adaptive_vstar else first)
+
+
+def baseline_values(
+    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+) -> dict[str, float]:
+    """What Stage 2 subtracts from each task's return: V*, or one of its ablations.
+
+    Raises MissingValueError if the store lacks a task; a missing V* is never taken as 0.
+    """
+    apo = session.config.apo
+    task_ids = [task.task_id for task in tasks]
+    if apo.value_baseline == "zero":
+        return dict.fromkeys(task_ids, 0.0)
+    beta = math.inf if apo.value_baseline == "mean" else apo.beta1
+    conditions = sampling_conditions(session.config, reference, session.environments)
+    with ValueStore(store_path(session), create=False) as store:
+        return store.values(conditions, task_ids, beta=beta)
+
+
+def store_path(session: Session) -> Path:
+    """The run's own value store, or the one that the configuration names."""
+    configured = session.config.apo.value_store
+    return Path(configured) if configured else session.run.values
+
+
+def estimate_values(session: Session, reference: LanguageModel, tasks: Sequence[Task]) -> None:
+    """Samples the reference until the run's store has what the schedule wants, and reports on it."""
+    config = session.config
+    conditions = sampling_conditions(config, reference, session.environments)
+    proxy = build_proxy(config, reference, session.environments)
+    round_total = -1
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal round_total
+        if done == 0 or total != round_total:
+            session.progress.start("stage 1", total)
+            round_total = total
+        session.progress.update(done)
+
+    with ValueStore(session.run.values, synchronous="NORMAL") as store:
+        collect_values(
+            proxy,
+            store,
+            tasks,
+            conditions=conditions,
+            schedule=sample_schedule(config.apo),
+            seed=derive_seed(config.seed, conditions.reference_fingerprint),
+            on_progress=on_progress,
+        )
+        report = coverage_report(
+            store.returns_by_task(conditions),
+            store.successes_by_task(conditions),
+            beta=config.apo.beta1,
+        )
+    write_json_atomically(session.run.value_report, report)
+    if report["advice"]:
+        session.progress.say(str(report["advice"]))

@@ -1,0 +1,132 @@
+"""Stage 2 of a run: the trainer's steps with metrics, evaluations, checkpoints and new references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from ragen_apo.agent.assembly import build_proxy
+from ragen_apo.agent.proxy import AgentProxy
+from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
+from ragen_apo.evaluation.summary import outcome_summary
+from ragen_apo.files import append_json_line
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.training.checkpoint import Position, save_checkpoint
+from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.session import Session
+from ragen_apo.training.stage_one import baseline_values, estimate_values
+from ragen_apo.training.trainer import Trainer
+from ragen_apo.types import Task
+
+TOTALS = ("num_episodes", "num_generated_tokens")
+"""Metrics of a step that are also reported as running totals, `<name>_total`."""
+
+
+def run_stage_two(
+    session: Session,
+    policy: LanguageModel,
+    tasks: Sequence[Task],
+    *,
+    position: Position,
+    moments: dict[str, Tensor],
+) -> None:
+    """Trains `policy` in place from `position` to the last step."""
+    config = session.config
+    optimizer = Optimizer(policy.model, weight_decay=config.apo.weight_decay)
+    optimizer.load_state_tensors(moments)
+    version = position.counters.get("reference_version", 0)
+    reference = session.load_model(session.run.reference(version))
+    reference.model.requires_grad_(False)
+    proxy = build_proxy(config, policy, session.environments)
+    trainer = Trainer(
+        config,
+        policy=policy,
+        reference=reference,
+        proxy=proxy,
+        tasks=tasks,
+        values=baseline_values(session, reference, tasks),
+        optimizer=optimizer,
+    )
+    session.progress.start("stage 2", config.training.max_steps)
+    for step in range(position.step, config.training.max_steps):
+        result = trainer.step(step)
+        position = _advance(position, result.metrics)
+        row = result.metrics | {f"{name}_total": position.counters[name] for name in TOTALS}
+        row["reference_version"] = version
+        if _is_due(step + 1, config.training.eval_every, last=config.training.max_steps):
+            row |= _evaluate(session, proxy)
+        append_json_line(session.run.metrics, row)
+        session.progress.update(step + 1, _note(row))
+        if _refresh_is_due(session, position, row):
+            version += 1
+            reference = _refresh_reference(session, policy, tasks, version=version)
+            trainer.reference = reference
+            trainer.values = baseline_values(session, reference, tasks)
+            counters = {"reference_version": version, "refreshed_at": step + 1}
+            position = replace(position, counters={**position.counters, **counters})
+            session.progress.start("stage 2", config.training.max_steps)
+        if _is_due(step + 1, config.training.checkpoint_every, last=config.training.max_steps):
+            save_checkpoint(
+                session.run.checkpoints,
+                position=position,
+                model=policy.model,
+                optimizer=optimizer,
+                keep=config.training.keep_checkpoints,
+            )
+
+
+def _advance(position: Position, metrics: dict[str, float | int]) -> Position:
+    totals = {name: position.counters.get(name, 0) + int(metrics[name]) for name in TOTALS}
+    return replace(position, step=position.step + 1, counters={**position.counters, **totals})
+
+
+def _is_due(step: int, every: int | None, *, last: int) -> bool:
+    return every is not None and (step % every == 0 or step == last)
+
+
+def _evaluate(session: Session, proxy: AgentProxy) -> dict[str, float]:
+    """Outcome on the evaluation split with the present weights; nothing is selected by it."""
+    config = session.config
+    plan = EvaluationPlan(
+        split=config.evaluation.split,
+        num_episodes=config.training.eval_episodes,
+        temperature=config.evaluation.temperature,
+        seed=config.seed,
+    )
+    outcome = outcome_summary(play_evaluation(proxy, plan, policy_version="evaluation"))
+    return {
+        "eval_success_rate": outcome["success_rate"],
+        "eval_avg_reward": outcome["avg_reward"],
+        "eval_avg_steps": outcome["avg_steps"],
+    }
+
+
+def _note(row: dict[str, float | int]) -> str:
+    note = f"success {row['success_rate']:.0%}  return {row['return_mean']:.2f}"
+    if "eval_success_rate" in row:
+        note += f"  evaluation {row['eval_success_rate']:.0%}"
+    return note
+
+
+def _refresh_is_due(session: Session, position: Position, row: dict[str, float | int]) -> bool:
+    refresh = session.config.apo.reference_refresh
+    steps_since = position.step - position.counters.get("refreshed_at", 0)
+    if position.step >= session.config.training.max_steps:
+        return False
+    by_steps = refresh.every_steps is not None and steps_since >= refresh.every_steps
+    by_kl = refresh.max_kl is not None and row["kl_per_sequence"] > refresh.max_kl
+    return by_steps or by_kl
+
+
+def _refresh_reference(
+    session: Session, policy: LanguageModel, tasks: Sequence[Task], *, version: int
+) -> LanguageModel:
+    """The policy becomes the reference; its values are estimated and the old ones are kept."""
+    session.save_model(policy, session.run.reference(version))
+    reference = session.load_model(session.run.reference(version))
+    reference.model.requires_grad_(False)
+    with session.timed("stage 1"):
+        estimate_values(session, reference, tasks)
+    return reference

@@ -1,0 +1,169 @@
+"""The supervised phases of the warm start, with their checkpoints and curves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ragen_apo.agent.assembly import build_context
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import append_json_line
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.training.batching import collate, epoch_slice
+from ragen_apo.training.checkpoint import Position, save_checkpoint
+from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
+from ragen_apo.training.session import Session
+from ragen_apo.training.warm_start import (
+    SupervisedBatch,
+    copy_batch,
+    copyable_token_ids,
+    play_demonstrations,
+    supervised_loss,
+)
+from ragen_apo.types import training_sample
+
+WARMUP_STEPS = 20
+MAX_GRAD_NORM = 1.0
+LOG_EVERY = 10
+
+
+@dataclass(frozen=True)
+class SupervisedPhase:
+    """What distinguishes one supervised phase from the other."""
+
+    name: str
+    num_steps: int
+    peak_learning_rate: float
+    schedule: Schedule
+    batch: Callable[[int], SupervisedBatch]
+    target_accuracy: float | None = None
+    """The phase ends early when a batch reaches it."""
+
+
+def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
+    """Tiled random segments until copying is learned."""
+    config = session.config.warm_start.copy_curriculum
+    token_ids = copyable_token_ids(model)
+
+    def batch(step: int) -> SupervisedBatch:
+        drawn = copy_batch(config, token_ids=token_ids, seed=session.config.seed, step=step)
+        return SupervisedBatch(
+            drawn.token_ids_BT.to(session.device), drawn.target_mask_BT.to(session.device)
+        )
+
+    return SupervisedPhase(
+        name="copy",
+        num_steps=config.max_steps,
+        peak_learning_rate=config.learning_rate,
+        schedule="constant",
+        batch=batch,
+        target_accuracy=config.target_accuracy,
+    )
+
+
+def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
+    """The teacher's episodes on training tasks, its responses as targets."""
+    config = session.config.warm_start.demonstrations
+    policies = session.environments.scripted_policies()
+    if config.teacher not in policies:
+        raise ConfigError(
+            f"warm_start.demonstrations.teacher: the environment {session.config.environment.name!r} "
+            f"has no scripted policy {config.teacher!r}; it has {', '.join(sorted(policies))}"
+        )
+    trajectories = play_demonstrations(
+        policies[config.teacher],
+        session.environments,
+        build_context(session.config, model, session.environments),
+        session.environments.tasks("train"),
+        num_episodes_per_task=config.num_episodes_per_task,
+        seed=session.config.seed,
+    )
+    samples = [training_sample(trajectory) for trajectory in trajectories]
+
+    def batch(step: int) -> SupervisedBatch:
+        chosen = epoch_slice(
+            num_items=len(samples),
+            batch_size=config.batch_size,
+            step=step,
+            seed=session.config.seed,
+            purpose="demonstration-order",
+        )
+        tokens = collate(
+            [samples[index] for index in chosen],
+            pad_id=model.tokenizer.pad_token_id,
+            device=session.device,
+        )
+        return SupervisedBatch(tokens.token_ids_BT, tokens.loss_mask_BT)
+
+    return SupervisedPhase(
+        name="demonstrations",
+        num_steps=config.num_steps,
+        peak_learning_rate=config.learning_rate,
+        schedule="linear",
+        batch=batch,
+    )
+
+
+def run_supervised_phase(
+    session: Session,
+    model: LanguageModel,
+    phase: SupervisedPhase,
+    *,
+    start: int,
+    moments: dict[str, Tensor],
+) -> None:
+    """Trains `model` from update number `start` to the end of the phase and saves checkpoints."""
+    optimizer = Optimizer(model.model)
+    optimizer.load_state_tensors(moments)
+    position = Position(phase.name, start)
+    session.progress.start(phase.name, phase.num_steps)
+    model.model.train()
+    for step in range(start, phase.num_steps):
+        started = time.perf_counter()
+        loss, result = supervised_loss(model, phase.batch(step))
+        loss.backward()
+        learning_rate = learning_rate_at(
+            step,
+            peak=phase.peak_learning_rate,
+            num_steps=phase.num_steps,
+            warmup_steps=WARMUP_STEPS,
+            schedule=phase.schedule,
+        )
+        optimizer.update(learning_rate=learning_rate, max_grad_norm=MAX_GRAD_NORM)
+        reached = phase.target_accuracy is not None and result.accuracy >= phase.target_accuracy
+        position = replace(position, step=step + 1, finished=reached)
+        session.progress.update(
+            step + 1, f"loss {result.loss:.3f}  accuracy {result.accuracy:.1%}"
+        )
+        if reached or (step + 1) % LOG_EVERY == 0 or step + 1 == phase.num_steps:
+            append_json_line(
+                session.run.warm_start,
+                {
+                    "phase": phase.name,
+                    "step": step + 1,
+                    "loss": result.loss,
+                    "accuracy": result.accuracy,
+                    "learning_rate": learning_rate,
+                    "seconds": time.perf_counter() - started,
+                },
+            )
+        if reached:
+            break
+        if (step + 1) % session.config.warm_start.checkpoint_every == 0:
+            _save(session, model, optimizer, position)
+    _save(session, model, optimizer, replace(position, finished=True))
+
+
+def _save(
+    session: Session, model: LanguageModel, optimizer: Optimizer, position: Position
+) -> None:
+    save_checkpoint(
+        session.run.checkpoints,
+        position=position,
+        model=model.model,
+        optimizer=optimizer,
+        keep=session.config.training.keep_checkpoints,
+    )

@@ -1,0 +1,102 @@
+"""The warm start: what makes a reference policy out of randomly initialised weights.
+
+1. Copy curriculum. Shopping is copying: words of the task into the search, ids of the page into the
+   action. A model from nothing forms that circuit (induction heads) in a sudden transition, quickly on
+   tiled random segments and very slowly on demonstrations alone, so copying comes first.
+2. Demonstrations. Supervised training on episodes of a scripted teacher, at its responses only.
+
+Both phases are plain next-token training. A batch is a function of (seed, phase, step), so a resumed
+phase sees the batches it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ragen_apo.agent.context import ContextManager
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.config import CopyConfig
+from ragen_apo.environments.base import ScriptedPolicy
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
+from ragen_apo.seeding import derive_seed, generator
+from ragen_apo.types import Task, Trajectory
+
+
+@dataclass(frozen=True)
+class SupervisedBatch:
+    """Token ids [B, T] and which of them are to be predicted."""
+
+    token_ids_BT: Tensor
+    target_mask_BT: Tensor
+
+
+@dataclass(frozen=True)
+class SupervisedResult:
+    """Mean loss in nats and share of targets that were the most probable token."""
+
+    loss: float
+    accuracy: float
+
+
+def copy_batch(
+    config: CopyConfig, *, token_ids: Sequence[int], seed: int, step: int
+) -> SupervisedBatch:
+    """Rows of a random segment repeated to the end; targets are the repeats.
+
+    Each row has its own period between 2 and half the length, so the distance to copy over varies.
+    """
+    draws = generator(seed, "copy-curriculum", step)
+    rows, length = config.batch_size, config.sequence_length
+    vocabulary = np.asarray(token_ids, dtype=np.int64)
+    periods = draws.integers(2, length // 2, size=rows, endpoint=True)
+    segments = vocabulary[draws.integers(0, len(vocabulary), size=(rows, length))]
+    places = np.arange(length)[None, :] % periods[:, None]
+    token_ids_BT = np.take_along_axis(segments, places, axis=1)
+    target_mask_BT = np.arange(length)[None, :] >= periods[:, None]
+    return SupervisedBatch(torch.from_numpy(token_ids_BT), torch.from_numpy(target_mask_BT))
+
+
+def copyable_token_ids(model: LanguageModel) -> list[int]:
+    """Every token id that ordinary text can have: all but those of the chat template."""
+    template = set(model.tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+    return [index for index in range(len(model.tokenizer)) if index not in template]
+
+
+def play_demonstrations(
+    make_teacher: Callable[[], ScriptedPolicy],
+    environments: EnvironmentManager,
+    context: ContextManager | None,
+    tasks: Sequence[Task],
+    *,
+    num_episodes_per_task: int,
+    seed: int,
+) -> list[Trajectory]:
+    """The teacher's episodes on the given tasks, the same for the same seed."""
+    requests = [
+        EpisodeRequest(task, derive_seed(seed, "demonstration", task.task_id, repeat))
+        for task in tasks
+        for repeat in range(num_episodes_per_task)
+    ]
+    return play_scripted_episodes(
+        make_teacher, environments, requests, policy_version="teacher", context=context
+    )
+
+
+def supervised_loss(model: LanguageModel, batch: SupervisedBatch) -> tuple[Tensor, SupervisedResult]:
+    """Mean cross-entropy at the targets, with gradients, and its figures."""
+    hidden_BTH = model.hidden_states(batch.token_ids_BT, use_cache=False)
+    predicts_BT = torch.zeros_like(batch.target_mask_BT)
+    predicts_BT[:, :-1] = batch.target_mask_BT[:, 1:]
+    logits_MV = model.logits(hidden_BTH[predicts_BT])
+    targets_M = batch.token_ids_BT[batch.target_mask_BT]
+    loss = torch.nn.functional.cross_entropy(logits_MV, targets_M)
+    accuracy = (logits_MV.argmax(-1) == targets_M).float().mean()
+    return loss, SupervisedResult(loss.item(), accuracy.item())

@@ -1,0 +1,93 @@
+"""Stage 1: samples trajectories of the frozen reference and writes every return to the value store.
+
+Consumes tasks and an agent proxy that plays the reference; produces rows of the store, from which V*
+for any beta is computed. Episodes are played in chunks whose composition depends only on the schedule
+and on returns of earlier rounds. A chunk that is already stored is skipped, one that is partly stored is
+played again and what is there stays, so an interrupted Stage 1 ends with exactly the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.seeding import derive_seed
+from ragen_apo.types import Task, Trajectory
+from ragen_apo.values.conditions import SamplingConditions
+from ragen_apo.values.estimator import SampleSchedule, next_num_samples
+from ragen_apo.values.store import ValueStore
+
+
+def collect_values(
+    proxy: AgentProxy,
+    store: ValueStore,
+    tasks: Sequence[Task],
+    *,
+    conditions: SamplingConditions,
+    schedule: SampleSchedule,
+    seed: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Fills the store until every task has the samples that the schedule wants.
+
+    `on_progress(done, total)` counts the episodes of the present round.
+    """
+    lower, in_round = 0, list(tasks)
+    for total in schedule.rounds():
+        wanted = [(task, index) for task in in_round for index in range(lower, total)]
+        _play_missing(proxy, store, wanted, conditions=conditions, seed=seed, report=on_progress)
+        successes = store.successes_by_task(conditions)
+        in_round = [
+            task
+            for task in in_round
+            if next_num_samples(
+                schedule, num_successes=sum(successes[task.task_id][:total]), num_samples=total
+            )
+            > total
+        ]
+        lower = total
+
+
+def _play_missing(
+    proxy: AgentProxy,
+    store: ValueStore,
+    wanted: Sequence[tuple[Task, int]],
+    *,
+    conditions: SamplingConditions,
+    seed: int,
+    report: Callable[[int, int], None],
+) -> None:
+    stored = {
+        task_id: set(store.sample_indices(conditions, task_id))
+        for task_id in dict.fromkeys(task.task_id for task, _ in wanted)
+    }
+    # Four rounds of rows a chunk: long enough to keep the rows full, short enough to skip by.
+    chunk_size = 4 * proxy.engine.num_rows
+    num_done = 0
+    report(0, len(wanted))
+    for start in range(0, len(wanted), chunk_size):
+        chunk = wanted[start : start + chunk_size]
+        if not all(index in stored[task.task_id] for task, index in chunk):
+            requests = [
+                EpisodeRequest(task, derive_seed(seed, "stage-1", task.task_id, index))
+                for task, index in chunk
+            ]
+
+            def save(
+                ended: Sequence[tuple[int, Trajectory]],
+                chunk: Sequence[tuple[Task, int]] = chunk,
+                before: int = num_done,
+            ) -> None:
+                nonlocal num_done
+                store.add_many(conditions, [(chunk[place][1], episode) for place, episode in ended])
+                num_done += len(ended)
+                report(num_done, len(wanted))
+
+            proxy.rollout(
+                requests,
+                temperature=conditions.temperature,
+                policy_version=conditions.reference_fingerprint,
+                on_finished=save,
+            )
+        num_done = start + len(chunk)
+        report(num_done, len(wanted))

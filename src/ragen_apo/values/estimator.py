@@ -1,0 +1,142 @@
+"""V* of a task from returns of the reference, and how many returns to sample.
+
+Consumes raw returns or successes as the value store keeps them, produces plain numbers. Pure.
+
+    V*(x)    = beta log E_{tau ~ pi_ref} exp(R(tau) / beta)
+    V_hat(x) = m + beta (log sum_i exp((r_i - m) / beta) - log N),    m = max_i r_i
+
+Brantley et al., "Accelerating RL for LLM Reasoning with Optimal Advantage Regression"
+(arXiv 2505.20686), equation of Stage 1. The mean of a logarithm lies below the logarithm of the
+mean, so V_hat is biased downwards. Its error is about beta times sqrt((1 - p) / (p N)), the
+relative error of a success rate p from N samples, which is why `tasks_to_escalate` spends samples
+on tasks with a low success rate and not on those at one half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def soft_value(returns: ArrayLike, *, beta: float) -> float:
+    """The soft value beta log mean exp(r / beta) of one task's returns.
+
+    `returns` has shape [N], N >= 1, in the unit of `beta`. `beta = inf` is the mean and `beta = 0`
+    the maximum. Lies between mean and maximum, moves with a shift of the returns, does not depend
+    on their order, and falls as beta grows. Raises ValueError for no returns, a return that is not
+    finite, and a beta that is negative or NaN.
+    """
+    values = _checked_returns(returns)
+    if math.isnan(beta) or beta < 0:
+        raise ValueError(f"beta must be 0, positive or inf, got {beta}")
+    if math.isinf(beta):
+        return float(values.mean())
+    highest = float(values.max())
+    if beta == 0:
+        return highest
+    # expm1 and log1p keep the digits that log(sum(exp)) - log(N) loses when beta is large.
+    with np.errstate(over="ignore"):
+        mean_below_highest = float(np.expm1((values - highest) / beta).mean())
+    return highest + beta * math.log1p(mean_below_highest)
+
+
+def leave_one_out_soft_values(returns: ArrayLike, *, beta: float) -> NDArray[np.float64]:
+    """For each return, the soft value of the others: a baseline that does not contain its sample.
+
+    `returns` has shape [N], N >= 2, and so has the result. A trained sample inside its own V_hat
+    shrinks the gradient, so this is what to use when values come from the training batch itself.
+    Raises ValueError for fewer than two returns, and where `soft_value` does.
+    """
+    values = _checked_returns(returns)
+    if len(values) < 2:
+        raise ValueError("leaving one return out needs at least 2 returns, got 1")
+    return np.array([soft_value(np.delete(values, i), beta=beta) for i in range(len(values))])
+
+
+def _checked_returns(returns: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(returns, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"expected at least one return in one dimension, got shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"returns must be finite, got {values[~np.isfinite(values)].tolist()}")
+    return values
+
+
+@dataclass(frozen=True)
+class SampleSchedule:
+    """How many returns a task gets: `first`, then twice as many each round, up to `cap`.
+
+    A task stays in the schedule while it has no success or its `success_rate_error` is above
+    `max_error`. `first = cap` samples every task equally often. Raises ValueError unless
+    1 <= first <= cap and max_error >= 0.
+    """
+
+    first: int = 4
+    cap: int = 64
+    max_error: float = 0.5
+    """In units of beta1, about the standard error of V_hat; 0.5 is met by p = 1/2 at N = 4."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first <= self.cap:
+            raise ValueError(f"expected 1 <= first <= cap, got first={self.first}, cap={self.cap}")
+        if math.isnan(self.max_error) or self.max_error < 0:
+            raise ValueError(f"max_error must be 0 or positive, got {self.max_error}")
+
+    def rounds(self) -> tuple[int, ...]:
+        """The totals after each round, for example (4, 8, 16, 32, 64); the last one is the cap."""
+        totals = [self.first]
+        while totals[-1] < self.cap:
+            totals.append(min(2 * totals[-1], self.cap))
+        return tuple(totals)
+
+
+def success_rate_error(*, num_successes: int, num_samples: int) -> float:
+    """sqrt((1 - p) / (p N)): relative standard error of the success rate p = successes / N.
+
+    Infinite without a success and 0 when every sample is one. Raises ValueError unless
+    0 <= num_successes <= num_samples and num_samples >= 1.
+    """
+    if not 0 <= num_successes <= num_samples or num_samples < 1:
+        raise ValueError(f"{num_successes} successes in {num_samples} samples is impossible")
+    if num_successes == 0:
+        return math.inf
+    return math.sqrt((num_samples - num_successes) / (num_successes * num_samples))
+
+
+def next_num_samples(schedule: SampleSchedule, *, num_successes: int, num_samples: int) -> int:
+    """The total number of samples that a task should have after the next round.
+
+    Equal to `num_samples` when the task is done: its error is small enough or the cap is reached.
+    A task with fewer samples than the first round (an interrupted Stage 1) completes that round.
+    """
+    if num_samples >= schedule.cap:
+        return num_samples
+    if num_samples < schedule.first:
+        return schedule.first
+    error = success_rate_error(num_successes=num_successes, num_samples=num_samples)
+    if error <= schedule.max_error:
+        return num_samples
+    return next(total for total in schedule.rounds() if total > num_samples)
+
+
+def tasks_to_escalate(
+    successes_by_task: Mapping[str, Sequence[bool]], *, schedule: SampleSchedule
+) -> dict[str, int]:
+    """The tasks that need another round, each with the total it should have afterwards.
+
+    `successes_by_task` holds one entry per sample; a task not sampled yet has an empty sequence.
+    The lowest success rate comes first and ties keep their order, so a caller with a limited budget
+    can stop anywhere. Empty when Stage 1 is complete.
+    """
+    wanted: list[tuple[float, str, int]] = []
+    for task_id, successes in successes_by_task.items():
+        num_samples, num_successes = len(successes), sum(successes)
+        total = next_num_samples(schedule, num_successes=num_successes, num_samples=num_samples)
+        if total > num_samples:
+            wanted.append((num_successes / max(num_samples, 1), task_id, total))
+    wanted.sort(key=lambda entry: entry[0])
+    return {task_id: total for _, task_id, total in wanted}

@@ -1,0 +1,381 @@
+"""Every return that Stage 1 sampled, with its trajectory, in one SQLite file.
+
+Consumes trajectories of the frozen reference and the conditions they were sampled under; produces
+raw returns, successes, trajectories, and V* for any beta computed from the raw returns. V* itself
+is never stored.
+
+A sample is written in one transaction to a write-ahead log and is on disk when `add` returns. A
+process that is killed loses the sample it was writing and nothing else; several processes may write
+and read at the same time (on one host: SQLite's log does not work over network file systems). The
+first sample under a key stays: writing the same key again changes nothing.
+
+    conditions    digest -> JSON of SamplingConditions
+    samples       (conditions, task_id, sample_index) -> return, success, number of turns
+    trajectories  the same key -> zlib-compressed JSON, apart so that reading returns stays quick
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sqlite3
+import time
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from ragen_apo.errors import MissingValueError, ValueStoreError
+from ragen_apo.types import Trajectory, trajectory_from_json
+from ragen_apo.values.conditions import (
+    SamplingConditions,
+    conditions_from_json,
+    describe_differences,
+)
+from ragen_apo.values.estimator import soft_value
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x41504F56  # "APOV": tells a value store from any other SQLite file
+_NUM_SHOWN = 3
+
+_TABLES = (
+    """CREATE TABLE conditions (
+        digest TEXT PRIMARY KEY,
+        json TEXT NOT NULL
+    ) WITHOUT ROWID""",
+    """CREATE TABLE samples (
+        conditions TEXT NOT NULL REFERENCES conditions (digest),
+        task_id TEXT NOT NULL,
+        sample_index INTEGER NOT NULL,
+        episode_return REAL NOT NULL,
+        success INTEGER NOT NULL,
+        num_turns INTEGER NOT NULL,
+        created_unix_seconds REAL NOT NULL,
+        PRIMARY KEY (conditions, task_id, sample_index)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE trajectories (
+        conditions TEXT NOT NULL,
+        task_id TEXT NOT NULL,
+        sample_index INTEGER NOT NULL,
+        zlib_json BLOB NOT NULL,
+        PRIMARY KEY (conditions, task_id, sample_index)
+    )""",
+)
+
+
+class ValueStore:
+    """A value store on disk; a context manager. One instance per process and thread.
+
+    With `create=False` the file must exist already. `synchronous="NORMAL"` writes faster; then a
+    power cut (not a killed process) may lose the last samples. A writer waits up to
+    `busy_timeout_seconds` for another one. Raises ValueStoreError for a file that is not a value
+    store or has another schema version, and leaves that file as it was.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        create: bool = True,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        busy_timeout_seconds: float = 60.0,
+    ) -> None:
+        if synchronous not in ("FULL", "NORMAL"):
+            raise ValueStoreError(f"synchronous must be 'FULL' or 'NORMAL', got {synchronous!r}")
+        self.path = Path(path)
+        if not create and not self.path.exists():
+            raise ValueStoreError(
+                f"there is no value store at {self.path}; `ragen-apo estimate-values` makes one, "
+                "or give the path of an existing one"
+            )
+        with self._translated_errors("open"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                self.path, timeout=busy_timeout_seconds, isolation_level=None
+            )
+        try:
+            with self._translated_errors("open"):
+                self._prepare(deadline=time.monotonic() + busy_timeout_seconds)
+                self._connection.execute(f"PRAGMA synchronous={synchronous}")
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> ValueStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file; may be called again."""
+        self._connection.close()
+
+    def add(
+        self, conditions: SamplingConditions, sample_index: int, trajectory: Trajectory
+    ) -> bool:
+        """Stores one sample durably; False if the key already had one, which then stays.
+
+        Raises ValueStoreError for a return that is not finite, a negative index, a trajectory of
+        another environment, and when the disk is full; nothing of the sample is stored then.
+        """
+        return self.add_many(conditions, [(sample_index, trajectory)]) == 1
+
+    def add_many(
+        self, conditions: SamplingConditions, samples: Iterable[tuple[int, Trajectory]]
+    ) -> int:
+        """Stores (sample_index, trajectory) pairs in one transaction, all or none; see `add`.
+
+        Returns how many were new.
+        """
+        digest, num_added = conditions.digest, 0
+        samples = list(samples)
+        for sample_index, trajectory in samples:
+            _check_sample(conditions, sample_index, trajectory)
+        with self._translated_errors("write to"), self._transaction():
+            self._connection.execute(
+                "INSERT INTO conditions VALUES (?, ?) ON CONFLICT DO NOTHING",
+                (digest, json.dumps(conditions.to_json(), sort_keys=True)),
+            )
+            for sample_index, trajectory in samples:
+                num_added += self._insert(digest, sample_index, trajectory)
+        return num_added
+
+    def returns(self, conditions: SamplingConditions, task_id: str) -> list[float]:
+        """The returns of one task in the order of their sample index; empty if there are none."""
+        return [row[0] for row in self._task_rows("episode_return", conditions, task_id)]
+
+    def sample_indices(self, conditions: SamplingConditions, task_id: str) -> list[int]:
+        """The indices that are stored for one task, ascending; gaps are possible after a kill."""
+        return [row[0] for row in self._task_rows("sample_index", conditions, task_id)]
+
+    def returns_by_task(self, conditions: SamplingConditions) -> dict[str, list[float]]:
+        """The returns of every task that has any, in the order of their sample index."""
+        return self._column_by_task("episode_return", conditions)
+
+    def successes_by_task(self, conditions: SamplingConditions) -> dict[str, list[bool]]:
+        """The successes of every task that has any sample, in the order of their sample index."""
+        by_task = self._column_by_task("success", conditions)
+        return {task_id: [bool(value) for value in values] for task_id, values in by_task.items()}
+
+    def trajectories(self, conditions: SamplingConditions, task_id: str) -> list[Trajectory]:
+        """The trajectories of one task in the order of their sample index."""
+        rows = self._read(
+            "SELECT zlib_json FROM trajectories WHERE conditions = ? AND task_id = ? "
+            "ORDER BY sample_index",
+            (conditions.digest, task_id),
+        )
+        return [trajectory_from_json(json.loads(zlib.decompress(row[0]))) for row in rows]
+
+    def values(
+        self,
+        conditions: SamplingConditions,
+        task_ids: Collection[str],
+        *,
+        beta: float,
+        num_samples: int | None = None,
+    ) -> dict[str, float]:
+        """V* of each task at `beta` from its stored returns: all, or the first `num_samples`.
+
+        Raises MissingValueError if any task has no return, or fewer than `num_samples`; the message
+        names tasks and, where the store has them under other conditions, the fields that differ.
+        """
+        needed = 1 if num_samples is None else num_samples
+        if needed < 1:
+            raise ValueStoreError(f"num_samples must be at least 1 or None, got {num_samples}")
+        stored = self.returns_by_task(conditions)
+        missing = [task for task in task_ids if len(stored.get(task, ())) < needed]
+        if missing:
+            num_stored = {task: len(stored.get(task, ())) for task in missing}
+            raise MissingValueError(
+                self._missing_message(conditions, num_stored, len(task_ids), needed)
+            )
+        return {task: soft_value(stored[task][:num_samples], beta=beta) for task in task_ids}
+
+    # What follows is not part of the interface.
+
+    def _prepare(self, *, deadline: float) -> None:
+        """Checks what the file is and makes the tables of a new one, once if two processes try."""
+        if self._is_blank():
+            self._switch_to_write_ahead_log(deadline=deadline)
+            with self._transaction():
+                if self._is_blank():
+                    for table in _TABLES:
+                        self._connection.execute(table)
+                    self._connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+                    self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        application_id, version = self._pragma("application_id"), self._pragma("user_version")
+        if application_id != _APPLICATION_ID:
+            raise ValueStoreError(
+                f"{self.path} is an SQLite file of another program (application id "
+                f"{application_id}, expected {_APPLICATION_ID}); give another path"
+            )
+        if version != SCHEMA_VERSION:
+            raise ValueStoreError(
+                f"{self.path} has value store schema {version}, this version of ragen-apo reads "
+                f"schema {SCHEMA_VERSION}; use the version that wrote it, or give a new path and "
+                "run `ragen-apo estimate-values` again"
+            )
+
+    def _is_blank(self) -> bool:
+        num_objects = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        return num_objects == 0 and self._pragma("application_id") == 0
+
+    def _pragma(self, name: str) -> int:
+        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    def _switch_to_write_ahead_log(self, *, deadline: float) -> None:
+        # SQLite does not apply its busy timeout to this switch when two processes try it at once.
+        while True:
+            try:
+                mode = self._connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        if mode != "wal":
+            raise ValueStoreError(
+                f"{self.path} is on a file system without write-ahead log (SQLite says {mode!r}); "
+                "keep the value store on a local disk"
+            )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # SQLite ends some failed transactions (disk full) by itself.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _translated_errors(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ValueStoreError(
+                f"cannot {verb} the value store {self.path}: {error}. {_advice(str(error))}"
+            ) from error
+
+    def _insert(self, digest: str, sample_index: int, trajectory: Trajectory) -> int:
+        key = (digest, trajectory.task.task_id, sample_index)
+        # Not INSERT OR IGNORE, which would also swallow violations of NOT NULL.
+        inserted = self._connection.execute(
+            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (conditions, task_id, sample_index) DO NOTHING",
+            (
+                *key,
+                float(trajectory.episode_return),
+                int(trajectory.success),
+                len(trajectory.turns),
+                time.time(),
+            ),
+        ).rowcount
+        if inserted:
+            text = json.dumps(trajectory.to_json())
+            self._connection.execute(
+                "INSERT INTO trajectories VALUES (?, ?, ?, ?)", (*key, zlib.compress(text.encode()))
+            )
+        return inserted
+
+    def _read(self, query: str, parameters: tuple[str, ...] = ()) -> list[tuple]:
+        with self._translated_errors("read"):
+            return self._connection.execute(query, parameters).fetchall()
+
+    def _task_rows(self, column: str, conditions: SamplingConditions, task_id: str) -> list[tuple]:
+        return self._read(
+            f"SELECT {column} FROM samples WHERE conditions = ? AND task_id = ? "
+            "ORDER BY sample_index",
+            (conditions.digest, task_id),
+        )
+
+    def _column_by_task(self, column: str, conditions: SamplingConditions) -> dict[str, list]:
+        rows = self._read(
+            f"SELECT task_id, {column} FROM samples WHERE conditions = ? "
+            "ORDER BY task_id, sample_index",
+            (conditions.digest,),
+        )
+        by_task: dict[str, list] = {}
+        for task_id, value in rows:
+            by_task.setdefault(task_id, []).append(value)
+        return by_task
+
+    def _missing_message(
+        self, asked: SamplingConditions, num_stored: dict[str, int], num_asked: int, needed: int
+    ) -> str:
+        names = [f"{task} ({count})" for task, count in num_stored.items()]
+        shown = ", ".join(names[:_NUM_SHOWN]) + (", ..." if len(names) > _NUM_SHOWN else "")
+        lines = [
+            f"{len(num_stored)} of {num_asked} tasks have fewer than {needed} sampled returns in "
+            f"{self.path} under the conditions asked for. Tasks (and stored returns): {shown}."
+        ]
+        elsewhere = self._tasks_under_other_conditions(asked, set(num_stored))
+        if not elsewhere:
+            lines.append("The store has no return of these tasks under other conditions either.")
+        for other, num_tasks in elsewhere[:_NUM_SHOWN]:
+            lines.append(f"{num_tasks} of them were sampled under conditions that differ in")
+            lines += [f"  {difference}" for difference in describe_differences(other, asked)]
+        lines.append(
+            "Run `ragen-apo estimate-values` with the configuration of this training run, or "
+            "restore the settings that the stored returns were sampled with."
+        )
+        return "\n".join(lines)
+
+    def _tasks_under_other_conditions(
+        self, asked: SamplingConditions, task_ids: set[str]
+    ) -> list[tuple[SamplingConditions, int]]:
+        """Other conditions with the number of these tasks they cover, the most similar first."""
+        covered: dict[str, int] = {}
+        for digest, task_id in self._read("SELECT DISTINCT conditions, task_id FROM samples"):
+            if digest != asked.digest and task_id in task_ids:
+                covered[digest] = covered.get(digest, 0) + 1
+        found = [
+            (conditions_from_json(json.loads(text)), covered[digest])
+            for digest, text in self._read("SELECT digest, json FROM conditions ORDER BY digest")
+            if digest in covered
+        ]
+        return sorted(found, key=lambda entry: len(describe_differences(entry[0], asked)))
+
+
+def _check_sample(
+    conditions: SamplingConditions, sample_index: int, trajectory: Trajectory
+) -> None:
+    where = f"sample {sample_index} of task {trajectory.task.task_id}"
+    if not math.isfinite(trajectory.episode_return):
+        raise ValueStoreError(
+            f"{where} has the return {trajectory.episode_return}, expected a finite number; "
+            "the environment's rewards are wrong"
+        )
+    if sample_index < 0:
+        raise ValueStoreError(f"{where}: a sample index counts from 0")
+    if trajectory.task.environment != conditions.environment:
+        raise ValueStoreError(
+            f"{where} comes from environment {trajectory.task.environment!r}, expected "
+            f"{conditions.environment!r} as in the conditions"
+        )
+
+
+def _advice(error: str) -> str:
+    """What a user can do about an error of SQLite or the file system."""
+    if "full" in error:
+        return "What was stored before is safe: free some space and run the same command again."
+    if "locked" in error:
+        return "Another process kept it busy for longer than the timeout; try again later."
+    if "not a database" in error:
+        return "Give the path of a value store, or of a file that does not exist yet."
+    if "malformed" in error:
+        return "The file is damaged: restore a copy, or move it away and sample again."
+    return "Check that the path is on a local disk and that this user may write there."

@@ -1,0 +1,170 @@
+"""The two documents of an evaluation, from hand-made episodes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ragen_apo.evaluation.statistics import wilson_interval
+from ragen_apo.evaluation.summary import (
+    episode_rows,
+    outcome_summary,
+    pass_at_by_task,
+    results_document,
+)
+from ragen_apo.types import StopReason, Trajectory, Turn, make_task
+
+
+def episode(
+    *, goal: str, category: str, rewards: list[float], success: bool, terminated: bool = True
+) -> Trajectory:
+    """An episode with one turn a reward; the action of turn n is `search n`."""
+    turns = tuple(
+        Turn(
+            observation=f"page {number}",
+            prompt_token_ids=(1, 2, 3),
+            response_token_ids=(4, 5),
+            logprobs=(-0.1, -0.2),
+            response=f"<think>so</think><answer>search {number}</answer>",
+            thought="so",
+            action=f"search {number}",
+            reward=reward,
+            flags=("helpful",),
+            state_key=f"state {number}",
+        )
+        for number, reward in enumerate(rewards)
+    )
+    return Trajectory(
+        task=make_task(
+            environment="shop",
+            instruction=f"buy {goal}",
+            split="test",
+            category=category,
+            payload={"goal": goal},
+        ),
+        turns=turns,
+        terminated=terminated,
+        truncated=not terminated,
+        stop_reason=StopReason.TERMINATED if terminated else StopReason.TURN_LIMIT,
+        success=success,
+        final_observation="the end",
+        policy_version="p1",
+        seed=3,
+    )
+
+
+EPISODES = [
+    episode(goal="mug", category="kitchen", rewards=[0.5, 1.0], success=True),
+    episode(goal="novel", category="books", rewards=[-0.25], success=False),
+    episode(goal="pan", category="kitchen", rewards=[0.0] * 3, success=False, terminated=False),
+    episode(goal="atlas", category="books", rewards=[0.0, 1.0], success=True),
+]
+
+
+def test_the_summary_of_four_episodes_equals_the_one_worked_out_by_hand() -> None:
+    summary = outcome_summary(EPISODES)
+    assert summary == {
+        "episodes": 4,
+        "successes": 2,
+        "success_rate": 0.5,  # 2 / 4
+        "success_ci95": list(wilson_interval(2, 4)),
+        "avg_reward": pytest.approx(0.5625),  # (1.5 - 0.25 + 0 + 1) / 4
+        "avg_steps": 2.0,  # (2 + 1 + 3 + 2) / 4
+    }
+
+
+def test_the_results_name_every_pattern_category_and_baseline() -> None:
+    baseline = outcome_summary(EPISODES[1:2])
+    results = results_document(
+        EPISODES, policy="greedy", split="test", baselines={"random": baseline}
+    )
+    assert list(results["by_category"]) == ["books", "kitchen"]
+    assert results["by_category"]["books"]["avg_reward"] == pytest.approx(0.375)  # (-0.25 + 1) / 2
+    assert results["failures"] == {
+        "search_loop": {"count": 0, "share": 0.0, "examples": []},
+        "wrong_purchase": {"count": 1, "share": 0.25, "examples": [1]},
+        "unreachable_target": {"count": 0, "share": 0.0, "examples": []},
+        "timeout": {"count": 1, "share": 0.25, "examples": [2]},
+        "invalid_format": {"count": 0, "share": 0.0, "examples": []},
+    }
+    assert results["baselines"]["random"]["success_rate"] == 0.0
+    assert (results["split"], results["policy"]) == ("test", "greedy")
+    assert "pass_at_k" not in results
+
+
+def test_at_most_three_examples_of_a_pattern_are_named() -> None:
+    results = results_document([EPISODES[1]] * 5, policy="greedy", split="test", baselines={})
+    assert results["failures"]["wrong_purchase"] == {
+        "count": 5,
+        "share": 1.0,
+        "examples": [0, 1, 2],
+    }
+
+
+def test_pass_at_k_is_the_mean_over_tasks_and_not_over_episodes() -> None:
+    solved = episode(goal="mug", category="kitchen", rewards=[1.0], success=True)
+    failed = episode(goal="mug", category="kitchen", rewards=[0.0], success=False)
+    hopeless = episode(goal="pan", category="kitchen", rewards=[0.0], success=False)
+    passes = pass_at_by_task([solved, failed, hopeless, hopeless], [1, 2])
+    assert passes == {"1": 0.25, "2": 0.5}  # (1/2 + 0) / 2 and (1 + 0) / 2
+
+
+def test_pass_at_k_refuses_tasks_with_too_few_samples() -> None:
+    with pytest.raises(ValueError, match="needs 2 samples or more"):
+        pass_at_by_task(EPISODES, [2])
+
+
+def test_pass_at_k_enters_the_results_when_it_was_asked_for() -> None:
+    results = results_document(
+        EPISODES, policy="sampled", split="test", baselines={}, pass_at={"1": 0.5}
+    )
+    assert results["pass_at_k"] == {"1": 0.5}
+
+
+def test_an_episode_row_holds_what_a_person_reads_and_no_token_ids() -> None:
+    row = episode_rows(EPISODES, policy="greedy")[1]
+    assert row == {
+        "episode": 1,
+        "policy": "greedy",
+        "task": {
+            "environment": "shop",
+            "task_id": EPISODES[1].task.task_id,
+            "instruction": "buy novel",
+            "split": "test",
+            "category": "books",
+            "payload": {"goal": "novel"},
+        },
+        "success": False,
+        "return": -0.25,
+        "num_turns": 1,
+        "terminated": True,
+        "truncated": False,
+        "stop_reason": "the environment ended the episode",
+        "failure": "wrong_purchase",
+        "final_observation": "the end",
+        "turns": [
+            {
+                "observation": "page 0",
+                "response": "<think>so</think><answer>search 0</answer>",
+                "thought": "so",
+                "action": "search 0",
+                "reward": -0.25,
+                "flags": ["helpful"],
+                "num_prompt_tokens": 3,
+                "num_response_tokens": 2,
+            }
+        ],
+    }
+
+
+def test_both_documents_survive_json_unchanged() -> None:
+    results = results_document(EPISODES, policy="greedy", split="test", baselines={})
+    rows = episode_rows(EPISODES, policy="greedy")
+    assert json.loads(json.dumps(results)) == results
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_an_evaluation_without_episodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one episode"):
+        results_document([], policy="greedy", split="test", baselines={})

@@ -1,0 +1,291 @@
+"""The value store as one process sees it: what is kept, what is missing, what is refused."""
+
+import dataclasses
+import json
+import math
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from ragen_apo.errors import MissingValueError, ValueStoreError
+from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
+from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.store import ValueStore
+
+CHANGED = {
+    "reference_fingerprint": "def",
+    "environment": "webshop",
+    "environment_version": "2",
+    "environment_options": '{"page_size": 5}',
+    "reward_version": "2",
+    "context_mode": "window",
+    "chat_template_hash": "77aa",
+    "system_prompt": "You are a careful shopper.",
+    "parser_version": "2",
+    "max_turns": 11,
+    "max_response_tokens": 65,
+    "max_context_tokens": 2049,
+    "temperature": 0.9,
+    "format_penalty": 0.0,
+    "invalid_action_penalty": 0.0,
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "values.sqlite"
+
+
+@pytest.fixture
+def store(path):
+    with ValueStore(path) as store:
+        yield store
+
+
+def test_a_stored_trajectory_comes_back_equal_after_reopening(path, conditions, episodes):
+    played = episodes.play("a mug", rewards=(-0.1, 0.7))
+    with ValueStore(path) as store:
+        assert store.add(conditions, 0, played)
+    with ValueStore(path, create=False) as store:
+        assert store.trajectories(conditions, played.task.task_id) == [played]
+        assert store.returns(conditions, played.task.task_id) == [played.episode_return]
+        assert store.returns_by_task(conditions) == {played.task.task_id: [-0.1 + 0.7]}
+        assert store.successes_by_task(conditions) == {played.task.task_id: [True]}
+
+
+def test_returns_come_in_the_order_of_their_index_whatever_the_order_of_writing(
+    store, conditions, episodes
+):
+    for index in (2, 0, 5):
+        store.add(conditions, index, episodes.play("a mug", rewards=(float(index),)))
+    task_id = episodes.task("a mug").task_id
+    assert store.returns(conditions, task_id) == [0.0, 2.0, 5.0]
+    assert store.sample_indices(conditions, task_id) == [0, 2, 5]
+    assert [t.episode_return for t in store.trajectories(conditions, task_id)] == [0.0, 2.0, 5.0]
+
+
+def test_the_first_sample_under_a_key_stays(store, conditions, episodes):
+    first, second = episodes.play("a mug", rewards=(1.0,)), episodes.play("a mug", rewards=(0.0,))
+    assert store.add(conditions, 0, first) is True
+    assert store.add(conditions, 0, second) is False
+    assert store.add_many(conditions, [(0, second), (1, second)]) == 1
+    assert store.trajectories(conditions, first.task.task_id) == [first, second]
+
+
+def test_values_are_the_soft_values_of_the_stored_returns_at_any_beta(store, conditions, episodes):
+    task_id = episodes.task("a mug").task_id
+    returns = [0.0, 1.0, 0.25, 0.0]
+    for index, reward in enumerate(returns):
+        store.add(conditions, index, episodes.play("a mug", rewards=(reward,)))
+    for beta in (0.0, 0.1, 0.5, math.inf):
+        values = store.values(conditions, [task_id], beta=beta)
+        assert values == {task_id: soft_value(returns, beta=beta)}
+    first_two = store.values(conditions, [task_id], beta=0.5, num_samples=2)
+    assert first_two == {task_id: soft_value(returns[:2], beta=0.5)}
+
+
+def test_this_list_of_changes_names_every_key_field():
+    assert set(CHANGED) == {field.name for field in dataclasses.fields(SamplingConditions)}
+
+
+@pytest.mark.parametrize("field", CHANGED)
+def test_a_change_of_any_key_field_misses_and_the_error_names_the_field(
+    store, conditions, episodes, field
+):
+    task_id = episodes.task("a mug").task_id
+    store.add(conditions, 0, episodes.play("a mug"))
+    asked = dataclasses.replace(conditions, **{field: CHANGED[field]})
+    assert store.returns(asked, task_id) == []
+    assert store.returns_by_task(asked) == {}
+    with pytest.raises(MissingValueError) as raised:
+        store.values(asked, [task_id], beta=0.5)
+    lines = str(raised.value).splitlines()
+    assert f"  {field}: store has {getattr(conditions, field)!r}, asked for {CHANGED[field]!r}" in (
+        lines
+    )
+    assert sum("store has" in line for line in lines) == 1
+
+
+def test_the_error_for_missing_values_says_how_many_which_why_and_what_to_do(
+    store, conditions, episodes
+):
+    store.add(conditions, 0, episodes.play("a mug"))
+    store.add(conditions, 0, episodes.play("a hat"))
+    mug, hat, new = (episodes.task(name).task_id for name in ("a mug", "a hat", "a book"))
+    asked = dataclasses.replace(conditions, reference_fingerprint="def", temperature=0.5)
+    with pytest.raises(MissingValueError) as raised:
+        store.values(asked, [mug, hat, new], beta=0.5)
+    message = str(raised.value)
+    assert "3 of 3 tasks" in message
+    assert mug in message
+    assert "2 of them were sampled under conditions that differ in" in message
+    assert "reference_fingerprint: store has 'abc', asked for 'def'" in message
+    assert "temperature: store has 1.0, asked for 0.5" in message
+    assert "ragen-apo estimate-values" in message
+
+
+def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, conditions, episodes):
+    store.add(conditions, 0, episodes.play("a mug"))
+    mug, new = episodes.task("a mug").task_id, episodes.task("a book").task_id
+    with pytest.raises(MissingValueError, match="no return of these tasks under other conditions"):
+        store.values(conditions, [mug, new], beta=0.5)
+
+
+def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(
+    store, conditions, episodes
+):
+    store.add(conditions, 0, episodes.play("a mug"))
+    mug = episodes.task("a mug").task_id
+    with pytest.raises(MissingValueError, match=rf"fewer than 8 sampled returns.*{mug} \(1\)"):
+        store.values(conditions, [mug], beta=0.5, num_samples=8)
+
+
+def test_long_texts_that_differ_look_different_in_the_error(store, conditions, episodes):
+    long = dataclasses.replace(conditions, system_prompt="Be careful. " * 50 + "A")
+    store.add(long, 0, episodes.play("a mug"))
+    asked = dataclasses.replace(conditions, system_prompt="Be careful. " * 50 + "B")
+    with pytest.raises(MissingValueError) as raised:
+        store.values(asked, [episodes.task("a mug").task_id], beta=0.5)
+    (line,) = [line for line in str(raised.value).splitlines() if "system_prompt" in line]
+    stored, wanted = line.split(", asked for ")
+    assert stored.removeprefix("  system_prompt: store has ") != wanted
+    assert len(line) < 200
+
+
+def test_conditions_survive_json_and_write_equal_numbers_equally(conditions):
+    text = json.dumps(conditions.to_json())
+    assert conditions_from_json(json.loads(text)) == conditions
+    same = dataclasses.replace(conditions, temperature=1, format_penalty=0.1)
+    assert same.digest == conditions.digest
+    zero = dataclasses.replace(conditions, format_penalty=0.0)
+    assert dataclasses.replace(conditions, format_penalty=-0.0).digest == zero.digest
+
+
+def test_the_digest_is_the_same_in_another_process(conditions):
+    program = (
+        "import json, sys; from ragen_apo.values.conditions import conditions_from_json; "
+        "print(conditions_from_json(json.loads(sys.argv[1])).digest)"
+    )
+    for hash_seed in ("1", "2"):
+        printed = subprocess.run(
+            [sys.executable, "-c", program, json.dumps(conditions.to_json())],
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert printed.stdout.strip() == conditions.digest
+
+
+def test_conditions_with_a_number_that_is_not_finite_are_refused(conditions):
+    with pytest.raises(ValueStoreError, match="temperature must be finite, got nan"):
+        dataclasses.replace(conditions, temperature=math.nan)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_return_that_is_not_finite_is_refused_and_nothing_of_the_batch_is_stored(
+    store, conditions, episodes, reward
+):
+    good, bad = episodes.play("a mug"), episodes.play("a hat", rewards=(reward,))
+    with pytest.raises(ValueStoreError, match=f"sample 1 .* has the return {reward}"):
+        store.add_many(conditions, [(0, good), (1, bad)])
+    assert store.returns_by_task(conditions) == {}
+
+
+def test_a_trajectory_of_another_environment_is_refused(store, conditions, episodes):
+    other = dataclasses.replace(conditions, environment="sokoban")
+    with pytest.raises(ValueStoreError, match="environment 'shop', expected 'sokoban'"):
+        store.add(other, 0, episodes.play("a mug"))
+
+
+def test_a_negative_index_and_an_impossible_number_of_samples_are_refused(
+    store, conditions, episodes
+):
+    with pytest.raises(ValueStoreError, match="counts from 0"):
+        store.add(conditions, -1, episodes.play("a mug"))
+    with pytest.raises(ValueStoreError, match="num_samples must be at least 1 or None, got 0"):
+        store.values(conditions, [], beta=0.5, num_samples=0)
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
+    path.write_text("a shopping list, longer than the hundred bytes of a header " * 4)
+    before = path.read_bytes()
+    with pytest.raises(ValueStoreError, match=r"file is not a database\. Give the path"):
+        ValueStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(ValueStoreError, match="another program"):
+        ValueStore(path)
+    assert path.read_bytes() == before
+
+
+def test_another_schema_version_is_refused_with_both_versions(path):
+    ValueStore(path).close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(ValueStoreError, match="schema 99, this version of ragen-apo reads schema 1"):
+        ValueStore(path)
+
+
+def test_an_absent_store_is_an_error_where_it_must_exist(path):
+    with pytest.raises(ValueStoreError, match="no value store at .*estimate-values"):
+        ValueStore(path, create=False)
+    assert not path.exists()
+
+
+def test_a_path_that_cannot_be_opened_is_an_error_of_the_store(tmp_path):
+    with pytest.raises(ValueStoreError, match="cannot open the value store"):
+        ValueStore(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueStoreError, match="cannot open the value store"):
+        ValueStore(tmp_path / "file" / "values.sqlite")
+
+
+def test_an_empty_file_becomes_a_store(path, conditions):
+    path.touch()
+    with ValueStore(path) as store:
+        assert store.returns_by_task(conditions) == {}
+
+
+def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space(
+    store, conditions, episodes
+):
+    store.add(conditions, 0, episodes.play("a mug"))
+    connection = store._connection
+    num_pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count={num_pages}")
+    long = [(index, episodes.play("a hat", rewards=(0.1,) * 99)) for index in range(200)]
+    with pytest.raises(ValueStoreError, match="full.*What was stored before is safe"):
+        store.add_many(conditions, long)
+    mug, hat = episodes.task("a mug").task_id, episodes.task("a hat").task_id
+    assert store.returns_by_task(conditions) == {mug: [1.0]}
+    connection.execute("PRAGMA max_page_count=1000000")
+    assert store.add_many(conditions, long) == 200
+    assert len(store.returns(conditions, hat)) == 200
+
+
+def test_a_damaged_file_is_an_error_of_the_store(path, conditions, episodes):
+    with ValueStore(path) as store:
+        store.add_many(conditions, [(i, episodes.play("a mug")) for i in range(100)])
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(content)
+    with ValueStore(path) as store, pytest.raises(ValueStoreError, match="cannot read .*malformed"):
+        store.returns_by_task(conditions)
+
+
+def test_synchronous_has_two_settings(path):
+    for setting, number in (("FULL", 2), ("NORMAL", 1)):
+        with ValueStore(path, synchronous=setting) as store:
+            assert store._connection.execute("PRAGMA synchronous").fetchone() == (number,)
+            assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with pytest.raises(ValueStoreError, match="'FULL' or 'NORMAL', got 'OFF'"):
+        ValueStore(path, synchronous="OFF")

@@ -1,0 +1,110 @@
+"""The value store under kill -9, two writers and a reader."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+from ragen_apo.errors import ValueStoreError
+from ragen_apo.values.store import ValueStore
+
+WRITER = """
+import json, sys
+from ragen_apo.types import trajectory_from_json
+from ragen_apo.values.conditions import conditions_from_json
+from ragen_apo.values.store import ValueStore
+
+path, conditions, trajectory, first, last = sys.argv[1:]
+conditions = conditions_from_json(json.loads(conditions))
+trajectory = trajectory_from_json(json.loads(trajectory))
+with ValueStore(path) as store:
+    for index in range(int(first), int(last)):
+        print(index, store.add(conditions, index, trajectory), flush=True)
+"""
+
+
+def start_writer(path, conditions, trajectory, *, first, last):
+    arguments = (path, json.dumps(conditions.to_json()), json.dumps(trajectory.to_json()))
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, *map(str, arguments), str(first), str(last)],
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("num_before_kill", [1, 7, 30])
+def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, episodes, num_before_kill):
+    path, played = tmp_path / "values.sqlite", episodes.play("a mug", rewards=(0.1,) * 50)
+    writer = start_writer(path, conditions, played, first=0, last=10**9)
+    reported = [int(writer.stdout.readline().split()[0]) for _ in range(num_before_kill)]
+    os.kill(writer.pid, signal.SIGKILL)
+    reported += [int(line.split()[0]) for line in writer.stdout if line.endswith("\n")]
+    writer.wait()
+    writer.stdout.close()
+    with ValueStore(path) as store:
+        stored = store.sample_indices(conditions, played.task.task_id)
+        assert stored in (reported, [*reported, reported[-1] + 1])
+        assert store.trajectories(conditions, played.task.task_id) == [played] * len(stored)
+        assert store._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert store.add(conditions, stored[-1] + 1, played)
+
+
+def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions, episodes):
+    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+    writers = [
+        start_writer(path, conditions, played, first=first, last=first + 60) for first in (0, 40)
+    ]
+    outputs = [writer.communicate()[0].split() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0]
+    with ValueStore(path) as store:
+        assert store.sample_indices(conditions, played.task.task_id) == list(range(100))
+    # The indices 40 to 59 are written by both, and exactly one of the two was first.
+    assert sum(output.count("True") for output in outputs) == 100
+    assert sum(output.count("False") for output in outputs) == 20
+
+
+def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions, episodes):
+    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+    writers = [
+        start_writer(path, conditions, played, first=first, last=first + 1) for first in range(6)
+    ]
+    for writer in writers:
+        writer.communicate()
+    with ValueStore(path) as store:
+        assert store.sample_indices(conditions, played.task.task_id) == list(range(6))
+
+
+def test_reading_goes_on_while_another_one_writes(tmp_path, conditions, episodes):
+    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+    with ValueStore(path) as writer, ValueStore(path) as reader:
+        writer.add(conditions, 0, played)
+        with writer._transaction():
+            writer._insert(conditions.digest, 1, played)
+            assert reader.sample_indices(conditions, played.task.task_id) == [0]
+        assert reader.sample_indices(conditions, played.task.task_id) == [0, 1]
+
+
+def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes):
+    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+    ValueStore(path).close()
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.2, lambda: other.execute("COMMIT"))
+    release.start()
+    with ValueStore(path) as store:
+        assert store.add(conditions, 0, played)
+    release.join()
+    other.close()
+
+
+def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, conditions, episodes):
+    path = tmp_path / "values.sqlite"
+    with ValueStore(path) as store, ValueStore(path, busy_timeout_seconds=0.05) as waiting:
+        with store._transaction(), pytest.raises(ValueStoreError, match="Another process kept it"):
+            waiting.add(conditions, 0, episodes.play("a mug"))
+        assert waiting.add(conditions, 0, episodes.play("a mug"))

@@ -1,0 +1,90 @@
+"""What is said about the reference before training."""
+
+import itertools
+import json
+import math
+
+import pytest
+from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.report import coverage_report, pass_at_k
+
+
+def report(*successes: list[bool], **options):
+    by_task = {f"task-{number}": values for number, values in enumerate(successes)}
+    returns = {task: [float(value) for value in values] for task, values in by_task.items()}
+    return coverage_report(returns, by_task, **{"beta": 0.5, **options})
+
+
+@pytest.mark.parametrize(("num_successes", "num_samples", "k"), [(0, 5, 2), (2, 5, 3), (5, 5, 1)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(num_successes, num_samples, k):
+    samples = [True] * num_successes + [False] * (num_samples - num_successes)
+    subsets = list(itertools.combinations(samples, k))
+    assert pass_at_k(
+        num_successes=num_successes, num_samples=num_samples, k=k
+    ) == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets))
+
+
+def test_pass_at_k_of_fewer_than_k_samples_is_rejected():
+    with pytest.raises(ValueError, match="pass@4 needs 4 samples"):
+        pass_at_k(num_successes=1, num_samples=3, k=4)
+
+
+def test_the_report_of_three_tasks_computed_by_hand():
+    result = report([True] * 4, [True, False, False, False], [False] * 8, ks=(1, 2))
+    assert result["num_tasks"] == 3
+    assert result["num_samples"] == 16
+    assert result["tasks_by_num_samples"] == {"4": 2, "8": 1}
+    # pass@1: (1 + 1/4 + 0) / 3; pass@2: (1 + (1 - C(3,2)/C(4,2)) + 0) / 3 = (1 + 1/2) / 3
+    assert result["pass_at_k"] == pytest.approx({"1": 1.25 / 3, "2": 0.5})
+    assert result["share_never_solved"] == pytest.approx(1 / 3)
+    assert result["share_always_solved"] == pytest.approx(1 / 3)
+    assert result["mean_return"] == pytest.approx(1.25 / 3)
+    # V_hat = 1, 0.5 log(3/4 + e^2 / 4), 0
+    assert result["mean_v_star"] == pytest.approx(
+        (1 + 0.5 * math.log(0.75 + math.exp(2) / 4)) / 3
+    )
+    assert result["mean_v_star"] == pytest.approx(
+        (1 + soft_value([1.0, 0.0, 0.0, 0.0], beta=0.5)) / 3
+    )
+
+
+def test_a_task_with_fewer_than_k_samples_counts_with_what_it_has_and_is_reported():
+    result = report([True, False, False, False], [False] * 16, ks=(4, 16))
+    assert result["pass_at_k"] == {"4": 0.5, "16": 0.5}
+    assert result["tasks_below_k"] == {"4": 0, "16": 1}
+
+
+def test_the_report_is_json():
+    result = report([True, False])
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_there_is_no_advice_when_half_of_the_tasks_have_a_success():
+    assert report([True] + [False] * 15, [False] * 16)["advice"] is None
+
+
+def test_fewer_successes_than_that_call_for_a_warm_start_or_a_shaped_reward():
+    advice = report([True] + [False] * 15, [False] * 16, [False] * 16)["advice"]
+    assert "solves 1 of 3 tasks" in advice
+    assert "warm-start" in advice
+    assert "shaped reward" in advice
+    assert "fewer than" not in advice
+
+
+def test_tasks_are_sampled_sixteen_times_before_they_count_as_out_of_reach():
+    advice = report([True], [False] * 8, [False] * 16)["advice"]
+    assert "1 of the others have fewer than 16 samples" in advice
+
+
+@pytest.mark.parametrize(
+    ("returns", "successes"),
+    [
+        ({}, {}),
+        ({"a": [1.0]}, {"b": [True]}),
+        ({"a": []}, {"a": []}),
+        ({"a": [1.0, 0.0]}, {"a": [True]}),
+    ],
+)
+def test_returns_and_successes_that_do_not_belong_together_are_rejected(returns, successes):
+    with pytest.raises(ValueError, match="expected|at least"):
+        coverage_report(returns, successes, beta=0.5)
