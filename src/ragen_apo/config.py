@@ -251,9 +251,8 @@ class ApoConfig(Section):
     """Double the rollouts of tasks without a success, up to max_value_samples."""
     max_value_samples: Count = 16
     """Rollouts per task at most, if adaptive."""
-    value_store: str | None = Field(
-        None, description="take V* from this existing value store instead of sampling the reference"
-    )
+    value_store: str | None = None
+    """Take V* from this existing value store instead of sampling the reference."""
     value_baseline: Literal["v_star", "mean", "zero"] = "v_star"
     """What is subtracted from the return; mean and zero are ablations."""
     loss: Literal["regression", "weighted"] = "regression"

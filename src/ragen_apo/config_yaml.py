@@ -36,7 +36,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    pass
+    """PyYAML folds these line breaks into spaces unless the text is in double quotes."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        quoted = any(character in data for character in "\x85\u2028\u2029")
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 for _class in (_Loader, _Dumper):

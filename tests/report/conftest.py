@@ -135,7 +135,9 @@ def make_episode(number: int, kind: str) -> Trajectory:
         return finish([search, buy], f"You bought {goal}.", success=True, terminated=True)
     if kind == "wrong_purchase":
         buy = make_turn(page, "buy 81", thought="81 fits the description.", reward=-0.1)
-        return finish([search, buy], "You bought Modern Wall Clock.", success=False, terminated=True)
+        return finish(
+            [search, buy], "You bought Modern Wall Clock.", success=False, terminated=True
+        )
     if kind == "invalid_format":
         text = HOSTILE if number % 2 else "<think>buy the the the"
         turns = [
@@ -147,7 +149,7 @@ def make_episode(number: int, kind: str) -> Trajectory:
         word[kind] if kind == "search_loop" else f"{word[kind]} {STYLES[n % 5]} {n}"
         for n in range(10)
     ]
-    pages = [task, *(f"{other}\nQuery: {query} {query[::-1]}" for query in queries)]
+    pages = [task, *(f"Results for “{query}” {'/'.join(query)}:\n{other}" for query in queries)]
     turns = [
         make_turn(
             pages[n], f"search {query}", thought="Let me try other words.", reward=0.0,
@@ -187,7 +189,7 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "log_ratio_max_abs": 3 + 4 * progress + rng.random(),
             "kl_per_sequence": 2.1 * progress + rng.normal(0, 0.07),
             "kl_per_token": 0.05 * progress,
-            "value_success_correlation": 0.4 * (1 - progress) if step != 5 else math.nan,
+            "v_star_success_correlation": 0.4 * (1 - progress) if step != 5 else math.nan,
             "logprob_gap_max": 3e-6 * (1 + rng.random()),
             "entropy": 0.6 - 0.4 * progress,
             "truncated_share": 0.2 * (1 - progress),
@@ -196,8 +198,10 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "num_turns_mean": 4.4 - 2.3 * progress,
             "gradient_norm": 0.8 + 0.3 * rng.random(),
             "learning_rate": 3e-4,
-            "num_episodes": 64 * step,
-            "num_generated_tokens": 64 * 45 * step,
+            "num_episodes": 64,
+            "num_episodes_total": 64 * step,
+            "num_generated_tokens": 64 * 45,
+            "num_generated_tokens_total": 64 * 45 * step,
             "rollout_seconds": 0.5,
             "training_seconds": 0.7,
         }
@@ -248,7 +252,7 @@ def write_run(directory: Path, *, trained: bool = True) -> Path:
     write_json_lines_atomically(
         directory / "evaluation" / "episodes.jsonl", episode_rows(trajectories, policy="step-60")
     )
-    phases = {"warm_start": 148.2, "values": 21.4, "training": 86.9, "evaluation": 6.3}
+    phases = {"copy": 68.0, "demonstrations": 80.2, "stage 1": 21.4, "stage 2": 93.2}
     write_json_atomically(
         directory / "run.json",
         {

@@ -1,6 +1,7 @@
 """Conditions and trajectories for the tests of the value store."""
 
 import pytest
+
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, make_task
 from ragen_apo.values.conditions import SamplingConditions
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from ragen_apo.errors import MissingValueError, ValueStoreError
 from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
 from ragen_apo.values.estimator import soft_value
@@ -137,8 +138,11 @@ def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(
 ):
     store.add(conditions, 0, episodes.play("a mug"))
     mug = episodes.task("a mug").task_id
-    with pytest.raises(MissingValueError, match=rf"fewer than 8 sampled returns.*{mug} \(1\)"):
+    with pytest.raises(
+        MissingValueError, match=rf"fewer than 8 sampled returns.*{mug} \(1\)"
+    ) as raised:
         store.values(conditions, [mug], beta=0.5, num_samples=8)
+    assert "differ in" not in str(raised.value)
 
 
 def test_long_texts_that_differ_look_different_in_the_error(store, conditions, episodes):
@@ -231,7 +235,9 @@ def test_another_schema_version_is_refused_with_both_versions(path):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(ValueStoreError, match="schema 99, this version of ragen-apo reads schema 1"):
+    with pytest.raises(
+        ValueStoreError, match="schema 99, this version of ragen-apo reads schema 1"
+    ):
         ValueStore(path)
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+
 from ragen_apo.errors import ValueStoreError
 from ragen_apo.values.store import ValueStore
 
@@ -89,9 +90,11 @@ def test_reading_goes_on_while_another_one_writes(tmp_path, conditions, episodes
         assert reader.sample_indices(conditions, played.task.task_id) == [0, 1]
 
 
-def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes):
+@pytest.mark.parametrize("store_exists", [True, False])
+def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes, store_exists):
     path, played = tmp_path / "values.sqlite", episodes.play("a mug")
-    ValueStore(path).close()
+    if store_exists:
+        ValueStore(path).close()
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     release = threading.Timer(0.2, lambda: other.execute("COMMIT"))

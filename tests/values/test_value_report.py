@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.report import coverage_report, pass_at_k
 
@@ -19,9 +20,9 @@ def report(*successes: list[bool], **options):
 def test_pass_at_k_is_the_share_of_subsets_with_a_success(num_successes, num_samples, k):
     samples = [True] * num_successes + [False] * (num_samples - num_successes)
     subsets = list(itertools.combinations(samples, k))
-    assert pass_at_k(
-        num_successes=num_successes, num_samples=num_samples, k=k
-    ) == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets))
+    assert pass_at_k(num_successes=num_successes, num_samples=num_samples, k=k) == pytest.approx(
+        sum(any(subset) for subset in subsets) / len(subsets)
+    )
 
 
 def test_pass_at_k_of_fewer_than_k_samples_is_rejected():
@@ -40,9 +41,7 @@ def test_the_report_of_three_tasks_computed_by_hand():
     assert result["share_always_solved"] == pytest.approx(1 / 3)
     assert result["mean_return"] == pytest.approx(1.25 / 3)
     # V_hat = 1, 0.5 log(3/4 + e^2 / 4), 0
-    assert result["mean_v_star"] == pytest.approx(
-        (1 + 0.5 * math.log(0.75 + math.exp(2) / 4)) / 3
-    )
+    assert result["mean_v_star"] == pytest.approx((1 + 0.5 * math.log(0.75 + math.exp(2) / 4)) / 3)
     assert result["mean_v_star"] == pytest.approx(
         (1 + soft_value([1.0, 0.0, 0.0, 0.0], beta=0.5)) / 3
     )

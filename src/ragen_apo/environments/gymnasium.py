@@ -40,7 +40,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
     particular task of any split. `info` of a reset holds `task_id`, `split` and `category`.
     """
 
-    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - Gymnasium reads a plain dict here
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - Gymnasium reads a plain dict here
 
     def __init__(
         self,
@@ -94,8 +94,9 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
             )
         if "task_id" in options:
             return self._task_with_id(options["task_id"], options.get("split"))
-        self._split = options.get("split", self._split)
-        tasks = self.text_environment.tasks(self._split)
+        split = options.get("split", self._split)
+        tasks = self.text_environment.tasks(split)
+        self._split = split
         return tasks[int(self.np_random.integers(len(tasks)))]
 
     def _task_with_id(self, task_id: str, split: str | None) -> Task:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,15 +55,15 @@ class ApoSettings:
 
     beta2: float = 1e-3
     """Weight of KL(pi || pi_ref), in the unit of a return."""
-    loss: LossForm = LossForm.REGRESSION
-    length_normalization: LengthNormalization = LengthNormalization.NONE
+    loss: LossForm | Literal["regression", "weighted"] = LossForm.REGRESSION
+    length_normalization: LengthNormalization | Literal["none", "tokens"] = LengthNormalization.NONE
     advantage_clamp: float | None = None
     """Largest |A| that a gradient sees, on both sides alike; None for no limit."""
     kl_coefficient: float = 0.0
     """Weight lambda of the additional `kl_penalty`, in the same unit as beta2."""
 
     def __post_init__(self) -> None:
-        # Members are strings, so a plain "weighted" from a configuration file is welcome.
+        # A plain "weighted" from a configuration file becomes the member that it names.
         object.__setattr__(self, "loss", _member(LossForm, self.loss))
         normalization = _member(LengthNormalization, self.length_normalization)
         object.__setattr__(self, "length_normalization", normalization)

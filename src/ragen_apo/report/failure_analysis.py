@@ -77,7 +77,9 @@ def failure_analysis(run: RunData) -> str:
 
 
 def target_note(run: RunData, pattern: str) -> str | None:
-    """How often the goal had been on screen in the episodes of a pattern, where it is flagged."""
+    """How often the goal had been on screen, for patterns where that tells what to do."""
+    if pattern not in ("wrong_purchase", "search_loop"):
+        return None
     flag = TurnFlag.TARGET_SHOWN.value
     shown = {
         id(row): any(flag in (turn.get("flags") or ()) for turn in row.get("turns") or ())
@@ -104,8 +106,8 @@ def _introduction(run: RunData) -> str:
         f"{interval(results.get('success_ci95'))})."
     )
     how = (
-        "Every failed episode has one pattern, the first that fits: invalid format, wrong purchase, "
-        "search loop, unreachable target, timeout."
+        "Every failed episode has one pattern, the first that fits: invalid format, wrong "
+        "purchase, search loop, unreachable target, timeout."
     )
     return (
         f"# Failure analysis\n\n{sentence}\n\n{how if failed else 'There is nothing to analyse.'}"
@@ -117,7 +119,7 @@ def _table(run: RunData) -> str:
     for name, summary in failure_rows(run):
         count, share = compact(summary.get("count")), percent(summary.get("share"))
         lines.append(f"| {words(name)} | {count} | {share} | {note(name).meaning} |")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n\n![Failed episodes by pattern](failures.png)"
 
 
 def _sections(run: RunData) -> list[str]:
@@ -126,13 +128,18 @@ def _sections(run: RunData) -> list[str]:
         if not finite(summary.get("count")):
             continue
         parts = [
-            f"## {words(name).capitalize()}: {compact(summary.get('count'))} episodes",
+            f"## {words(name).capitalize()}: {_count(summary)}",
             f"**What it means.** {note(name).meaning} {target_note(run, name) or ''}".rstrip(),
             f"**What to do.** {note(name).advice}",
             *(_example(row) for row in examples(run, summary)),
         ]
         sections.append("\n\n".join(parts))
     return sections
+
+
+def _count(summary: Mapping[str, Any]) -> str:
+    count = finite(summary.get("count"))
+    return f"{compact(count)} episode{'' if count == 1 else 's'}"
 
 
 def _example(row: Mapping[str, Any]) -> str:

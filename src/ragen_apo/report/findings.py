@@ -6,7 +6,7 @@ Every sentence is computed from the results and is left out when its numbers are
 from __future__ import annotations
 
 from ragen_apo.report.load import RunData, finite, mapping
-from ragen_apo.report.style import compact, decimal, duration, interval, percent, words
+from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, percent, words
 from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
@@ -18,12 +18,12 @@ from ragen_apo.report.tables import (
 
 def headline(run: RunData) -> str:
     """The result in one sentence, with its interval."""
-    subject = "A*-PO solves" if run.trained else "The policy (not trained) solves"
-    rate, bounds = run.results.get("success_rate"), run.results.get("success_ci95")
-    return (
-        f"{subject} {percent(rate)} of {run.num_episodes:,} {evaluated_tasks(run)} "
-        f"(95% interval {interval(bounds)})"
-    )
+    subject = "A*-PO solves" if run.trained else "Not trained:"
+    rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
+    sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
+    if interval(bounds) == ABSENT:
+        return sentence
+    return f"{sentence} (95% interval {interval(bounds)})"
 
 
 def evaluated_tasks(run: RunData) -> str:
@@ -88,13 +88,13 @@ def _steps(run: RunData) -> str | None:
         return None
     sentence = f"{decimal(run.results.get('avg_steps'))} turns per episode on average"
     reference = mapping(mapping(run.results.get("baselines")).get("reference"))
-    if finite(reference.get("avg_steps")) is not None:
+    if run.trained and finite(reference.get("avg_steps")) is not None:
         sentence += f", {decimal(reference.get('avg_steps'))} before training"
     return f"{sentence}; average reward {decimal(run.results.get('avg_reward'))}."
 
 
 def _weakest_category(run: RunData) -> str | None:
-    rows = category_rows(run)
+    rows = [row for row in category_rows(run) if finite(row[1].get("success_rate")) is not None]
     if len(rows) < 2:
         return None
     name, summary = rows[-1]

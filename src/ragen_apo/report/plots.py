@@ -39,7 +39,7 @@ from ragen_apo.report.tables import category_rows, failure_rows, interval_bounds
 
 DOTS_PER_INCH = 180
 MAX_CATEGORIES = 30
-"""Rows of the category picture; the table of the page has all of them."""
+"""Rows of the category picture, the lowest if there are more; the page's table has all of them."""
 
 
 @dataclass(frozen=True)
@@ -80,35 +80,35 @@ def learning_curves(run: RunData) -> bytes:
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     _add_reference_line(grid.flat[0], run)
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    if labels:
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=4, frameon=False, labelcolor=MUTED
-        )
+    _add_legend(figure, grid.flat[0])
     return _png(figure)
 
 
 def success_curve(run: RunData, *, size: tuple[float, float]) -> bytes:
-    """Only the success rate over training, with its legend inside: the picture of a slide."""
+    """Only the success rate over training, with its legend: the picture of a slide."""
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
     _draw_panel(axes, TRAINING_PANELS[0], run.metrics)
     _add_reference_line(axes, run)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="lower right", frameon=False, labelcolor=MUTED, fontsize=9)
+    _add_legend(figure, axes)
     return _png(figure)
 
 
-def by_category(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
+def by_category(
+    run: RunData, *, size: tuple[float, float] | None = None, limit: int = MAX_CATEGORIES
+) -> bytes:
     """The success rate of each category with its Wilson interval and its number of episodes."""
-    rows = category_rows(run)[:MAX_CATEGORIES]
+    all_rows = category_rows(run)
+    rows = all_rows[-limit:]
     figure = Figure(
         figsize=size or (8.0, 1.1 + 0.38 * max(1, len(rows))),
         facecolor=PAPER,
         layout="constrained",
     )
     axes = figure.subplots()
-    _style(axes, "Success by category, with 95% intervals")
+    shortened = len(all_rows) > limit
+    which = f"Success, lowest {limit} of {len(all_rows)} categories"
+    _style(axes, which if shortened else "Success by category, with 95% intervals")
     axes.grid(visible=False, axis="y")
     if not rows:
         return _png(_say(figure, axes, "No categories were evaluated."))
@@ -119,11 +119,14 @@ def by_category(run: RunData, *, size: tuple[float, float] | None = None) -> byt
             axes.plot(bounds, (place, place), color=ACCENT, linewidth=2, solid_capstyle="butt")
         if rate is not None:
             axes.plot(rate, place, marker="o", markersize=6, color=ACCENT, clip_on=False)
-        for x, text, color in (
-            (1.13, percent(rate), INK),
-            (1.25, f"n = {compact(summary.get('episodes'))}", MUTED),
+        for points, text, color in (
+            (54, percent(rate), INK),
+            (108, f"n = {compact(summary.get('episodes'))}", MUTED),
         ):
-            axes.text(x, place, text, va="center", ha="right", fontsize=9.5, color=color)
+            axes.annotate(
+                text, (1.0, place), xytext=(points, 0), textcoords="offset points",
+                va="center", ha="right", fontsize=9.5, color=color,
+            )  # fmt: skip
     _name_rows(axes, [name for name, _ in rows])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -165,8 +168,10 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]]) -> 
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     if not steps:
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color=FAINT)
+        axes.set(xticks=[], yticks=[], xlabel="")
     elif len(steps) == 1:
         axes.plot(steps, values, "o", markersize=5, color=ACCENT, label="training")
+        axes.set_xlim(steps[0] - 1, steps[0] + 1)
     else:
         axes.plot(steps, values, color=ACCENT, alpha=0.25, linewidth=1.2, label="each step")
         smooth = running_mean(values, window=max(1, len(values) // 12))
@@ -192,6 +197,16 @@ def _add_reference_line(axes: Axes, run: RunData) -> None:
     rate = finite(mapping(baselines.get("reference")).get("success_rate"))
     if rate is not None:
         axes.axhline(rate, color=MUTED, linewidth=1.2, linestyle=":", label="reference")
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """One legend below all panels; the panels share their colours."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=4, frameon=False, labelcolor=MUTED,
+            fontsize=9.5,
+        )  # fmt: skip
 
 
 def _style(axes: Axes, title: str) -> None:

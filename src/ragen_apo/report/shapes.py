@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from pptx.enum.shapes import MSO_CONNECTOR, MSO_SHAPE
 from pptx.enum.text import MSO_ANCHOR, PP_ALIGN
 from pptx.oxml import parse_xml
 from pptx.oxml.ns import nsdecls, qn
-from pptx.util import Emu, Inches, Pt
+from pptx.util import Inches, Pt
 
 from ragen_apo.report.style import ACCENT_SOFT, FAINT, INK, LINE, PAPER, printable
 
@@ -28,7 +29,7 @@ class Box:
     height: float
 
     @property
-    def lengths(self) -> tuple[Emu, Emu, Emu, Emu]:
+    def lengths(self) -> tuple[Inches, Inches, Inches, Inches]:
         """The rectangle in the units of python-pptx."""
         return Inches(self.left), Inches(self.top), Inches(self.width), Inches(self.height)
 
@@ -92,17 +93,17 @@ def set_title(slide: Any, box: Box, line: Line) -> None:
 def add_box(
     slide: Any, box: Box, lines: Sequence[Line], *, fill: str = PAPER, border: str = LINE
 ) -> None:
-    """Paragraphs centred in a rounded rectangle."""
+    """Paragraphs at the top of a rounded rectangle."""
     shape = slide.shapes.add_shape(MSO_SHAPE.ROUNDED_RECTANGLE, *box.lengths)
     shape.adjustments[0] = 0.08
     shape.fill.solid()
     shape.fill.fore_color.rgb = rgb(fill)
     shape.line.color.rgb, shape.line.width = rgb(border), Pt(1.25)
-    shape.shadow.inherit = False
+    _drop_theme(shape)
     frame = shape.text_frame
-    frame.margin_left = frame.margin_right = Inches(0.12)
-    frame.margin_top = frame.margin_bottom = Inches(0.06)
-    frame.vertical_anchor = MSO_ANCHOR.MIDDLE
+    frame.margin_left = frame.margin_right = frame.margin_top = Inches(0.14)
+    frame.margin_bottom = Inches(0.06)
+    frame.vertical_anchor = MSO_ANCHOR.TOP
     write_lines(frame, lines)
 
 
@@ -110,7 +111,7 @@ def add_arrow(
     slide: Any, points: Sequence[tuple[float, float]], *, color: str = FAINT, width: float = 1.75
 ) -> None:
     """A path of straight lines through the points, with an arrow head at its end."""
-    for number, (start, end) in enumerate(zip(points[:-1], points[1:], strict=True), 1):
+    for number, (start, end) in enumerate(itertools.pairwise(points), 1):
         line = slide.shapes.add_connector(
             MSO_CONNECTOR.STRAIGHT,
             Inches(start[0]),
@@ -119,9 +120,16 @@ def add_arrow(
             Inches(end[1]),
         )
         line.line.color.rgb, line.line.width = rgb(color), Pt(width)
+        _drop_theme(line)
         if number == len(points) - 1:
             head = f'<a:tailEnd {nsdecls("a")} type="triangle" w="med" len="med"/>'
             line.line._get_or_add_ln().append(parse_xml(head))
+
+
+def _drop_theme(shape: Any) -> None:
+    """Removes the reference to the theme's style, which adds a shadow."""
+    for reference in shape._element.findall(qn("p:style")):
+        shape._element.remove(reference)
 
 
 def add_picture(slide: Any, image: Any, box: Box, *, description: str) -> None:

@@ -31,7 +31,7 @@ MONITORS = {
     "kl_per_sequence": "KL to the reference, per episode",
     "kl_per_token": "KL to the reference, per token",
     "log_ratio_max_abs": "log ratio, largest",
-    "value_success_correlation": "correlation of V* with success",
+    "v_star_success_correlation": "correlation of V* with success",
     "logprob_gap_max": "sampler–trainer log-probability gap",
     "entropy": "entropy",
     "truncated_share": "share of truncated episodes",
@@ -140,15 +140,25 @@ def compact_mean(value: object) -> str:
 def coverage_rows(value_report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The value store's report as (what, value), whatever keys it has; the advice is left out."""
     rows: list[tuple[str, str]] = []
-    for key, value in value_report.items():
-        if key == "advice":
-            continue
+    for key in sorted(set(value_report) - {"advice"}, key=_coverage_rank):
+        value = value_report[key]
         if isinstance(value, Mapping):
-            prefix = "pass@" if key.startswith("pass_at") else f"{words(key)}, "
-            rows += [(f"{prefix}{name}", _coverage_text(key, part)) for name, part in value.items()]
+            prefix = "pass@" if key.startswith("pass_at") else f"{_coverage_name(key)}: "
+            parts = sorted(value.items(), key=lambda part: (len(part[0]), part[0]))
+            rows += [(f"{prefix}{name}", _coverage_text(key, part)) for name, part in parts]
         else:
-            rows.append((words(key), _coverage_text(key, value)))
+            rows.append((_coverage_name(key), _coverage_text(key, value)))
     return rows
+
+
+def _coverage_rank(key: str) -> tuple[int, str]:
+    """Numbers of tasks and samples first, then pass@k, shares and means, then the rest."""
+    starts = ("num_", "pass_at", "share", "mean")
+    return next((n for n, start in enumerate(starts) if key.startswith(start)), len(starts)), key
+
+
+def _coverage_name(key: str) -> str:
+    return words(key).replace("num ", "").replace("v star", "V*")
 
 
 def _coverage_text(key: str, value: object) -> str:

@@ -29,7 +29,7 @@ class SamplingConditions:
     """
 
     reference_fingerprint: str
-    """Hash of the reference's weights and tokenizer."""
+    """Content hash of the reference's weights."""
     environment: str
     environment_version: str
     environment_options: str

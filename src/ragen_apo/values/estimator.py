@@ -8,14 +8,13 @@ Consumes raw returns or successes as the value store keeps them, produces plain 
 Brantley et al., "Accelerating RL for LLM Reasoning with Optimal Advantage Regression"
 (arXiv 2505.20686), equation of Stage 1. The mean of a logarithm lies below the logarithm of the
 mean, so V_hat is biased downwards. Its error is about beta times sqrt((1 - p) / (p N)), the
-relative error of a success rate p from N samples, which is why `tasks_to_escalate` spends samples
-on tasks with a low success rate and not on those at one half.
+relative error of a success rate p from N samples, which is why `SampleSchedule` spends samples on
+tasks with a low success rate and not on those at one half.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,22 +120,3 @@ def next_num_samples(schedule: SampleSchedule, *, num_successes: int, num_sample
     if error <= schedule.max_error:
         return num_samples
     return next(total for total in schedule.rounds() if total > num_samples)
-
-
-def tasks_to_escalate(
-    successes_by_task: Mapping[str, Sequence[bool]], *, schedule: SampleSchedule
-) -> dict[str, int]:
-    """The tasks that need another round, each with the total it should have afterwards.
-
-    `successes_by_task` holds one entry per sample; a task not sampled yet has an empty sequence.
-    The lowest success rate comes first and ties keep their order, so a caller with a limited budget
-    can stop anywhere. Empty when Stage 1 is complete.
-    """
-    wanted: list[tuple[float, str, int]] = []
-    for task_id, successes in successes_by_task.items():
-        num_samples, num_successes = len(successes), sum(successes)
-        total = next_num_samples(schedule, num_successes=num_successes, num_samples=num_samples)
-        if total > num_samples:
-            wanted.append((num_successes / max(num_samples, 1), task_id, total))
-    wanted.sort(key=lambda entry: entry[0])
-    return {task_id: total for _, task_id, total in wanted}

@@ -21,7 +21,7 @@ from ragen_apo.errors import ConfigError, EnvironmentDataError
 
 MAX_PRODUCT_ID = 999_999_999
 
-_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\n;]*\S[^\n;]*$")]
+_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\n;]*[^\s;][^\n;]*$")]
 
 
 class _ProductRow(BaseModel):
@@ -87,13 +87,18 @@ class Catalogue:
         return load_catalogue, (self.path, self.num_products)
 
 
-@functools.lru_cache(maxsize=16)
 def load_catalogue(path: str | None = None, num_products: int | None = None) -> Catalogue:
     """The catalogue of a file (None: the project's own), or its first `num_products` products.
 
     "First" is in an order that takes the categories in turn, so that each stays represented; ids
     are kept. Raises EnvironmentDataError for an unusable file, ConfigError for too many products.
+    The same file gives the same object.
     """
+    return _load_once(path, num_products)
+
+
+@functools.lru_cache(maxsize=16)
+def _load_once(path: str | None, num_products: int | None) -> Catalogue:
     products = _read_products(path)
     if num_products is not None:
         if num_products > len(products):

@@ -1,8 +1,8 @@
 """The products of a shop: upstream's files in, an immutable catalogue on disk out.
 
-`read_products` consumes upstream's three files (see docs/webshop.md) by upstream's loading rules and
-yields `Product` records; `Catalog` opens a prepared folder (store.py) in which they lie memory-mapped
-beside the search index, so any number of environments and processes share one copy.
+`read_products` consumes upstream's three files (see docs/webshop.md) by upstream's loading rules
+and yields `Product` records; `Catalog` opens a prepared folder (store.py) in which they lie
+memory-mapped beside the search index, so any number of environments and processes share one copy.
 """
 
 import functools
@@ -99,15 +99,17 @@ def parse_product(
     bullets = record.get("small_description") or ""
     return Product(
         asin=record["asin"],
-        title=record["name"],
+        title=record["name"] or "",
         description=record.get("full_description") or "",
-        bullet_points=tuple(bullets) if isinstance(bullets, list) else (bullets,),
+        bullet_points=tuple(bullet or "" for bullet in bullets)
+        if isinstance(bullets, list)
+        else (bullets,),
         prices=prices,
         price_tag=tag,
         options=parse_options(record.get("customization_options")),
-        category=record["category"],
+        category=record["category"] or "",
         query=record["query"].lower().strip(),
-        product_category=record["product_category"],
+        product_category=record["product_category"] or "",
         attributes=tuple(labels.get("attributes", NO_ATTRIBUTES)),
         instruction=labels.get("instruction"),
         instruction_attributes=tuple(labels.get("instruction_attributes") or ()),
@@ -134,7 +136,9 @@ def find_data_files(folder: Path) -> DataFiles:
     items = sorted(folder.glob("items_shuffle*.json"))
     attributes = [path.with_name(path.name.replace("shuffle", "ins_v2")) for path in items]
     if len(items) != 1 or not attributes[0].exists():
-        found = sorted(path.name for path in folder.glob("*.json")) if folder.is_dir() else "no folder"
+        found = (
+            sorted(path.name for path in folder.glob("*.json")) if folder.is_dir() else "no folder"
+        )
         raise EnvironmentDataError(
             f"no single WebShop catalogue in {folder}: found {found}, expected one "
             "items_shuffle<size>.json with its items_ins_v2<size>.json; get them with "
@@ -206,7 +210,8 @@ def product_from_json(values: list[Any]) -> Product:
 
 
 class Catalog:
-    """A prepared folder, opened: products by number, search, prices. Immutable, shared, not pickled.
+    """A prepared folder, opened: products by number, search, prices. Immutable, shared, not
+    pickled.
 
     A product's number is its place in upstream's file; a document's number is the rank of its asin.
     """
@@ -251,7 +256,8 @@ class Catalog:
         place = int(np.searchsorted(self._asins, wanted))
         if place == len(self._asins) or self._asins[place] != wanted:
             raise EnvironmentDataError(
-                f"no product {asin!r} in the catalogue {self.folder} of {self.num_products} products; "
+                f"no product {asin!r} in the catalogue {self.folder} of {self.num_products} "
+                "products; "
                 "the task belongs to other data: make it with this environment's tasks()"
             )
         return int(self._product_of_document[place])

@@ -1,10 +1,11 @@
 """Prices and goals of a catalogue, a function of one seed, and the splits of the goals.
 
 Consumes a `Catalog` and a price seed; produces a price for each product and the list of `Goal`s in
-upstream's order. With one private generator: each product with two prices draws uniform(a, b), then
-each product with an instruction draws its price limit; then a second generator, seeded 233, shuffles
-the goals. Source: WebShop's engine and goal modules with the global generator seeded just before
-construction; upstream itself leaves it unseeded, so its goals differ from process to process.
+upstream's order. With one private generator: each product with two prices draws uniform(a, b),
+then each product with an instruction draws its price limit; then a second generator, seeded 233,
+shuffles the goals. Source: WebShop's engine and goal modules with the global generator seeded just
+before construction; upstream itself leaves it unseeded, so its goals differ from process to
+process.
 """
 
 import hashlib
@@ -72,7 +73,9 @@ def draw_prices(catalog: Catalog, source: random.Random) -> npt.NDArray[np.float
 
 
 def draw_limit(price: float, source: random.Random) -> tuple[float, str]:
-    """A price limit among the next four tens above the price, and its text; none for a high price."""
+    """A price limit among the next four tens above the price, and its text; none for a high
+    price.
+    """
     above = [limit for limit in _LIMITS if limit > price][:4]
     if len(above) < 2:
         return NO_LIMIT, ""
@@ -80,7 +83,9 @@ def draw_limit(price: float, source: random.Random) -> tuple[float, str]:
     return limit, f", and price lower than {limit:.2f} dollars"
 
 
-def _synthetic_goals(number: int, product: Product, price: float, source: random.Random) -> list[Goal]:
+def _synthetic_goals(
+    number: int, product: Product, price: float, source: random.Random
+) -> list[Goal]:
     limit, limit_text = draw_limit(price, source)
     names = sorted(product.options)
     goals: list[Goal] = []
@@ -100,7 +105,9 @@ def _synthetic_goals(number: int, product: Product, price: float, source: random
     return goals
 
 
-def _human_goals(number: int, product: Product, price: float, source: random.Random) -> Iterator[Goal]:
+def _human_goals(
+    number: int, product: Product, price: float, source: random.Random
+) -> Iterator[Goal]:
     for written in product.human_instructions:
         if written.attributes:
             limit, limit_text = draw_limit(price, source)
@@ -135,7 +142,9 @@ def make_goals(
     goals: list[Goal] = []
     if kind is GoalKind.SYNTHETIC:
         for number in catalog.instructed.tolist():
-            goals += _synthetic_goals(number, catalog.product(number), float(prices[number]), source)
+            goals += _synthetic_goals(
+                number, catalog.product(number), float(prices[number]), source
+            )
     else:
         for number in catalog.with_human.tolist():
             goals += _human_goals(number, catalog.product(number), float(prices[number]), source)
@@ -145,8 +154,12 @@ def make_goals(
 
 
 def product_split(asin: str) -> str:
-    """The split of all goals of a product under the scheme `product`: a function of its asin alone."""
-    bucket = int.from_bytes(hashlib.sha256(f"webshop split {asin}".encode()).digest()[:4], "big") % 10
+    """The split of all goals of a product under the scheme `product`: a function of its asin
+    alone.
+    """
+    bucket = (
+        int.from_bytes(hashlib.sha256(f"webshop split {asin}".encode()).digest()[:4], "big") % 10
+    )
     return {0: "test", 1: "validation"}.get(bucket, "train")
 
 
@@ -168,9 +181,13 @@ class GoalBook:
         return "validation" if index < NUM_STANDARD_TEST + NUM_STANDARD_VALIDATION else "train"
 
     def tasks(self, split: str, scheme: SplitScheme) -> tuple[Task, ...]:
-        """The tasks of a split in the order of the goals; raises ConfigError for an unknown split."""
+        """The tasks of a split in the order of the goals; raises ConfigError for an unknown
+        split.
+        """
         if split not in SPLITS:
-            raise ConfigError(f"unknown split {split!r} of webshop; expected one of {', '.join(SPLITS)}")
+            raise ConfigError(
+                f"unknown split {split!r} of webshop; expected one of {', '.join(SPLITS)}"
+            )
         key = (scheme, split)
         if key not in self._tasks:
             self._tasks[key] = tuple(
@@ -215,7 +232,9 @@ def goal_book(catalog: Catalog, *, price_seed: int, kind: GoalKind) -> GoalBook:
 
 
 def goal_of_task(task: Task, catalog: Catalog) -> Goal:
-    """The goal that a task's payload describes; raises ConfigError for another environment's task."""
+    """The goal that a task's payload describes; raises ConfigError for another environment's
+    task.
+    """
     try:
         payload = task.payload
         return Goal(

@@ -4,7 +4,7 @@
 `SearchIndex` maps that folder and answers queries. Equations (k1 = 0.9, b = 0.4, all float32):
 
     idf   = ln(1 + (N - df + 0.5) / (df + 0.5))
-    norm  = 1 / (k1 ((1 - b) + b L / avgdl))      L: length as Lucene's SmallFloat keeps it in a byte
+    norm  = 1 / (k1 ((1 - b) + b L / avgdl))      L: the length as SmallFloat keeps it in a byte
     score = sum over terms of  w - w / (1 + f norm),   w = (count in the query) idf
 
 The sum is taken in float64 and rounded to float32. Order: score descending, ties by document id
@@ -68,7 +68,9 @@ def inverse_document_frequency(num_documents: int, frequency: int) -> np.float32
 
 
 class IndexBuilder:
-    """Collects documents and writes the index; memory is bounded by the chunk and the vocabulary."""
+    """Collects documents and writes the index; memory is bounded by the chunk and the
+    vocabulary.
+    """
 
     def __init__(self, folder: Path, *, num_documents: int, chunk_size: int = 50_000) -> None:
         self._folder = folder
@@ -199,8 +201,10 @@ class SearchIndex:
         self._counts, self._scores = mapped("counts"), mapped("scores")
         self._length_bytes = mapped("length_bytes")
         self._term_rows, self._term_ends = mapped("term_rows"), mapped("term_ends")
-        self._term_bytes = memoryview(mapped("term_bytes"))
-        self._span: Callable[[str], tuple[int, int]] = functools.lru_cache(TERM_CACHE_SIZE)(self._find_span)
+        self._term_bytes = mapped("term_bytes")
+        self._span: Callable[[str], tuple[int, int]] = functools.lru_cache(TERM_CACHE_SIZE)(
+            self._find_span
+        )
 
     def search(self, query: str) -> npt.NDArray[np.int64]:
         """The numbers of the at most 50 best documents for a lower-cased query, best first."""
@@ -216,7 +220,9 @@ class SearchIndex:
         return hits[order]
 
     def score(self, query: str) -> npt.NDArray[np.float32] | None:
-        """The score of every document, 0 where no term occurs; None where no document has a term."""
+        """The score of every document, 0 where no term occurs; None where no document has a
+        term.
+        """
         total: npt.NDArray[np.float64] | None = None
         for term, count in Counter(analyze(query)).items():
             start, end = self._span(term)

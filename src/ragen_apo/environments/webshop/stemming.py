@@ -52,7 +52,9 @@ _LAST_SUFFIXES: tuple[str, ...] = (
 
 
 def _shape(word: str) -> str:
-    """The word with `v` for each vowel and `c` for each consonant; y is a vowel after a consonant."""
+    """The word with `v` for each vowel and `c` for each consonant; y is a vowel after a
+    consonant.
+    """
     shape: list[str] = []
     previous = "v"
     for letter in word:
@@ -124,7 +126,7 @@ def _strip_last_suffix(word: str) -> str:
 
 def _tidy_end(word: str) -> str:
     if word.endswith("e"):
-        # Lucene measures the word with its final e here; the e adds no VC, so m is that of the stem.
+        # Measured with its final e, as Lucene does; a vowel at the end adds nothing to m.
         measure = _measure(word)
         if measure > 1 or (measure == 1 and not _ends_short(word[:-1])):
             word = word[:-1]

@@ -1,9 +1,9 @@
-"""Prepared catalogues: built once from upstream's files, stored whole or not at all, opened by mapping.
+"""Prepared catalogues: built once from upstream's files, stored whole, opened by mapping.
 
-`open_catalog` consumes a data folder (or the name of the generated catalogue) and gives a `Catalog`.
-A prepared folder is named by a hash of the data's content and of the format, so other data never
-meets an old index. Builders write beside the place and rename; of two that finish together the first
-stays. Opened catalogues are kept weakly: all environments of a process share one.
+`open_catalog` consumes a data folder, `generated[:products]` or `auto`, and gives a `Catalog`. A
+prepared folder is named by a hash of the data's content and of the format, so other data never
+meets an old index. Builders write beside the place and rename; of two that finish together the
+first stays. Opened catalogues are kept weakly: all environments of a process share one.
 
 The folder is `$RAGEN_APO_DATA/webshop/prepared/<hash>`, or lies under the user's data folder.
 """
@@ -34,7 +34,9 @@ from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import PARTIAL_MARK, sync_to_disk
 
 STORE_FORMAT = 1
+AUTO: Final = "auto"
 GENERATED: Final = "generated"
+SIZES: Final = ("small", "full")
 HASH_STAMP_BYTES = 1 << 26
 """Larger data files are hashed once; later starts trust their size and time of change."""
 
@@ -53,11 +55,27 @@ def data_root() -> Path:
     return Path(base) / "ragen-apo"
 
 
-def open_catalog(data: str, *, store: Path | None = None, progress: Progress | None = None) -> Catalog:
-    """The catalogue of a data folder, or of `generated[:products]`, prepared first where necessary.
+def real_data_folder(size: str) -> Path:
+    """Where the downloaded files of a size (`small`, `full`) lie."""
+    return data_root() / "webshop" / size
+
+
+def resolve_data(data: str) -> str:
+    """What `auto` stands for: the downloaded small data, else the full, else the generated."""
+    if data != AUTO:
+        return data
+    present = (real_data_folder(size) for size in SIZES)
+    return next((str(folder) for folder in present if folder.is_dir()), GENERATED)
+
+
+def open_catalog(
+    data: str, *, store: Path | None = None, progress: Progress | None = None
+) -> Catalog:
+    """The catalogue of a data folder, `generated[:products]` or `auto`, prepared where necessary.
 
     Raises EnvironmentDataError for missing or malformed data or a store that cannot be written.
     """
+    data = resolve_data(data)
     root = store or data_root() / "webshop" / "prepared"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -90,7 +108,7 @@ def open_prepared(folder: Path) -> Catalog:
 
 
 def _is_generated(data: str) -> bool:
-    return data.split(":")[0] == GENERATED
+    return data.split(":", maxsplit=1)[0] == GENERATED
 
 
 def _generated_files(data: str, root: Path) -> DataFiles:

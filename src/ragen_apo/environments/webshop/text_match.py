@@ -1,9 +1,9 @@
 """How alike two texts are, exactly as thefuzz's `token_set_ratio` says.
 
 Consumes any text; produces a whole number from 0 to 100. Both texts lose the characters U+0080 to
-U+00FF, everything else that is not a letter or digit becomes a space, the rest is lower-cased. With
-the words both have, I, and the words only one has, A and B (each sorted and joined by spaces), it is
-the largest of ratio(I A, I B), ratio(I, I A) and ratio(I, I B), where
+U+00FF, everything else that is not a letter or digit becomes a space, the rest is lower-cased.
+With the words both have, I, and the words only one has, A and B (each sorted and joined by
+spaces), it is the largest of ratio(I A, I B), ratio(I, I A) and ratio(I, I B), where
 
     ratio(s, t) = 100 (1 - d(s, t) / (|s| + |t|)),   d = |s| + |t| - 2 LCS(s, t)
 
@@ -17,7 +17,9 @@ _DROPPED = dict.fromkeys(range(0x80, 0x100))
 
 
 def process(text: str) -> str:
-    """The text as the comparison sees it: lower case, letters and digits, single characters kept."""
+    """The text as the comparison sees it: lower case, letters and digits, single characters
+    kept.
+    """
     kept = text.translate(_DROPPED)
     return "".join(_simple_lower(c) if c.isalnum() else " " for c in kept).strip()
 

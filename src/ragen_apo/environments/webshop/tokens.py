@@ -17,14 +17,18 @@ from ragen_apo.environments.webshop.stemming import stem
 MAX_TOKEN_LENGTH = 255
 """Lucene cuts longer words into pieces of this length."""
 
-STOP_WORDS: Final = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then "
-    "there these they this to was will with".split()
-)
+_STOP_WORDS = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there
+these they this to was will with
+"""
+STOP_WORDS: Final = frozenset(_STOP_WORDS.split())
 
 _ASCII_WORD: Final = regex.compile(
     r"_*[a-zA-Z0-9](?:[a-zA-Z0-9_]|(?<=[a-zA-Z])[.:'](?=[a-zA-Z])|(?<=[0-9])[.,;'](?=[0-9]))*"
 )
+
+_BLANKS: Final = regex.compile(r"[ \t\n\r\f\v]+")
+"""ASCII blanks never belong to a token."""
 
 _PICTOGRAPHS_BASIC: Final = (
     r"\u00A9\u00AE\u203C\u2049\u2122\u2139\u2194-\u2199\u21A9-\u21AA\u231A-\u231B\u2328\u2388\u23CF"
@@ -50,43 +54,40 @@ def _segmentation_pattern() -> str:
     modifier = r"[\U0001F3FB-\U0001F3FF]"
     marks = rf"[[\p{{WB=Extend}}\p{{WB=Format}}\p{{WB=ZWJ}}]--{modifier}]*+"
     marks_in_emoji = (
-        rf"[[\p{{WB=Extend}}\p{{WB=Format}}\p{{WB=ZWJ}}]--[\uFE0E\uFE0F\U0001F3FB-\U0001F3FF]]*"
+        r"[[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]--[\uFE0E\uFE0F\U0001F3FB-\U0001F3FF]]*+"
     )
+    marks_before_keycap = marks_in_emoji.replace("\\uFE0F", "\\uFE0F\\u20E3")
     later_letters = (
         r"[\u02C2-\u02C5\u02D2-\u02D7\u02DE\u02DF\u02E5-\u02EB\u02ED\u02EF-\u02FF"
         r"\u055A-\u055C\u055E\u058A\uA720\uA721\uA789\uA78A\uAB5B]"
     )
     letter_class = rf"[[\p{{WB=ALetter}}\p{{WB=Hebrew_Letter}}]--{later_letters}]"
-    hebrew_class, katakana_class = r"\p{WB=Hebrew_Letter}", r"\p{WB=Katakana}"
+    hebrew_class = r"\p{WB=Hebrew_Letter}"
     digit_class = r"[\p{WB=Numeric}\uFF10-\uFF19]"
-    join_class = r"\p{WB=ExtendNumLet}"
     mid_both = r".'\u2018\u2019\u2024\uFE52\uFF07\uFF0E"
-    mid_letter = rf"[:\u00B7\u0387\u05F4\u2027\uFE13\uFE55\uFF1A{mid_both}]"
+    mid_letter = (
+        rf"[:\u00B7\u0387\u05F4\u2027\uFE13\uFE55\uFF1A{mid_both}]{marks}(?={letter_class})"
+    )
     mid_digit = (
         r"[,;\u037E\u0589\u060C\u060D\u066C\u07F8\u2044\uFE10\uFE14\uFE50\uFE54\uFF0C\uFF1B"
-        rf"{mid_both}]"
+        rf"{mid_both}]{marks}(?={digit_class})"
     )
-    alphanumeric = (
-        rf"(?:(?<!{katakana_class}{marks})(?:{letter_class}|{digit_class}){marks}"
-        rf"|(?<!(?:{letter_class}|{digit_class}){marks}){katakana_class}{marks})"
+    hebrew_quotes = rf"\"{marks}(?={hebrew_class})|'{marks}"
+    letters_and_digits = (
+        rf"(?:{hebrew_class}{marks}(?:{hebrew_quotes}|{mid_letter})?"
+        rf"|{letter_class}{marks}(?:{mid_letter})?|{digit_class}{marks}(?:{mid_digit})?)++"
     )
-    continued = (
-        rf"(?:{alphanumeric}|{join_class}{marks}"
-        rf"|(?<={letter_class}{marks}){mid_letter}{marks}(?={letter_class})"
-        rf"|(?<={digit_class}{marks}){mid_digit}{marks}(?={digit_class})"
-        rf"|(?<={hebrew_class}{marks})'{marks}"
-        rf"|(?<={hebrew_class}{marks})\"{marks}(?={hebrew_class}))"
-    )
-    start = rf"(?:{letter_class}|{digit_class}|{katakana_class}){marks}"
-    word = rf"(?:{join_class}{marks})*{start}{continued}*"
+    join = rf"(?:\p{{WB=ExtendNumLet}}{marks})"
+    part = rf"(?:{letters_and_digits}|(?:\p{{WB=Katakana}}{marks})++)"
+    word = rf"(?<!\p{{WB=ExtendNumLet}}){join}*+{part}(?:{join}++{part})*{join}*+"
     emoji_char = rf"[{_PICTOGRAPHS_BASIC}{_PICTOGRAPHS_SUPPLEMENTARY}]"
     emoji = (
-        rf"(?:(?:\u200D*\p{{Emoji_Modifier_Base}}{marks_in_emoji})?{modifier}{marks_in_emoji}"
-        rf"|\u200D*{emoji_char}{marks_in_emoji}\uFE0F?)"
+        rf"(?:(?:\u200D*+\p{{Emoji_Modifier_Base}}{marks_in_emoji})?{modifier}{marks_in_emoji}"
+        rf"|\u200D*+{emoji_char}{marks_in_emoji}\uFE0F?)"
     )
     emoji_sequence = (
-        rf"{emoji}(?:[\U000E0020-\U000E007E]+\U000E007F|(?:\u200D{emoji})*)"
-        rf"|[0-9\#*]{marks_in_emoji}\uFE0F?\u20E3{marks_in_emoji}"
+        rf"{emoji}(?:[\U000E0020-\U000E007E]+\U000E007F|(?:(?:(?<=\u200D)|(?=\u200D)){emoji})*+)"
+        rf"|[0-9\#*]{marks_before_keycap}\uFE0F?\u20E3{marks_in_emoji}"
         rf"|(?:\p{{WB=Regional_Indicator}}{marks}){{2}}"
     )
     single = rf"[\p{{Script=Han}}\p{{Script=Hiragana}}]{marks}"
@@ -96,28 +97,31 @@ def _segmentation_pattern() -> str:
 _WORD: Final = regex.compile(_segmentation_pattern(), regex.VERSION1)
 
 
-def _cut_pieces(pattern: regex.Pattern[str], text: str) -> list[str]:
-    """Tokens of a text that holds one longer than Lucene's limit: matched in windows of the limit."""
+def _tokenize_long(pattern: regex.Pattern[str], chunk: str) -> list[str]:
+    """Tokens of text without blanks, however long, in linear time: looked for in short windows."""
     tokens: list[str] = []
     position = 0
-    while (match := pattern.search(text, position)) is not None:
-        if len(match.group()) > MAX_TOKEN_LENGTH:
-            start = match.start()
-            window = pattern.match(text, start, start + MAX_TOKEN_LENGTH)
-            assert window is not None
-            match = window
-        tokens.append(match.group())
-        position = match.end()
+    while position < len(chunk):
+        match = pattern.search(chunk[position : position + 2 * MAX_TOKEN_LENGTH])
+        if match is None or match.start() >= MAX_TOKEN_LENGTH:
+            position += MAX_TOKEN_LENGTH
+            continue
+        start = position + match.start()
+        token = match.group()
+        if len(token) > MAX_TOKEN_LENGTH:
+            window = pattern.match(chunk[start : start + MAX_TOKEN_LENGTH])
+            token = window.group() if window is not None else token[:MAX_TOKEN_LENGTH]
+        tokens.append(token)
+        position = start + len(token)
     return tokens
 
 
 def tokenize(text: str) -> list[str]:
     """The words, numbers and emoji of a text in order, as StandardTokenizer cuts them."""
     pattern = _ASCII_WORD if text.isascii() else _WORD
-    tokens: list[str] = pattern.findall(text)
-    if any(len(token) > MAX_TOKEN_LENGTH for token in tokens):
-        return _cut_pieces(pattern, text)
-    return tokens
+    if len(text) <= MAX_TOKEN_LENGTH or max(map(len, text.split()), default=0) <= MAX_TOKEN_LENGTH:
+        return pattern.findall(text)
+    return [token for chunk in _BLANKS.split(text) for token in _tokenize_long(pattern, chunk)]
 
 
 def _without_possessive(token: str) -> str:

@@ -1,0 +1,45 @@
+# Two commands for a newcomer: `make quickstart` and `make test`. Each sets itself up.
+#
+# On Linux the torch of PyPI brings the CUDA libraries (several GB). For the CPU build:
+#   make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+QUICKSTART := runs/quickstart
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint types check
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(READY) ## make .venv and install the pinned dependencies
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "$(PYTHON) is not Python 3.10 or newer. Name one: make setup PYTHON=python3.12"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	@touch $@
+
+quickstart: setup ## train a small shopping agent, evaluate it, write the report (about 10 minutes)
+	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
+	  $(if $(wildcard $(QUICKSTART)),--resume)
+	$(BIN)/ragen-apo evaluate $(QUICKSTART) --split test --episodes 100
+	$(BIN)/ragen-apo report $(QUICKSTART)
+
+test: setup ## run the tests
+	$(BIN)/pytest
+
+lint: setup ## ruff (lint and format) and the import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: setup ## pyright
+	$(BIN)/pyright
+
+check: lint types test ## lint, types and test

@@ -1,0 +1,289 @@
+"""The command `ragen-apo`. Each verb parses, calls one function of the library, and prints.
+
+What this package raises on purpose is shown as one message without a traceback, exit status 2. An
+interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+import ragen_apo
+from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from ragen_apo.config import RunConfig
+    from ragen_apo.run_directory import RunDirectory
+
+app = App(
+    name="ragen-apo",
+    help="Train language-model agents on multi-turn tasks with A*-PO.",
+    version=ragen_apo.__version__,
+)
+console = Console()
+
+Overrides = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Configuration keys to change, for example --apo.beta2 0.05 --training.max_steps 20; "
+        "docs/configuration.md lists all.",
+    ),
+]
+
+
+@app.command
+def train(
+    *overrides: Overrides,
+    run_dir: Path,
+    config: Path | None = None,
+    resume: bool = False,
+    evaluate: bool = True,
+) -> None:
+    """Train a policy: warm start, Stage 1, Stage 2; then evaluate it and write the report.
+
+    Parameters
+    ----------
+    overrides
+        Configuration keys to change, such as `--apo.beta2 0.05`.
+    run_dir
+        Where everything goes; must not exist yet, except with --resume.
+    config
+        A YAML file; see configs/. Not needed with --resume.
+    resume
+        Continue the run in --run-dir where it stopped, with its own configuration.
+    evaluate
+        Also evaluate the trained policy and write the report.
+    """
+    from ragen_apo.console import ConsoleProgress
+    from ragen_apo.training.pipeline import train as train_run
+
+    run, settings = _run_to_train(run_dir, config, list(overrides), resume=resume)
+    with ConsoleProgress(console) as progress:
+        train_run(settings, run, progress=progress)
+    console.print(f"trained policy: {run.policy}", highlight=False)
+    if evaluate:
+        section = settings.evaluation
+        _evaluate(run, split=section.split, episodes=section.num_episodes, pass_k=section.pass_k)
+        report(run_dir)
+
+
+@app.command
+def estimate_values(
+    run: Path, *, samples: int | None = None, reference: int = 0, split: str = "train"
+) -> None:
+    """Sample the frozen reference of a run (Stage 1) and report what its values cover.
+
+    Parameters
+    ----------
+    run
+        A run directory with a reference.
+    samples
+        Trajectories per task; more than before adds to what is stored. Default: the configuration's.
+    reference
+        Version of the reference; 0 is the warm-started one.
+    split
+        Tasks to sample.
+    """
+    import json
+
+    from ragen_apo.console import ConsoleProgress
+    from ragen_apo.training.stage_one import estimate_run_values
+
+    directory, settings = _existing_run(run)
+    if samples is not None:
+        if samples < 1:
+            raise ConfigError(f"--samples must be at least 1, got {samples}")
+        changed = settings.apo.model_copy(
+            update={"num_value_samples": samples, "adaptive_vstar": False}
+        )
+        settings = settings.model_copy(update={"apo": changed})
+    with ConsoleProgress(console) as progress:
+        coverage = estimate_run_values(
+            settings, directory, version=reference, split=split, progress=progress
+        )
+    console.print_json(json.dumps(coverage))
+
+
+@app.command
+def evaluate(
+    run: Path,
+    *,
+    split: str | None = None,
+    episodes: int | None = None,
+    pass_k: int | None = None,
+) -> None:
+    """Play a split with the trained policy, the reference and the baselines.
+
+    Writes RUN/evaluation/results.json and episodes.jsonl.
+
+    Parameters
+    ----------
+    run
+        A run directory.
+    split
+        Tasks to play: for the shop train, test or all. Default: the configuration's.
+    episodes
+        How many; one per task in the split's order. Default: the configuration's.
+    pass_k
+        Also sample each task this often and give pass@k.
+    """
+    directory, settings = _existing_run(run)
+    section = settings.evaluation
+    _evaluate(
+        directory,
+        split=split or section.split,
+        episodes=section.num_episodes if episodes is None else episodes,
+        pass_k=section.pass_k if pass_k is None else pass_k,
+    )
+
+
+@app.command
+def report(run: Path) -> None:
+    """Write summary.csv, plots, failure_analysis.md, slides.pptx and report.html of a run.
+
+    Parameters
+    ----------
+    run
+        A run directory with an evaluation.
+    """
+    from ragen_apo.report import write_report
+    from ragen_apo.run_directory import open_run
+
+    open_run(run)
+    paths = write_report(run)
+    console.print(f"report: {run / 'report' / 'report.html'} ({len(paths)} files)", highlight=False)
+
+
+@app.command
+def play(environment: str = "shop", *options: Overrides, split: str = "train", task: int = 0) -> None:
+    """Play an environment yourself in the terminal.
+
+    Parameters
+    ----------
+    environment
+        Name of an environment.
+    options
+        Options of the environment, such as `--max_turns 5`.
+    split
+        Where the task is from.
+    task
+        Which task of the split, counted from 0.
+    """
+    from ragen_apo.config_overrides import parse_options
+    from ragen_apo.environments.base import make_environment
+    from ragen_apo.environments.play import play as play_episode
+
+    world = make_environment(environment, parse_options(options))
+    tasks = world.tasks(split)
+    if not 0 <= task < len(tasks):
+        raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
+    play_episode(world, tasks[task])
+
+
+def _run_to_train(
+    run_dir: Path, config: Path | None, overrides: list[str], *, resume: bool
+) -> tuple[RunDirectory, RunConfig]:
+    from ragen_apo.config import load_config, resolved_yaml
+    from ragen_apo.run_directory import create_run
+
+    if not resume:
+        if config is None:
+            raise ConfigError("--config is missing; give a YAML file such as configs/shop.yaml")
+        settings = load_config(config, overrides)
+        _check_environment(settings)
+        return create_run(run_dir, config_yaml=resolved_yaml(settings)), settings
+    run, settings = _existing_run(run_dir)
+    if overrides and config is None:
+        raise ConfigError(
+            "--resume continues with the run's own configuration; overrides are not possible. "
+            "Start another run with --config and another --run-dir."
+        )
+    if config is not None and load_config(config, overrides) != settings:
+        raise RunDirectoryError(
+            f"{run_dir} was started with another configuration than {config} gives. Leave --config "
+            f"out to continue it as it is (see {run.config}), or choose another --run-dir."
+        )
+    return run, settings
+
+
+def _check_environment(settings: RunConfig) -> None:
+    """Refuses unknown environments and options before a run directory is made."""
+    from ragen_apo.environments.base import make_environment
+
+    make_environment(settings.environment.name, settings.environment.options)
+
+
+def _existing_run(path: Path) -> tuple[RunDirectory, RunConfig]:
+    from ragen_apo.config import load_config
+    from ragen_apo.run_directory import open_run
+
+    run = open_run(path)
+    return run, load_config(run.config)
+
+
+def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | None) -> None:
+    from ragen_apo.config import load_config
+    from ragen_apo.console import ConsoleProgress
+    from ragen_apo.evaluation.evaluate import EvaluationPlan
+    from ragen_apo.training.evaluation_run import evaluate_run
+
+    settings = load_config(run.config)
+    if episodes < 1 or (pass_k is not None and pass_k < 1):
+        raise ConfigError(f"--episodes and --pass-k must be at least 1, got {episodes} and {pass_k}")
+    plan = EvaluationPlan(
+        split=split,
+        num_episodes=episodes,
+        temperature=settings.evaluation.temperature,
+        seed=settings.seed,
+    )
+    with ConsoleProgress(console) as progress:
+        results = evaluate_run(settings, run, plan=plan, pass_k=pass_k, progress=progress)
+    _print_results(results)
+
+
+def _print_results(results: dict) -> None:
+    from rich.table import Table
+
+    low, high = results["success_ci95"]
+    table = Table(title=f"{results['episodes']} episodes of split {results['split']!r}")
+    for heading in ("policy", "success", "average reward", "average steps"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for name, row in [("trained (A*-PO)", results), *results["baselines"].items()]:
+        table.add_row(
+            name,
+            f"{row['success_rate']:.1%}",
+            f"{row['avg_reward']:.3f}",
+            f"{row['avg_steps']:.2f}",
+        )
+    console.print(table)
+    console.print(f"95% interval of the trained policy: {low:.1%} to {high:.1%}", highlight=False)
+
+
+def main() -> None:
+    """The entry point: turns expected errors into messages and exit statuses."""
+    try:
+        app()
+    except RagenApoError as error:
+        _fail(str(error), status=2)
+    except KeyboardInterrupt:
+        _fail("interrupted. Nothing that was saved is lost; train continues with --resume.", status=130)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _fail(f"the disk is full: {error}. What was saved is whole; free space and --resume.", status=2)
+
+
+def _fail(message: str, *, status: int) -> None:
+    Console(stderr=True).print(f"error: {message}", style="red", highlight=False, markup=False)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Progress on a terminal: bars for people, plain lines where the output is not a terminal."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+PLAIN_LINE_EVERY_SECONDS = 15.0
+DESCRIPTIONS = {
+    "copy": "warm start: copying",
+    "demonstrations": "warm start: demonstrations",
+    "stage 1": "stage 1: values of the reference",
+    "stage 2": "stage 2: A*-PO",
+    "evaluation": "evaluation",
+}
+
+
+class ConsoleProgress:
+    """A `Progress` (see `ragen_apo.progress`) that writes to a console; use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars: Progress | None = None
+        if console.is_terminal:
+            self._bars = Progress(
+                TextColumn("{task.description:<34}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("[dim]{task.fields[note]}"),
+                console=console,
+            )
+        self._bar: TaskID | None = None
+        self._name, self._total, self._done, self._note = "", 0, 0, ""
+        self._last_line = self._started = 0.0
+
+    def __enter__(self) -> ConsoleProgress:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish_phase()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def start(self, phase: str, total: int) -> None:
+        """Opens a bar, or prints that the phase begins."""
+        self._finish_phase()
+        self._name, self._total = DESCRIPTIONS.get(phase, phase), total
+        self._done, self._note = 0, ""
+        self._started = self._last_line = time.monotonic()
+        if self._bars is not None:
+            self._bar = self._bars.add_task(self._name, total=total, note="")
+
+    def update(self, done: int, note: str = "") -> None:
+        """Moves the bar; plain output gets a line every few seconds."""
+        self._done, self._note = done, note or self._note
+        if self._bars is not None and self._bar is not None:
+            self._bars.update(self._bar, completed=done, note=self._note)
+        elif time.monotonic() - self._last_line > PLAIN_LINE_EVERY_SECONDS:
+            self._last_line = time.monotonic()
+            self._print_line()
+
+    def say(self, message: str) -> None:
+        """Prints a sentence above the bars."""
+        self.console.print(message, highlight=False, markup=False)
+
+    def _finish_phase(self) -> None:
+        if not self._name:
+            return
+        if self._bars is None:
+            self._print_line(suffix=f"  in {time.monotonic() - self._started:.0f} s")
+        elif self._bar is not None:
+            # A phase that reached its goal early is complete.
+            self._bars.update(self._bar, total=self._done or self._total)
+        self._name = ""
+
+    def _print_line(self, suffix: str = "") -> None:
+        line = f"{self._name}: {self._done}/{self._total}  {self._note}{suffix}"
+        self.console.print(line, highlight=False, markup=False)

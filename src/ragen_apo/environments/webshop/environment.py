@@ -1,0 +1,307 @@
+"""WebShop as a text environment: one customer, one goal, one purchase.
+
+Consumes a `Task` (a goal of the catalogue) and actions `search[words]` and `click[target]`;
+produces observations in one of three modes and, on Buy Now, the reward. Everything large is
+shared: the mapped catalogue, its views, the prices and goals. The rest is a `Session`, which
+belongs to its environment.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, validate_options
+from ragen_apo.environments.webshop.catalog import Catalog
+from ragen_apo.environments.webshop.goals import (
+    ENVIRONMENT_NAME,
+    SPLITS,
+    Goal,
+    GoalKind,
+    SplitScheme,
+    goal_book,
+    goal_of_task,
+)
+from ragen_apo.environments.webshop.nouns import NOUN_RULES, NounRule
+from ragen_apo.environments.webshop.pages import (
+    INVALID_ACTION_LINE,
+    RENDERERS,
+    ObservationMode,
+    clickables,
+    render_done,
+)
+from ragen_apo.environments.webshop.policies import policies_for
+from ragen_apo.environments.webshop.reward import RewardRule, RewardVariant, Score
+from ragen_apo.environments.webshop.session import Page, Session, parse_action
+from ragen_apo.environments.webshop.store import AUTO, open_catalog, open_prepared
+from ragen_apo.environments.webshop.views import ProductViews, product_views
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task, TurnFlag
+
+TEXT_VERSION = 1
+"""Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
+REWARD_VERSION = 1
+"""Raise it whenever the same purchase would earn something else."""
+EPISODE_OVER = "The episode is over."
+
+RULES = (
+    "You shop for a customer. Actions: search[words] anywhere; click[target] for what the page "
+    "offers: a product id, an option, next >, < prev, back to search, description, features, "
+    "reviews, buy now. Find what the task asks for, select the asked options, then "
+    "click[buy now]; buying ends the episode."
+)
+
+
+class WebShopOptions(BaseModel):
+    """The options of the environment `webshop`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    data: str = AUTO
+    """A folder with upstream's files; `generated` or `generated:<number of products>`; `auto`: the
+    downloaded data where there is some, else `generated`."""
+    store: Path | None = None
+    """Where prepared catalogues are kept; None: the user's data folder."""
+    price_seed: int = 0
+    """The seed of prices, price limits and so of the goals."""
+    goals: GoalKind = GoalKind.SYNTHETIC
+    split: SplitScheme = SplitScheme.STANDARD
+    observation: ObservationMode = ObservationMode.COMPACT
+    reward: RewardVariant = RewardVariant.CORRECTED
+    payoff: Literal["dense", "binary"] = "dense"
+    """What the purchase pays: the score, or 1 for success and 0 otherwise."""
+    nouns: str | NounRule = "rule"
+    """A noun rule by name (rule, words, spacy), or a function of your own from title to nouns."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Truncates an episode after this many actions; None: only the caller's limit counts."""
+
+
+def _noun_rule(choice: str | NounRule) -> tuple[str, NounRule]:
+    """The name and the function of a noun rule; raises ConfigError for an unknown name."""
+    if not isinstance(choice, str):
+        return f"{choice.__module__}.{choice.__qualname__}", choice
+    if choice not in NOUN_RULES:
+        raise ConfigError(
+            f"environment.nouns: got {choice!r}, expected one of {', '.join(NOUN_RULES)} "
+            "or a function"
+        )
+    return choice, NOUN_RULES[choice]
+
+
+class WebShopEnvironment:
+    """One shopping episode at a time."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = validate_options(WebShopOptions, options)
+        self._attach(None)
+        self._properties = self._declare()
+        self._task: Task | None = None
+        self._goal: Goal | None = None
+        self._session = Session(page=Page.DONE)
+        self._num_turns = 0
+        self._score: Score | None = None
+
+    def _attach(self, folder: Path | None) -> None:
+        """Takes hold of everything shared; `folder` is the prepared one where it is known."""
+        if folder is not None and (folder / "catalog.json").exists():
+            self._catalog = open_prepared(folder)
+        else:
+            self._catalog = open_catalog(self.options.data, store=self.options.store)
+        self._views = product_views(self._catalog)
+        self._book = goal_book(
+            self._catalog, price_seed=self.options.price_seed, kind=self.options.goals
+        )
+        self._noun_rule_name, nouns = _noun_rule(self.options.nouns)
+        self._reward_rule = RewardRule(self.options.reward, nouns)
+        self._render = RENDERERS[self.options.observation]
+
+    def _declare(self) -> EnvironmentProperties:
+        options = self.options
+        content = f"{self._catalog.fingerprint}|{options.price_seed}|{options.goals.value}"
+        data = hashlib.sha256(content.encode()).hexdigest()[:12]
+        turns = "" if options.max_turns is None else f"-turns{options.max_turns}"
+        return EnvironmentProperties(
+            name=ENVIRONMENT_NAME,
+            version=f"{data}-{options.observation.value}{TEXT_VERSION}{turns}",
+            reward_version=(
+                f"{options.reward.value}{REWARD_VERSION}-{options.payoff}-nouns:{self._noun_rule_name}"
+            ),
+            deterministic=True,
+            return_range=(0.0, 1.0),
+            splits=SPLITS,
+            rules=RULES,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what is shared, which the other process maps for itself."""
+        shared = ("_catalog", "_views", "_book", "_reward_rule", "_render", "_noun_rule_name")
+        state = {name: value for name, value in self.__dict__.items() if name not in shared}
+        return state | {"folder": self._catalog.folder}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        folder = state.pop("folder")
+        self.__dict__.update(state)
+        self._attach(folder)
+
+    @property
+    def properties(self) -> EnvironmentProperties:
+        """What the environment declares about itself under its options."""
+        return self._properties
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The goals of a split in upstream's order; raises ConfigError for an unknown split."""
+        return self._book.tasks(split, self.options.split)
+
+    @property
+    def num_goals(self) -> int:
+        """The number of goals of all splits."""
+        return len(self._book.goals)
+
+    def goal_task(self, index: int) -> Task:
+        """The task of a goal by the number that upstream gives it."""
+        return self._book.task(index, self.options.split)
+
+    def prices(self) -> Mapping[str, float]:
+        """The price of each product by its id."""
+        return {
+            product.asin: price
+            for product, price in zip(self._catalog.products(), self._book.prices, strict=True)
+        }
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        """Starts an episode; the seed is accepted and not used, nothing here is random."""
+        self._goal = goal_of_task(task, self._catalog)
+        self._task = task
+        self._session = Session()
+        self._num_turns = 0
+        self._score = None
+        return self.observation, {"available_actions": self.available_actions()}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Executes any text; see `TextEnvironment.step` and the module's rules."""
+        if self._over():
+            info = {"invalid_action": True, "available_actions": None}
+            return EPISODE_OVER, 0.0, self._score is not None, self._score is None, info
+        valid = self._follow(action)
+        self._num_turns += 1
+        reward = 0.0
+        info: dict[str, Any] = {"invalid_action": not valid}
+        if self._session.page is Page.DONE:
+            reward = self._pay(info)
+        elif valid and self._target_is_shown():
+            info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
+        info["available_actions"] = self.available_actions()
+        observation = self.observation
+        if not valid and self.options.observation is ObservationMode.COMPACT:
+            observation = INVALID_ACTION_LINE + observation
+        terminated = self._score is not None
+        truncated = not terminated and self._num_turns == self.options.max_turns
+        if truncated:
+            info["success"] = False
+        return observation, reward, terminated, truncated, info
+
+    @property
+    def session(self) -> Session:
+        """The state of the visit; to be read, not changed."""
+        return self._session
+
+    @property
+    def views(self) -> ProductViews:
+        """The texts of the catalogue's products."""
+        return self._views
+
+    @property
+    def catalog(self) -> Catalog:
+        """The shared catalogue."""
+        return self._catalog
+
+    def _over(self) -> bool:
+        limit = self.options.max_turns
+        return self._session.page is Page.DONE or (limit is not None and self._num_turns >= limit)
+
+    def _follow(self, action: str) -> bool:
+        """Carries an action out; False where it is none, or none that the page offers."""
+        parsed = parse_action(action)
+        if parsed is None:
+            return False
+        name, argument = parsed
+        if name == "search":
+            self._session.search(argument, self._catalog)
+            return True
+        return name == "click" and self._session.click(argument, self._views)
+
+    def _pay(self, info: dict[str, Any]) -> float:
+        goal, bought = self._goal, self._session.product
+        assert goal is not None and bought is not None
+        self._score = self._reward_rule.score(
+            goal,
+            self._catalog.product(goal.product),
+            self._catalog.product(bought),
+            price=self._book.prices[bought],
+            selected=self._session.selected,
+        )
+        info["success"] = self._score.success
+        info["score"] = self._score.value
+        info["reward_parts"] = dict(self._score.parts)
+        return self._payoff()
+
+    def _payoff(self) -> float:
+        assert self._score is not None
+        return float(self._score.success) if self.options.payoff == "binary" else self._score.value
+
+    def _target_is_shown(self) -> bool:
+        assert self._goal is not None
+        if self._session.page is Page.RESULTS:
+            return self._goal.product in self._session.shown
+        return self._goal.product == self._session.product
+
+    @property
+    def observation(self) -> str:
+        """The open page in the chosen mode."""
+        if self._session.page is Page.DONE:
+            if self._score is None:
+                return EPISODE_OVER
+            mode = self.options.observation
+            return render_done(self._session, mode, self._views, self._score.value)
+        assert self._task is not None
+        return self._render(self._session, self._task.instruction, self._views)
+
+    def available_actions(self) -> dict[str, Any] | None:
+        """Whether the page has a search field and what it offers to click; None after the end."""
+        if self._session.page is Page.DONE:
+            return None
+        return {
+            "has_search_bar": self._session.page is Page.START,
+            "clickables": clickables(self._session, self._views),
+        }
+
+    def state_key(self) -> str:
+        """Task, page and selections (and, in `text_rich`, the opened products) as a hash."""
+        session = self._session
+        state: list[Any] = [
+            self._task.task_id if self._task else "",
+            session.page.value,
+            session.query,
+            session.page_number,
+            session.product,
+            session.sub_page if session.page is Page.SUB_PAGE else "",
+            sorted(session.selected.items()),
+        ]
+        if self.options.observation is ObservationMode.TEXT_RICH:
+            state.append(sorted(session.opened))
+        if self.options.max_turns is not None:
+            state.append(self._num_turns)
+        text = repr(state).encode("utf-8", "backslashreplace")
+        return hashlib.blake2b(text, digest_size=12).hexdigest()
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        """random, heuristic, teacher and oracle; each follows the episode on a copy of its own."""
+        return policies_for(self._copy)
+
+    def _copy(self) -> "WebShopEnvironment":
+        """An environment of the same conditions that shares the catalogue."""
+        copy = object.__new__(type(self))
+        copy.__setstate__(self.__getstate__())
+        return copy

@@ -1,0 +1,233 @@
+"""A generated catalogue in upstream's format: the default where no real data is present.
+
+Consumes a number of products; writes `items_shuffle.json`, `items_ins_v2.json` and
+`items_human_ins.json` as upstream has them. Product i is a function of i alone, so a larger
+catalogue begins with the smaller one. Search is not trivial in it: kinds share words, brands and
+features, three products in ten are near-duplicates of an earlier one, and prices overlap.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ragen_apo.environments.webshop.generated_words import (
+    ADJECTIVES,
+    AUDIENCES,
+    BRANDS,
+    CLOSINGS,
+    COLORS,
+    KINDS,
+    PATTERNS,
+    SIZES,
+    Kind,
+)
+from ragen_apo.seeding import derive_seed
+
+GENERATOR_VERSION = 1
+DUPLICATE_SHARE = 0.3
+DUPLICATE_REACH = 40
+INSTRUCTION_SHARE = 0.4
+HUMAN_SHARE = 0.05
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_NUM_ASINS = 36**8
+_ASIN_STEP = 1_299_709_111_237
+"""Shares no factor with 36^8, so that different products get different ids."""
+
+
+@dataclass(frozen=True)
+class _Design:
+    """What is decided about a product before its texts are written."""
+
+    kind: Kind
+    brand: str
+    adjectives: tuple[str, ...]
+    material: str
+    features: tuple[str, ...]
+    audience: str
+    price: float
+
+
+def generated_name(num_products: int) -> str:
+    """The folder name of the generated catalogue of this size and generator version."""
+    return f"generated-v{GENERATOR_VERSION}-{num_products}"
+
+
+def generated_asin(number: int) -> str:
+    """The product id of the product of this number."""
+    rest = (number * _ASIN_STEP + 7_777_777) % _NUM_ASINS
+    letters: list[str] = []
+    for _ in range(8):
+        rest, digit = divmod(rest, 36)
+        letters.append(_DIGITS[digit])
+    return "B0" + "".join(letters)
+
+
+def _source(number: int, purpose: str) -> random.Random:
+    return random.Random(derive_seed("webshop-generated", GENERATOR_VERSION, purpose, number))
+
+
+def _original_design(number: int) -> _Design:
+    source = _source(number, "design")
+    kind = source.choice(KINDS)
+    low, high = kind.price_range
+    return _Design(
+        kind=kind,
+        brand=source.choice(BRANDS),
+        adjectives=tuple(source.sample(ADJECTIVES, 2)),
+        material=source.choice(kind.materials),
+        features=tuple(source.sample(kind.features, min(len(kind.features), source.randint(3, 6)))),
+        audience=source.choice(AUDIENCES),
+        price=round(low * (high / low) ** source.random(), 2),
+    )
+
+
+def _design(number: int) -> _Design:
+    """The product's own design, or that of an earlier product with small changes."""
+    source = _source(number, "family")
+    if number == 0 or source.random() >= DUPLICATE_SHARE:
+        return _original_design(number)
+    model = _original_design(number - source.randint(1, min(number, DUPLICATE_REACH)))
+    own = _original_design(number)
+    return replace(
+        model,
+        brand=own.brand if source.random() < 0.5 else model.brand,
+        material=source.choice(model.kind.materials),
+        features=(*model.features[:-1], source.choice(model.kind.features)),
+        price=round(model.price * source.uniform(0.8, 1.25), 2),
+    )
+
+
+def _pricing(price: float, source: random.Random) -> str:
+    draw = source.random()
+    if draw < 0.09:
+        return ""
+    if draw < 0.18:
+        return f"${price} - ${round(price * source.uniform(1.1, 1.9), 2)}"
+    return f"${price}"
+
+
+def _options(design: _Design, source: random.Random) -> dict[str, list[dict[str, str]]] | str:
+    """Colours (sometimes with a pattern) and sizes; half of the products have none."""
+    if source.random() < 0.5:
+        return ""
+    options: dict[str, list[str]] = {}
+    if design.kind.sizes:
+        sizes = SIZES[design.kind.sizes]
+        first = source.randrange(max(len(sizes) - 2, 1))
+        options["Size"] = list(sizes[first : first + source.randint(2, 6)])
+    if source.random() < 0.8:
+        colors = source.sample(COLORS, source.randint(2, 8))
+        options["Color"] = [
+            f"{color} {source.choice(PATTERNS)}" if source.random() < 0.3 else color
+            for color in colors
+        ]
+    return {name: [{"value": value} for value in values] for name, values in options.items()} or ""
+
+
+def _title(design: _Design, source: random.Random) -> str:
+    kind = design.kind
+    noun = source.choice(kind.nouns)
+    parts = [design.brand, *design.adjectives, design.material, noun]
+    extras = [f"with {feature.title()}" for feature in source.sample(design.features, 1)]
+    extras.append(f"for {design.audience}")
+    return f"{' '.join(parts).title()} {' '.join(extras)}, {source.choice(kind.nouns).title()}"
+
+
+def _bullets(design: _Design, source: random.Random) -> list[str]:
+    noun = source.choice(design.kind.nouns)
+    bullets = [
+        f"{feature.upper()}: this {noun} is made of {design.material}; {source.choice(CLOSINGS)} "
+        for feature in design.features
+    ]
+    return [*bullets, f"Made for {design.audience} by {design.brand}. "]
+
+
+def product_record(number: int) -> dict[str, Any]:
+    """The record of a product in `items_shuffle.json`."""
+    design, source = _design(number), _source(number, "texts")
+    title = _title(design, source)
+    description = ""
+    if source.random() < 0.7:
+        features = " and ".join(design.features[:3])
+        description = f"{title}. {features.capitalize()}. {source.choice(CLOSINGS).capitalize()}."
+    return {
+        "asin": generated_asin(number),
+        "name": title,
+        "full_description": description,
+        "small_description": _bullets(design, source),
+        "pricing": _pricing(design.price, source),
+        "customization_options": _options(design, source),
+        "images": [],
+        "category": design.kind.category,
+        "query": design.kind.query,
+        "product_category": " \u203a ".join(design.kind.path),
+    }
+
+
+def attribute_record(number: int) -> dict[str, Any]:
+    """The record of a product in `items_ins_v2.json`: its attributes, for some an instruction."""
+    design, source = _design(number), _source(number, "instruction")
+    attributes = list(dict.fromkeys([*design.features, design.material]))
+    record: dict[str, Any] = {"attributes": attributes}
+    if source.random() < INSTRUCTION_SHARE:
+        asked = source.sample(attributes, min(len(attributes), source.randint(1, 4)))
+        before, after = asked[:2], asked[2:]
+        instruction = f"Find me {', '.join(before)} {design.kind.query}"
+        if after:
+            instruction += f" with {', '.join(after)}"
+        record |= {"instruction": instruction, "instruction_attributes": asked}
+    return record
+
+
+def human_record(number: int) -> list[dict[str, Any]] | None:
+    """What `items_human_ins.json` has for a product, for one in twenty."""
+    design, source = _design(number), _source(number, "human")
+    if source.random() >= HUMAN_SHARE:
+        return None
+    options = product_record(number)["customization_options"] or {}
+    wanted = [source.choice(values)["value"].lower() for values in options.values()]
+    asked = source.choice(design.features)
+    noun = source.choice(design.kind.nouns)
+    opening = source.choice(("i am looking for a", "i need a", "can you find me a", "i want a"))
+    in_words = f" in {' and '.join(wanted)}" if wanted else ""
+    return [
+        {
+            "asin": generated_asin(number),
+            "instruction": f"{opening} {noun} that is {asked}{in_words}.",
+            "instruction_attributes": [asked],
+            "instruction_options": wanted,
+        }
+    ]
+
+
+def _write_lines(path: Path, brackets: str, entries: Iterable[str]) -> None:
+    """One JSON document of many entries, written as they come."""
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(brackets[0])
+        for place, entry in enumerate(entries):
+            stream.write(f"{',' if place else ''}\n{entry}")
+        stream.write(f"\n{brackets[1]}\n")
+
+
+def write_generated_files(folder: Path, num_products: int) -> None:
+    """Writes the three files of the generated catalogue of this size."""
+
+    def human_entries() -> Iterator[str]:
+        for number in range(num_products):
+            records = human_record(number)
+            if records is not None:
+                yield f'"{generated_asin(number)}": {json.dumps(records)}'
+
+    numbers = range(num_products)
+    _write_lines(
+        folder / "items_shuffle.json", "[]", (json.dumps(product_record(n)) for n in numbers)
+    )
+    _write_lines(
+        folder / "items_ins_v2.json",
+        "{}",
+        (f'"{generated_asin(n)}": {json.dumps(attribute_record(n))}' for n in numbers),
+    )
+    _write_lines(folder / "items_human_ins.json", "{}", human_entries())

@@ -1,0 +1,182 @@
+"""What the shopper reads and may click: a `Session` rendered in one of three modes.
+
+`text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
+made for language models: no instruction repeated on every page, titles cut, selected options
+shown, and a last line that says what can be done. All are put together from the cached pieces of
+views.py.
+"""
+
+import json
+from collections.abc import Callable
+from enum import Enum
+
+from ragen_apo.environments.webshop.session import PAGE_SIZE, Page, Session
+from ragen_apo.environments.webshop.views import (
+    MAX_COMPACT_TEXT,
+    SEPARATOR,
+    ProductViews,
+    button,
+    lines,
+    nodes,
+    plain,
+    shortened,
+)
+
+
+class ObservationMode(str, Enum):
+    """How pages are written."""
+
+    COMPACT = "compact"
+    TEXT = "text"
+    TEXT_RICH = "text_rich"
+
+
+INVALID_ACTION_LINE = "That is not possible here.\n"
+
+_START_CLICKABLES = ("search",)
+_SUB_PAGE_CLICKABLES = ("back to search", "< prev")
+_RESULTS_CLICKABLES = ("back to search", "next >")
+_LATER_RESULTS_CLICKABLES = ("back to search", "< prev", "next >")
+
+_START_ACTIONS = "Actions: search[words]"
+_RESULTS_ACTIONS = "Actions: click[product id], click[next >], click[back to search], search[words]"
+_LATER_RESULTS_ACTIONS = (
+    "Actions: click[product id], click[next >], click[< prev], click[back to search], search[words]"
+)
+_ITEM_ACTIONS = (
+    "click[buy now], click[description], click[features], click[reviews], click[< prev], "
+    "click[back to search], search[words]"
+)
+_SUB_PAGE_ACTIONS = "Actions: click[< prev], click[back to search], search[words]"
+
+_BACK_RICH = lines([button("Back to Search")])
+_BACK_AND_PREVIOUS_RICH = _BACK_RICH + lines([button("< Prev")])
+
+
+def clickables(session: Session, views: ProductViews) -> tuple[str, ...]:
+    """What can be clicked, in upstream's order; nothing after the end."""
+    if session.page is Page.START:
+        return _START_CLICKABLES
+    if session.page is Page.RESULTS:
+        first = _RESULTS_CLICKABLES if session.page_number == 1 else _LATER_RESULTS_CLICKABLES
+        return first + tuple(views.view(number).link for number in session.shown)
+    if session.page is Page.ITEM:
+        assert session.product is not None
+        return views.view(session.product).clickables
+    return _SUB_PAGE_CLICKABLES if session.page is Page.SUB_PAGE else ()
+
+
+def _results_heading(session: Session) -> list[str]:
+    return [f"Page {session.page_number} (Total results: {len(session.results)})"]
+
+
+def render_text(session: Session, instruction: str, views: ProductViews) -> str:
+    """The page as upstream's mode `text`."""
+    if session.page is Page.START:
+        return plain(["WebShop", "Instruction:", *nodes(instruction), "Search"])
+    pieces = ["Instruction:", *nodes(instruction), "Back to Search"]
+    if session.page is Page.RESULTS:
+        pieces += _results_heading(session)
+        pieces += ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
+        return SEPARATOR.join(
+            [plain(pieces), *(views.view(number).in_results_text for number in session.shown)]
+        )
+    assert session.product is not None
+    view = views.view(session.product)
+    pieces.append("< Prev")
+    if session.page is Page.ITEM:
+        return f"{plain(pieces)}{SEPARATOR}{view.item_text}"
+    return plain(pieces + view.sub_page(session.sub_page))
+
+
+def render_rich(session: Session, instruction: str, views: ProductViews) -> str:
+    """The page as upstream's mode `text_rich`."""
+    if session.page is Page.START:
+        return lines(["WebShop", "Instruction: ", *nodes(instruction), button("Search")])
+    head = lines(["Instruction:", *nodes(instruction)])
+    if session.page is Page.RESULTS:
+        buttons = ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
+        products = (
+            views.view(number).in_results_rich(clicked=number in session.opened)
+            for number in session.shown
+        )
+        heading = lines(_results_heading(session) + [button(label) for label in buttons])
+        return f"{head}{_BACK_RICH}{heading}{''.join(products)}"
+    assert session.product is not None
+    view = views.view(session.product)
+    head += _BACK_AND_PREVIOUS_RICH
+    if session.page is Page.SUB_PAGE:
+        return head + lines(view.sub_page(session.sub_page))
+    if not session.selected and '"' not in session.query:
+        return head + view.item_rich_unselected
+    before, rest = view.item_rich(
+        view.address(session.query, session.page_number, session.selected)
+    )
+    return f"{before}{head}{rest}"
+
+
+def render_compact(session: Session, instruction: str, views: ProductViews) -> str:
+    """The page as our mode `compact`."""
+    if session.page is Page.START:
+        return f"Task: {instruction}\n{_START_ACTIONS}"
+    if session.page is Page.RESULTS:
+        return _compact_results(session, views)
+    assert session.product is not None
+    view = views.view(session.product)
+    if session.page is Page.SUB_PAGE:
+        shown = shortened(" ".join(view.sub_page(session.sub_page)), MAX_COMPACT_TEXT)
+        return f"{session.sub_page}: {shown or 'none'}\n{_SUB_PAGE_ACTIONS}"
+    if not view.option_names:
+        return f"{view.item_compact}\nActions: {_ITEM_ACTIONS}"
+    selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
+    return (
+        f"{view.item_compact}\nSelected: {selected or 'nothing'}\n"
+        f"Actions: click[option], {_ITEM_ACTIONS}"
+    )
+
+
+def _compact_results(session: Session, views: ProductViews) -> str:
+    shown = session.shown
+    if shown:
+        first = (session.page_number - 1) * PAGE_SIZE + 1
+        heading = f"Results {first}-{first + len(shown) - 1} of {len(session.results)}"
+    else:
+        heading = f"No results on page {session.page_number} of {len(session.results)} results"
+    actions = _RESULTS_ACTIONS if session.page_number == 1 else _LATER_RESULTS_ACTIONS
+    return "\n".join(
+        [heading, *(views.view(number).in_results_compact for number in shown), actions]
+    )
+
+
+RENDERERS: dict[ObservationMode, Callable[[Session, str, ProductViews], str]] = {
+    ObservationMode.COMPACT: render_compact,
+    ObservationMode.TEXT: render_text,
+    ObservationMode.TEXT_RICH: render_rich,
+}
+
+
+def _done_nodes(asin: str, selected: dict[str, str], reward: float) -> list[str]:
+    """The nodes of upstream's last page, which shows the purchase and little of the goal."""
+    options = json.dumps(selected, sort_keys=True)
+    for character in "<>&'":
+        options = options.replace(character, f"\\u{ord(character):04x}")
+    return [
+        *("Thank you for shopping with us!", "Your code: ", "None"),
+        *(" (Paste it in your MTurk interface.)", "Purchased", "asin", asin, "options", options),
+        *("attrs", "None", "category", "None", "query", "None", "product category", "None"),
+        *("Target", "asin", "options", "attrs", "price upper", "instuction text", "category"),
+        *("product category", "query", "Goal ", "None", "Reward"),
+        *("Your score (min 0.0, max 1.0)", str(reward), "Reward Details ", "None"),
+    ]
+
+
+def render_done(session: Session, mode: ObservationMode, views: ProductViews, reward: float) -> str:
+    """The page after a purchase."""
+    assert session.product is not None
+    asin = views.view(session.product).product.asin
+    if mode is ObservationMode.COMPACT:
+        selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
+        with_options = f" with {selected}" if selected else ""
+        return f"Bought {asin}{with_options}. Score: {reward:.3g} of 1."
+    texts = _done_nodes(asin, session.selected, reward)
+    return plain(texts) if mode is ObservationMode.TEXT else lines(texts)

@@ -1,0 +1,232 @@
+"""Scripted shoppers: a random one, a rule agent, a goal-aware teacher and an oracle.
+
+Each follows the episode on a copy of the environment that it owns, so the same policy plays every
+observation mode; it looks there only at what a page shows. `random` and `heuristic` use nothing
+but the instruction. `teacher` knows the goal and writes plausible demonstrations: its searches are
+made of words of the instruction. `oracle` knows the goal and searches the wanted product's own
+title.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ragen_apo.environments.base import Reply, ScriptedPolicy
+from ragen_apo.environments.webshop.catalog import Catalog
+from ragen_apo.environments.webshop.colors import normalize_color
+from ragen_apo.environments.webshop.goals import Goal, goal_of_task
+from ragen_apo.environments.webshop.reward import MATCH_ABOVE
+from ragen_apo.environments.webshop.session import PAGE_SIZE, Page, Session
+from ragen_apo.environments.webshop.text_match import token_set_ratio
+from ragen_apo.environments.webshop.views import ProductViews
+from ragen_apo.seeding import derive_seed
+from ragen_apo.types import Task
+
+_PRICE_TEXT = ", and price lower than "
+_OPENING = "find me "
+SEARCH_AGAIN_SHARE = 0.1
+"""How often the random shopper searches where it could click."""
+
+
+class Shop(Protocol):
+    """What a scripted shopper needs of its own copy of the environment."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def views(self) -> ProductViews: ...
+    @property
+    def catalog(self) -> Catalog: ...
+    def reset(self, task: Task, *, seed: int) -> object: ...
+    def step(self, action: str) -> object: ...
+    def available_actions(self) -> Mapping[str, object] | None: ...
+
+
+def searchable(text: str) -> str:
+    """The text without what would end the argument of an action."""
+    return " ".join(re.sub(r"[\[\]]", " ", text).split()) or "product"
+
+
+class _Shopper:
+    """Follows the episode on its own copy and leaves the choice of the action to `_choose`."""
+
+    name = ""
+
+    def __init__(self, make_shop: Callable[[], Shop]) -> None:
+        self._make_shop = make_shop
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """Starts an episode."""
+        self.shop = self._make_shop()
+        self.shop.reset(task, seed=seed)
+        self.task = task
+        self.draws = random.Random(derive_seed("webshop-policy", self.name, task.task_id, seed))
+        self._prepare()
+
+    def act(self, observation: str) -> Reply:
+        """The reply to one observation."""
+        reply = self._choose()
+        self.shop.step(reply.action)
+        return reply
+
+    def _prepare(self) -> None:
+        """What a policy works out before the first action."""
+
+    def _choose(self) -> Reply:
+        raise NotImplementedError
+
+
+class RandomShopper(_Shopper):
+    """Clicks what the page offers; searches one to three words of the instruction."""
+
+    name = "random"
+
+    def _choose(self) -> Reply:
+        available = self.shop.available_actions() or {}
+        targets = [str(target) for target in available.get("clickables") or ()]  # pyright: ignore
+        if "search" in targets or not targets or self.draws.random() < SEARCH_AGAIN_SHARE:
+            words = searchable(self.task.instruction).split()
+            chosen = self.draws.sample(words, min(len(words), self.draws.randint(1, 3)))
+            return Reply("I search some words.", f"search[{' '.join(chosen)}]")
+        return Reply("I click something.", f"click[{self.draws.choice(targets)}]")
+
+
+def mentioned_value(values: tuple[str, ...], instruction: str) -> str | None:
+    """The longest of the values that the instruction names as whole words."""
+    text = f" {instruction.lower()} "
+    mentioned = [
+        value
+        for value in values
+        if value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+    ]
+    return max(mentioned, key=len) if mentioned else None
+
+
+class RuleShopper(_Shopper):
+    """Searches the instruction, opens the first hit, selects what the instruction names, buys."""
+
+    name = "heuristic"
+
+    def _prepare(self) -> None:
+        self.words_left = searchable(self.task.instruction).split()[::-1]
+
+    def _choose(self) -> Reply:
+        session = self.shop.session
+        if session.page is Page.RESULTS and session.shown:
+            link = self.shop.views.view(session.shown[0]).link
+            return Reply("The first result will do.", f"click[{link}]")
+        if session.page is Page.ITEM:
+            return self._select_or_buy()
+        if session.page is Page.START:
+            return Reply("I search the request.", f"search[{searchable(self.task.instruction)}]")
+        word = self.words_left.pop() if self.words_left else "product"
+        return Reply("Nothing was found; I search one word.", f"search[{word}]")
+
+    def _select_or_buy(self) -> Reply:
+        session = self.shop.session
+        assert session.product is not None
+        view = self.shop.views.view(session.product)
+        for name, values in view.product.options.items():
+            value = mentioned_value(values, self.task.instruction)
+            if value is None or view.option_names[value] != name:
+                continue
+            if session.selected.get(name) != value and value in view.clickables[6:]:
+                return Reply(f"The request names {value}.", f"click[{value}]")
+        return Reply("I buy it.", "click[buy now]")
+
+
+class GoalShopper(_Shopper):
+    """Finds the wanted product with the best of some searches, selects its options, buys."""
+
+    name = "teacher"
+
+    def _prepare(self) -> None:
+        self.goal = goal_of_task(self.task, self.shop.catalog)
+        queries = [searchable(query) for query in self._queries()]
+        places = [self._place(query) for query in queries]
+        on_first_page = [place for place in places if place < PAGE_SIZE]
+        best = on_first_page[0] if on_first_page else min(places)
+        self.query = queries[places.index(best)]
+
+    def _place(self, query: str) -> int:
+        found = self.shop.catalog.search(query.lower())
+        return found.index(self.goal.product) if self.goal.product in found else len(found) + 1000
+
+    def _queries(self) -> list[str]:
+        return instruction_queries(self.task.instruction, self.goal)
+
+    def _choose(self) -> Reply:
+        session = self.shop.session
+        if session.page is Page.RESULTS:
+            return self._choose_result()
+        if session.page is Page.ITEM:
+            return self._select_or_buy()
+        return Reply("I search for what is asked.", f"search[{self.query}]")
+
+    def _choose_result(self) -> Reply:
+        session = self.shop.session
+        if self.goal.product in session.shown:
+            link = self.shop.views.view(self.goal.product).link
+            return Reply("This is what is asked for.", f"click[{link}]")
+        later = session.results[session.page_number * PAGE_SIZE :]
+        if self.goal.product in later:
+            return Reply("It is not on this page.", "click[next >]")
+        if not session.shown:
+            return Reply("Nothing was found.", f"search[{searchable(self.task.instruction)}]")
+        link = self.shop.views.view(session.shown[0]).link
+        return Reply("The first result comes close.", f"click[{link}]")
+
+    def _select_or_buy(self) -> Reply:
+        session = self.shop.session
+        assert session.product is not None
+        view = self.shop.views.view(session.product)
+        offered = [value for value in view.option_names if value in view.clickables[6:]]
+        taken = set(session.selected.values())
+        for name, wanted in self.goal.options:
+            value = _closest(
+                wanted, [v for v in offered if not name or view.option_names[v] == name]
+            )
+            if value is not None and value not in taken and name not in session.selected:
+                return Reply(f"It should be {value}.", f"click[{value}]")
+        return Reply("Everything fits, I buy it.", "click[buy now]")
+
+
+class Oracle(GoalShopper):
+    """As the teacher, but its first search is the wanted product's own title."""
+
+    name = "oracle"
+
+    def _queries(self) -> list[str]:
+        product = self.shop.catalog.product(self.goal.product)
+        return [product.title, product.document, *super()._queries()]
+
+
+def instruction_queries(instruction: str, goal: Goal) -> list[str]:
+    """Searches made of the instruction: without options and price, with options, all of it."""
+    wanted = instruction.rpartition(_PRICE_TEXT)[0] or instruction
+    names = [name for name, _ in goal.options if name]
+    bare = wanted.split(f" with {names[0]}: ")[0] if names else wanted
+    if bare.lower().startswith(_OPENING):
+        bare = bare[len(_OPENING) :]
+    values = " ".join(value for _, value in goal.options)
+    return [bare, f"{bare} {values}", wanted, instruction]
+
+
+def _closest(wanted: str, offered: list[str]) -> str | None:
+    """The offered value that is the wanted one, or else is enough like it to be rewarded."""
+    if wanted in offered:
+        return wanted
+    likes = [(token_set_ratio(normalize_color(v), normalize_color(wanted)), v) for v in offered]
+    score, value = max(likes, default=(0, ""))
+    return value if score > MATCH_ABOVE else None
+
+
+def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    """The scripted policies of an environment, given how to copy it."""
+    return {
+        "random": lambda: RandomShopper(make_shop),
+        "heuristic": lambda: RuleShopper(make_shop),
+        "teacher": lambda: GoalShopper(make_shop),
+        "oracle": lambda: Oracle(make_shop),
+    }

@@ -1,0 +1,134 @@
+"""One shopper's visit: which page is open, what was searched, opened and selected.
+
+A `Session` consumes parsed actions and changes page; it renders nothing and pays nothing. It is a
+plain object without global state: it is freed with its owner, and two visits never share anything.
+
+    start --search--> results --id--> item --Description...--> sub-page
+    Back to Search leads to start from everywhere, `< Prev` one step back, Buy Now ends the visit.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from ragen_apo.environments.webshop.catalog import Catalog
+from ragen_apo.environments.webshop.views import ProductViews
+
+PAGE_SIZE = 10
+SEARCH: Final = "search"
+BACK_TO_SEARCH: Final = "back to search"
+NEXT_PAGE: Final = "next >"
+PREVIOUS: Final = "< prev"
+BUY_NOW: Final = "buy now"
+SUB_PAGES: Final = {"description": "Description", "features": "Features", "reviews": "Reviews"}
+
+
+class Page(str, Enum):
+    """The kinds of pages."""
+
+    START = "start"
+    RESULTS = "results"
+    ITEM = "item"
+    SUB_PAGE = "sub-page"
+    DONE = "done"
+
+
+def parse_action(action: str) -> tuple[str, str] | None:
+    r"""Name and lower-cased argument of `name[argument]`; None for other text.
+
+    As upstream's pattern `(.+)\[(.+)\]` reads it: on the first line, up to its last `]`, from the
+    last `[` that leaves an argument; in linear time, whatever the text.
+    """
+    line = action.split("\n", 1)[0]
+    close = line.rfind("]")
+    opening = line.rfind("[", 1, close - 1) if close > 2 else -1
+    if opening < 0:
+        return None
+    return line[:opening], line[opening + 1 : close].lower()
+
+
+@dataclass
+class Session:
+    """The state of one visit."""
+
+    page: Page = Page.START
+    query: str = ""
+    results: tuple[int, ...] = ()
+    """Numbers of the products found, best first."""
+    page_number: int = 1
+    product: int | None = None
+    """The number of the product whose item page is or was last open."""
+    sub_page: str = ""
+    selected: dict[str, str] = field(default_factory=dict)
+    """Option name to the value selected on the open product."""
+    opened: set[int] = field(default_factory=set)
+    """Products opened since the start page was last left."""
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The products of the open results page."""
+        return self.results[(self.page_number - 1) * PAGE_SIZE : self.page_number * PAGE_SIZE]
+
+    def search(self, query: str, catalog: Catalog) -> None:
+        """Opens the first results page of a query; works on every page."""
+        self.query = query
+        self.results = catalog.search(query)
+        self._open_results(1)
+
+    def click(self, target: str, views: ProductViews) -> bool:
+        """Follows a click; False, and nothing changes, where the page does not offer it."""
+        if self.page is Page.START or self.page is Page.DONE:
+            return False
+        if target == BACK_TO_SEARCH:
+            self._open_start()
+            return True
+        if self.page is Page.RESULTS:
+            return self._click_on_results(target, views)
+        if self.page is Page.ITEM:
+            return self._click_on_item(target, views)
+        if target == PREVIOUS:
+            self.page = Page.ITEM
+            return True
+        return False
+
+    def _open_start(self) -> None:
+        self.page = Page.START
+        self.query, self.results, self.page_number = "", (), 1
+        self.product = None
+        self.selected.clear()
+        self.opened.clear()
+
+    def _open_results(self, page_number: int) -> None:
+        self.page = Page.RESULTS
+        self.page_number = page_number
+        self.product = None
+        self.selected.clear()
+
+    def _click_on_results(self, target: str, views: ProductViews) -> bool:
+        if target == NEXT_PAGE:
+            self._open_results(self.page_number + 1)
+            return True
+        if target == PREVIOUS and self.page_number > 1:
+            self._open_results(self.page_number - 1)
+            return True
+        for number in self.shown:
+            if views.view(number).link == target:
+                self.page, self.product = Page.ITEM, number
+                self.opened.add(number)
+                return True
+        return False
+
+    def _click_on_item(self, target: str, views: ProductViews) -> bool:
+        assert self.product is not None
+        if target == BUY_NOW:
+            self.page = Page.DONE
+        elif target == PREVIOUS:
+            self._open_results(self.page_number)
+        elif target in SUB_PAGES:
+            self.page, self.sub_page = Page.SUB_PAGE, SUB_PAGES[target]
+        else:
+            name = views.view(self.product).option_names.get(target)
+            if name is None or target == SEARCH:
+                return False
+            self.selected[name] = target
+        return True

@@ -1,0 +1,177 @@
+"""The texts of one product, made once and kept: what pages are put together from.
+
+`ProductViews` consumes a `Catalog` and gives a `ProductView` per product number, with the pieces
+of each observation mode. A piece of upstream's text is a node of its HTML: an empty node and a
+blank one with a line break vanish, another blank one is a single space (BeautifulSoup's rule).
+"""
+
+import functools
+import json
+import weakref
+from collections.abc import Callable, Mapping
+
+from ragen_apo.environments.webshop.catalog import Catalog, Product
+
+SEPARATOR = " [SEP] "
+RATING = "Rating: N.A."
+VIEW_CACHE_SIZE = 2048
+MAX_COMPACT_TITLE = 100
+MAX_COMPACT_TEXT = 1000
+_ASCII_BLANKS = " \n\t\f\r"
+_ITEM_BUTTONS = ("Description", "Features", "Reviews", "Buy Now")
+_ITEM_CLICKABLES = ("back to search", "< prev", "description", "features", "reviews", "buy now")
+
+
+def nodes(*texts: str) -> list[str]:
+    """The texts that a page shows as nodes of their own."""
+    kept: list[str] = []
+    for text in texts:
+        if text.strip(_ASCII_BLANKS):
+            kept.append(text)
+        elif text and "\n" not in text:
+            kept.append(" ")
+    return kept
+
+
+def plain(texts: list[str]) -> str:
+    """Nodes in the mode `text`."""
+    return SEPARATOR.join(text.strip() for text in texts)
+
+
+def lines(texts: list[str]) -> str:
+    """Nodes in the mode `text_rich`."""
+    return "".join(f"{text}\n" for text in texts)
+
+
+def button(label: str, *, clicked: bool = False) -> str:
+    """A button in the mode `text_rich`."""
+    return (
+        f"[clicked button] {label} [clicked button_]" if clicked else f"[button] {label} [button_]"
+    )
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text on one line, cut at the limit."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 3].rstrip()}..."
+
+
+class ProductView:
+    """The pieces of one product; each is made when it is first asked for."""
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+        self.link = product.asin.lower()
+
+    @functools.cached_property
+    def option_names(self) -> Mapping[str, str]:
+        """Which option a value belongs to; of options that share a value, the last one."""
+        return {value: name for name, values in self.product.options.items() for value in values}
+
+    @functools.cached_property
+    def clickables(self) -> tuple[str, ...]:
+        """What the item page offers."""
+        return tuple(dict.fromkeys([*_ITEM_CLICKABLES, *self.option_names]))
+
+    @functools.cached_property
+    def in_results_text(self) -> str:
+        """The product among results, mode `text`."""
+        return plain(nodes(self.product.asin, self.product.title, self.product.price_tag))
+
+    @functools.cached_property
+    def _in_results_details(self) -> str:
+        return lines(nodes(self.product.title, self.product.price_tag))
+
+    def in_results_rich(self, *, clicked: bool) -> str:
+        """The product among results, mode `text_rich`."""
+        return f"\n{button(self.product.asin, clicked=clicked)}\n{self._in_results_details}"
+
+    @functools.cached_property
+    def in_results_compact(self) -> str:
+        """The product among results, one line of the mode `compact`."""
+        title = shortened(self.product.title, MAX_COMPACT_TITLE)
+        return f"{self.product.asin} | {title} | {self.product.price_tag}"
+
+    @functools.cached_property
+    def item_text(self) -> str:
+        """The item page after its buttons to go back, mode `text`."""
+        product = self.product
+        texts: list[str] = []
+        for name, values in product.options.items():
+            texts += nodes(name, *values)
+        texts += nodes(product.title, f"Price: {product.price_tag}", RATING)
+        return plain([*texts, *_ITEM_BUTTONS])
+
+    @functools.cached_property
+    def _item_rich_end(self) -> str:
+        shown = nodes(self.product.title, f"Price: {self.product.price_tag}", RATING)
+        return lines([*shown, *(button(label) for label in _ITEM_BUTTONS)])
+
+    @functools.cached_property
+    def item_rich_unselected(self) -> str:
+        """The item page after its buttons to go back, mode `text_rich`, nothing selected."""
+        return self.item_rich("")[1]
+
+    def item_rich(self, address: str) -> tuple[str, str]:
+        """What goes before the page and the page's rest, mode `text_rich`.
+
+        Upstream marks a value as clicked if it stands in quotes in the page's address, which ends
+        in the selected options as JSON; so a value that JSON writes differently is never marked.
+        """
+        before = ""
+        rest: list[str] = []
+        for name, values in self.product.options.items():
+            rest += nodes(name)
+            for value in nodes(*values):
+                clicked = f'"{value}"' in address
+                rest.append(f"  {button(value, clicked=clicked)}")
+                if clicked:
+                    before = f"You have clicked {value}.\n{before}"
+        return before, lines(rest) + self._item_rich_end
+
+    @functools.cached_property
+    def item_compact(self) -> str:
+        """Title, price and options, mode `compact`."""
+        product = self.product
+        head = f"{shortened(product.title, MAX_COMPACT_TEXT)} | {product.price_tag}"
+        options = (
+            f"{name}: {' '.join(f'[{value}]' for value in values)}"
+            for name, values in product.options.items()
+        )
+        return "\n".join([head, *options])
+
+    def sub_page(self, name: str) -> list[str]:
+        """The nodes of a sub-page after its buttons to go back."""
+        if name == "Description":
+            return nodes(self.product.description)
+        if name == "Features":
+            return nodes(*(f" {bullet}" for bullet in self.product.bullet_points))
+        return []
+
+    def address(self, query: str, page_number: int, selected: Mapping[str, str]) -> str:
+        """The end of the item page's address as upstream writes it."""
+        keywords = query.replace(" ", "+")
+        return f"{self.product.asin}/{keywords}/{page_number}/{json.dumps(dict(selected))}"
+
+
+class ProductViews:
+    """The views of a catalogue's products, a bounded number of them kept."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.view: Callable[[int], ProductView] = functools.lru_cache(VIEW_CACHE_SIZE)(self._make)
+
+    def _make(self, number: int) -> ProductView:
+        return ProductView(self.catalog.product(number))
+
+
+_VIEWS: "weakref.WeakKeyDictionary[Catalog, ProductViews]" = weakref.WeakKeyDictionary()
+
+
+def product_views(catalog: Catalog) -> ProductViews:
+    """The views of a catalogue; one object for all that ask in this process."""
+    views = _VIEWS.get(catalog)
+    if views is None:
+        views = ProductViews(catalog)
+        _VIEWS[catalog] = views
+    return views

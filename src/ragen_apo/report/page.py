@@ -1,0 +1,191 @@
+"""One self-contained page about a run: no file beside it and no network is needed to read it.
+
+Consumes `RunData` and the report's pictures; produces HTML. Everything that the policy, the
+environment or a configuration wrote is text: Jinja escapes what stands in the markup, and episodes
+travel as JSON without a `<`, which the page's script shows through `textContent` only.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ragen_apo.report import style
+from ragen_apo.report.failure_analysis import examples, note, target_note
+from ragen_apo.report.findings import (
+    evaluated_tasks,
+    key_sentences,
+    phase_seconds,
+    total_seconds,
+)
+from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.tables import (
+    MethodRow,
+    category_rows,
+    coverage_rows,
+    failure_rows,
+    interval_bounds,
+    method_rows,
+    monitor_rows,
+    num_failures,
+    summary_cells,
+)
+
+_TURN_FIELDS = ("observation", "response", "thought", "action", "reward", "flags",
+                "num_prompt_tokens", "num_response_tokens")  # fmt: skip
+_EPISODE_FIELDS = ("episode", "success", "return", "num_turns", "stop_reason", "failure",
+                   "final_observation")  # fmt: skip
+
+
+def page(run: RunData, *, learning_curves: bytes | None) -> str:
+    """The whole page; `learning_curves` is a PNG, or None for a run that was not trained."""
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("ragen_apo.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["code_marked"] = code_marked
+    return templates.get_template("report.html").render(
+        run=run,
+        policy=run.results.get("policy"),
+        split=run.results.get("split"),
+        colors={name.lower().replace("_", "-"): getattr(style, name) for name in _COLORS},
+        task_noun=evaluated_tasks(run),
+        headline=_headline(run),
+        sentences=key_sentences(run),
+        methods=[_bar_row(row.method, row.summary, row.evaluated) for row in method_rows(run)],
+        categories=[_bar_row(name, summary, True) for name, summary in category_rows(run)],
+        pass_at=mapping(run.results.get("pass_at_k")),
+        monitors=monitor_rows(run),
+        coverage=coverage_rows(run.value_report),
+        advice=run.value_report.get("advice"),
+        failures=_failures(run),
+        num_failures=num_failures(run),
+        phases=_phases(run),
+        versions=mapping(run.record.get("versions")),
+        learning_curves=None if learning_curves is None else _data_uri(learning_curves),
+        episodes_json=json_for_script([_episode(row) for row in run.episodes]),
+        percent=style.percent,
+    )
+
+
+_COLORS = (
+    "INK",
+    "MUTED",
+    "FAINT",
+    "LINE",
+    "GROUND",
+    "PAPER",
+    "ACCENT",
+    "ACCENT_SOFT",
+    "WARM",
+    "RED",
+)
+
+
+def code_marked(text: str) -> Markup:
+    """Escaped text in which what stands between backticks is marked as code."""
+    parts = [
+        Markup("<code>{}</code>" if place % 2 else "{}") for place in range(text.count("`") + 1)
+    ]
+    return Markup("").join(
+        part.format(piece) for part, piece in zip(parts, text.split("`"), strict=True)
+    )
+
+
+def json_for_script(value: Any) -> Markup:
+    """JSON that can stand inside a script element: ASCII, no `<`, `>`, `&`; NaN becomes null."""
+    text = json.dumps(_without_infinities(value), allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _without_infinities(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_infinities(entry) for entry in value]
+    return value
+
+
+def _headline(run: RunData) -> dict[str, Any]:
+    return {
+        **summary_cells(run.results),
+        "bounds": interval_bounds(run.results),
+        "rate": finite(run.results.get("success_rate")),
+        "reference": _reference_rate(method_rows(run)),
+    }
+
+
+def _reference_rate(rows: Sequence[MethodRow]) -> float | None:
+    return next((row.success_rate for row in rows if row.method.startswith("reference")), None)
+
+
+def _bar_row(name: str, summary: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
+    """A table row with its success rate as a bar and its interval as a line, in percent."""
+    rate, bounds = finite(summary.get("success_rate")), interval_bounds(summary)
+    return {
+        "name": name,
+        "evaluated": evaluated,
+        **summary_cells(summary),
+        "bar": None if rate is None else round(100 * rate, 2),
+        "line": None
+        if bounds is None
+        else {
+            "start": round(100 * bounds[0], 2),
+            "length": round(100 * (bounds[1] - bounds[0]), 2),
+        },
+    }
+
+
+def _phases(run: RunData) -> list[tuple[str, str]]:
+    total = total_seconds(run)
+    rows = [*phase_seconds(run), *([] if total is None else [("all together", total)])]
+    return [(name, style.duration(seconds)) for name, seconds in rows]
+
+
+def _failures(run: RunData) -> list[dict[str, Any]]:
+    return [
+        {
+            "pattern": name,
+            "name": style.words(name),
+            "count": style.compact(summary.get("count")),
+            "share": style.percent(summary.get("share")),
+            "bar": 100 * (finite(summary.get("share")) or 0.0),
+            "occurred": bool(finite(summary.get("count"))),
+            "meaning": note(name).meaning,
+            "advice": note(name).advice,
+            "target": target_note(run, name),
+            "examples": [row.get("episode") for row in examples(run, summary)],
+        }
+        for name, summary in failure_rows(run)
+    ]
+
+
+def _episode(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the reader of the page shows of an episode."""
+    task = mapping(row.get("task"))
+    return {
+        **{field: row.get(field) for field in _EPISODE_FIELDS},
+        "instruction": task.get("instruction"),
+        "category": task.get("category"),
+        "payload": json.dumps(task.get("payload") or {}, ensure_ascii=False),
+        "turns": [
+            {field: turn.get(field) for field in _TURN_FIELDS} for turn in row.get("turns") or ()
+        ],
+    }
+
+
+def _data_uri(image: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")

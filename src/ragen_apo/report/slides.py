@@ -1,0 +1,212 @@
+"""Two slides about a run: how the system works, with this run's numbers; and what came out.
+
+Consumes `RunData`; produces the bytes of a `.pptx` file. The diagram is made of shapes, so that it
+can be edited; only the plots are pictures.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from pptx import Presentation
+from pptx.util import Inches
+
+from ragen_apo.report import plots
+from ragen_apo.report.findings import evaluated_tasks, headline, key_sentences, total_seconds
+from ragen_apo.report.load import RunData, finite, mapping, series
+from ragen_apo.report.shapes import (
+    Box,
+    Line,
+    add_arrow,
+    add_box,
+    add_picture,
+    add_table,
+    add_text,
+    set_title,
+)
+from ragen_apo.report.style import (
+    ACCENT,
+    ACCENT_SOFT,
+    GROUND,
+    INK,
+    LINE,
+    MUTED,
+    compact,
+    duration,
+    interval,
+    percent,
+    printable,
+)
+from ragen_apo.report.tables import method_rows, summary_cells
+
+WIDTH, HEIGHT = 13.333, 7.5
+MARGIN = 0.6
+TITLE_ONLY = 5
+MAX_TABLE_ROWS = 6
+MAX_SLIDE_CATEGORIES = 9
+ADVANTAGES = {
+    "v_star": "R − V*: the return minus the optimal value of the task",
+    "mean": "R − the reference’s mean return (an ablation: no V*)",
+    "zero": "R alone (an ablation: no V*)",
+}
+
+
+def slides(run: RunData) -> bytes:
+    """The presentation: system overview, results."""
+    presentation = Presentation()
+    presentation.slide_width, presentation.slide_height = Inches(WIDTH), Inches(HEIGHT)
+    presentation.core_properties.title = f"ragen-apo: {run.name}"
+    presentation.core_properties.author = "ragen-apo"
+    layout = presentation.slide_layouts[TITLE_ONLY]
+    _overview(presentation.slides.add_slide(layout), run)
+    _results(presentation.slides.add_slide(layout), run)
+    stream = io.BytesIO()
+    presentation.save(stream)
+    return stream.getvalue()
+
+
+def _overview(slide: Any, run: RunData) -> None:
+    """The pipeline as a snake of eight boxes, and below it the numbers of this run."""
+    _heading(slide, run, "A*-PO trains the agent with one rollout per task and no critic")
+    width, height, gap = 2.72, 1.45, 0.42
+    tops = (1.65, 3.85)
+    columns = [MARGIN + place * (width + gap) for place in range(4)]
+    places = [(x, tops[0]) for x in columns] + [(x, tops[1]) for x in reversed(columns)]
+    boxes = [Box(x, y, width, height) for x, y in places]
+    for number, (box, (name, text)) in enumerate(zip(boxes, pipeline(run), strict=True), 1):
+        stage_one = name.startswith("V*")
+        lines = [Line(f"{number}  {name}", size=16, bold=True, space_after=3)]
+        lines += [Line(part, size=14, color=MUTED) for part in text.split("\n")]
+        fill, border = (ACCENT_SOFT, ACCENT) if stage_one else (GROUND, LINE)
+        add_box(slide, box, lines, fill=fill, border=border)
+    for start, end in itertools.pairwise(boxes):
+        add_arrow(slide, _path(start, end))
+    rollout, loss = boxes[1], boxes[5]
+    middle = (rollout.bottom + loss.top) / 2
+    x_loss, x_rollout = loss.left + loss.width / 2, rollout.left + rollout.width / 2
+    loop = [(x_loss, loss.top), (x_loss, middle), (x_rollout, middle), (x_rollout, rollout.bottom)]
+    add_arrow(slide, loop, color=ACCENT, width=2.25)
+    label = Box(x_rollout + 0.15, middle - 0.3, x_loss - x_rollout, 0.25)
+    add_text(slide, label, [Line("one step, then the next rollout", size=13, color=ACCENT)])
+    _tiles(slide, run, Box(MARGIN, 5.95, WIDTH - 2 * MARGIN, 1.1))
+
+
+def _path(start: Box, end: Box) -> list[tuple[float, float]]:
+    """From the edge of one box to the facing edge of the next, in a row or from row to row."""
+    middle_start, middle_end = start.top + start.height / 2, end.top + end.height / 2
+    if start.left < end.left:
+        return [(start.right, middle_start), (end.left, middle_end)]
+    if start.left > end.left:
+        return [(start.left, middle_start), (end.right, middle_end)]
+    x = start.left + start.width / 2
+    return [(x, start.bottom), (x, end.top)]
+
+
+def pipeline(run: RunData) -> list[tuple[str, str]]:
+    """The eight stations with their text; numbers of this run where they are known."""
+    apo, training = mapping(run.config.get("apo")), mapping(run.config.get("training"))
+    environment = mapping(run.config.get("environment")).get("name") or "the environment"
+    num_tasks, steps = finite(run.value_report.get("num_tasks")), len(run.metrics)
+    known = "" if num_tasks is None else f"; {compact(num_tasks)} with known V*"
+    a_step = _count(training.get("tasks_per_step"), "task")
+    resume = f"{_count(steps, 'step')}; holds all that an exact resume needs"
+    success = percent(run.results.get("success_rate"))
+    return [
+        ("Task", f"A goal in {environment}, in words{known}"),
+        ("Rollout", f"The policy plays {a_step} a step, once each"),
+        ("Trajectory", "Turns of observation, response and reward, with the sampled tokens"),
+        ("V*  (Stage 1)", f"β₁ log mean exp(R/β₁)\n{_samples(apo)}{_setting('β₁', apo, 'beta1')}"),
+        ("Advantage", ADVANTAGES.get(str(apo.get("value_baseline")), ADVANTAGES["v_star"])),
+        ("Loss", f"(β₂ log π/π_ref − advantage)²{_setting('β₂', apo, 'beta2')}"),
+        ("Checkpoint", resume if steps else "Not trained in this run"),
+        ("Evaluation", f"{run.num_episodes:,} {evaluated_tasks(run)}: {success} success"),
+    ]
+
+
+def _samples(apo: Mapping[str, Any]) -> str:
+    """How many reference episodes a task has in Stage 1."""
+    samples, most = finite(apo.get("num_value_samples")), finite(apo.get("max_value_samples"))
+    if samples is None:
+        return "several reference episodes a task"
+    up_to = f" to {compact(most)}" if apo.get("adaptive_vstar") and most is not None else ""
+    return f"{compact(samples)}{up_to} reference episodes a task"
+
+
+def _count(value: object, noun: str) -> str:
+    number = finite(value)
+    if number is None:
+        return f"many {noun}s"
+    return f"{compact(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _setting(symbol: str, apo: Mapping[str, Any], key: str) -> str:
+    """A line with a setting, where the configuration has it."""
+    return "" if finite(apo.get(key)) is None else f"\n{symbol} = {compact(apo.get(key))}"
+
+
+def _tiles(slide: Any, run: RunData, area: Box) -> None:
+    """Up to five numbers side by side."""
+    reference = mapping(mapping(run.results.get("baselines")).get("reference"))
+    _, trained_episodes = series(run.metrics, "num_episodes_total")
+    seconds = total_seconds(run)
+    tiles = [
+        (percent(run.results.get("success_rate")), f"success ({_interval(run)})"),
+        (percent(reference.get("success_rate")), "success of the reference") if reference else None,
+        (f"{len(run.metrics):,}", "training steps") if run.trained else None,
+        (compact(trained_episodes[-1]), "training episodes") if trained_episodes else None,
+        (duration(seconds), "for the whole run") if seconds is not None else None,
+    ]
+    shown = [tile for tile in tiles if tile is not None]
+    width = area.width / len(shown)
+    for place, (number, label) in enumerate(shown):
+        box = Box(area.left + place * width, area.top, width - 0.2, area.height)
+        color = ACCENT if place == 0 else INK
+        lines = [Line(number, size=28, bold=True, color=color), Line(label, size=13, color=MUTED)]
+        add_text(slide, box, lines)
+
+
+def _interval(run: RunData) -> str:
+    return f"95%: {interval(run.results.get('success_ci95'))}"
+
+
+def _results(slide: Any, run: RunData) -> None:
+    """Table and sentences on the left, pictures on the right."""
+    _heading(slide, run, headline(run))
+    left, right = Box(MARGIN, 1.6, 6.0, 0), Box(7.0, 1.5, WIDTH - MARGIN - 7.0, 2.6)
+    rows = [["Method", "Success", "95% interval", "Reward", "Steps"]]
+    for row in method_rows(run)[: MAX_TABLE_ROWS - 1]:
+        cells = summary_cells(row.summary)
+        rows.append(
+            [row.method, cells["success"], cells["interval"], cells["reward"], cells["steps"]]
+        )
+    table = Box(left.left, left.top, left.width, 0.4 * len(rows))
+    add_table(slide, table, rows, widths=(2.15, 0.95, 1.3, 0.8, 0.8), strong_row=1)
+    sentences = [Line(text, size=15, space_after=9) for text in key_sentences(run)]
+    area = Box(left.left, table.bottom + 0.4, left.width, HEIGHT - 0.5 - table.bottom - 0.4)
+    add_text(slide, area, sentences)
+    if run.trained:
+        picture = plots.success_curve(run, size=(right.width, right.height))
+        description = "Success rate over the training steps"
+    else:
+        picture = plots.failures(run, size=(right.width, right.height))
+        description = "Failed episodes by pattern"
+    add_picture(slide, io.BytesIO(picture), right, description=description)
+    below = Box(right.left, right.bottom + 0.15, right.width, HEIGHT - 0.35 - right.bottom - 0.15)
+    categories = plots.by_category(
+        run, size=(below.width, below.height), limit=MAX_SLIDE_CATEGORIES
+    )
+    add_picture(slide, io.BytesIO(categories), below, description="Success rate by category")
+
+
+def _heading(slide: Any, run: RunData, title: str) -> None:
+    size = 26 if len(title) <= 74 else 21
+    set_title(slide, Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55), Line(title, size=size, bold=True))
+    about = [f"run {printable(run.name, 60)}"]
+    for key in ("policy", "split"):
+        if run.results.get(key):
+            about.append(f"{key} {printable(run.results[key], 40)}")
+    box = Box(MARGIN, 0.98, WIDTH - 2 * MARGIN, 0.35)
+    add_text(slide, box, [Line("   ·   ".join(about), size=13, color=MUTED)])

@@ -1,0 +1,71 @@
+"""From a run directory to the files that people read, all under RUN/report/.
+
+Every file is made in memory first, so a failure leaves the last report as it was; then each is
+replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from ragen_apo.files import PARTIAL_MARK, sync_to_disk
+from ragen_apo.report import plots
+from ragen_apo.report.failure_analysis import failure_analysis
+from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.page import page
+from ragen_apo.report.slides import slides
+from ragen_apo.report.tables import summary_csv
+from ragen_apo.run_directory import RunDirectory
+
+LEARNING_CURVES = "learning_curves.png"
+
+
+def write_report(run_directory: Path) -> list[Path]:
+    """Writes the report of a run and returns its files, the page last.
+
+    A run that was not trained has no learning curves, and its report says so. Raises
+    RunDirectoryError if the directory is no run or was not evaluated.
+    """
+    run = load_run(run_directory)
+    contents = report_files(run)
+    directory = RunDirectory(run_directory).report
+    directory.mkdir(exist_ok=True)
+    for name, content in contents.items():
+        _replace_file(directory / name, content)
+    if not run.trained:
+        (directory / LEARNING_CURVES).unlink(missing_ok=True)
+    return [directory / name for name in contents]
+
+
+def report_files(run: RunData) -> Mapping[str, bytes]:
+    """The content of each file by its name."""
+    curves = plots.learning_curves(run) if run.trained else None
+    return {
+        "summary.csv": _encoded(summary_csv(run)),
+        **({} if curves is None else {LEARNING_CURVES: curves}),
+        "by_category.png": plots.by_category(run),
+        "failures.png": plots.failures(run),
+        "failure_analysis.md": _encoded(failure_analysis(run)),
+        "slides.pptx": slides(run),
+        "report.html": _encoded(page(run, learning_curves=curves)),
+    }
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    """As `files.write_text_atomically` does it, for bytes."""
+    partial = path.with_name(f"{path.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
+    try:
+        partial.write_bytes(content)
+        sync_to_disk(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_to_disk(path.parent)
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8, with a question mark for what a model wrote and UTF-8 cannot say."""
+    return text.encode("utf-8", errors="replace")

@@ -1,0 +1,67 @@
+"""Evaluates a run: its trained policy, its reference and the environment's baselines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ragen_apo.agent.assembly import build_proxy
+from ragen_apo.config import RunConfig
+from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.evaluation.evaluate import (
+    EvaluationPlan,
+    play_baselines,
+    play_evaluation,
+    sampled_pass_at,
+    write_evaluation,
+)
+from ragen_apo.evaluation.summary import outcome_summary
+from ragen_apo.progress import Progress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.session import open_session
+
+
+def evaluate_run(
+    config: RunConfig,
+    run: RunDirectory,
+    *,
+    plan: EvaluationPlan,
+    pass_k: int | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Plays the plan, writes results.json and episodes.jsonl, and returns the results.
+
+    Raises RunDirectoryError if the run has no trained policy yet.
+    """
+    if not run.policy.exists():
+        raise RunDirectoryError(
+            f"{run.path} has no trained policy yet; finish it with "
+            f"`ragen-apo train --run-dir {run.path} --resume`"
+        )
+    session = open_session(config, run, progress)
+    if not session.environments.tasks(plan.split):
+        raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
+    proxy = build_proxy(config, session.load_model(run.policy), session.environments)
+    progress.start("evaluation", 4)
+    trajectories = play_evaluation(proxy, plan, policy_version="trained")
+    progress.update(1, "policy")
+    pass_at = None
+    if pass_k is not None:
+        pass_at = sampled_pass_at(proxy, plan, k=pass_k, temperature=config.apo.temperature)
+    progress.update(2, "pass@k")
+    baselines = {}
+    if run.reference(0).exists():
+        proxy = build_proxy(config, session.load_model(run.reference(0)), session.environments)
+        baselines["reference"] = outcome_summary(
+            play_evaluation(proxy, plan, policy_version="reference")
+        )
+    progress.update(3, "reference")
+    baselines |= play_baselines(session.environments, plan)
+    progress.update(4, "baselines")
+    return write_evaluation(
+        run,
+        trajectories,
+        plan=plan,
+        policy=str(run.policy),
+        baselines=baselines,
+        pass_at=pass_at,
+    )

@@ -1,0 +1,92 @@
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from ragen_apo.environments import base
+from ragen_apo.environments.base import environment_names, make_environment, validate_options
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.errors import ConfigError
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    width: int = 1
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    inner: Inner = Inner()
+    rows: list[Inner] = []
+    height: int
+
+
+def install_plugin(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    plugin = EntryPoint(name=name, value=value, group=base.ENTRY_POINT_GROUP)
+
+    def only_this(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        assert group == "ragen_apo.environments"
+        return [plugin] if name in (None, plugin.name) else []
+
+    monkeypatch.setattr(base, "entry_points", only_this)
+
+
+def message(options: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validate_options(Outer, options, where="here")
+    return str(caught.value)
+
+
+def test_an_unknown_name_is_an_error_with_the_closest_known_one() -> None:
+    with pytest.raises(ConfigError, match=r"got 'shpo'.*did you mean 'shop'"):
+        make_environment("shpo", {})
+
+
+def test_an_installed_plugin_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_plugin(monkeypatch, "market", "ragen_apo.environments.shop:ShopEnvironment")
+    assert "market" in environment_names()
+    assert isinstance(make_environment("market", {"max_turns": 3}), ShopEnvironment)
+
+
+def test_a_plugin_cannot_take_over_a_built_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_plugin(monkeypatch, "shop", "builtins:dict")
+    assert isinstance(make_environment("shop", {}), ShopEnvironment)
+
+
+@pytest.mark.parametrize("value", ["no_such_module:Thing", "ragen_apo.environments.shop:Thing"])
+def test_a_plugin_that_cannot_be_loaded_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    install_plugin(monkeypatch, "market", value)
+    with pytest.raises(ConfigError, match="'market' cannot be loaded"):
+        make_environment("market", {})
+
+
+def test_an_option_whose_key_is_no_text_is_an_unknown_key() -> None:
+    with pytest.raises(ConfigError, match="environment.5: unknown key"):
+        make_environment("shop", {5: 1})  # pyright: ignore[reportArgumentType]
+
+
+def test_good_options_become_a_record() -> None:
+    assert validate_options(Outer, {"height": 2}) == Outer(height=2)
+
+
+def test_a_missing_key_is_named() -> None:
+    assert message({}) == "here.height: missing; add this key"
+
+
+def test_an_unknown_nested_key_is_compared_with_the_keys_of_its_own_section() -> None:
+    assert message({"height": 1, "inner": {"widht": 3}}) == (
+        "here.inner.widht: unknown key (did you mean 'width'?); expected one of width"
+    )
+    assert "here.rows.0.w: unknown key" in message({"height": 1, "rows": [{"w": 3}]})
+
+
+def test_every_problem_has_its_own_line_and_long_values_are_shortened() -> None:
+    lines = message({"height": "x" * 500, "depth": 1}).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("here.height: got 'xxx")
+    assert "..., expected a valid integer" in lines[0]
+    assert len(lines[0]) < 200
+    assert lines[1].startswith("here.depth: unknown key")

@@ -1,0 +1,263 @@
+"""What every registered environment promises, whatever its world is."""
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragen_apo.environments.base import (
+    ScriptedPolicy,
+    TextEnvironment,
+    environment_names,
+    make_environment,
+)
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task, make_task
+
+MAX_TURNS = 4
+ROUNDING = 1e-9
+ANY_TEXT = st.text(alphabet=st.characters(), max_size=200)
+
+every_environment = pytest.mark.parametrize("name", environment_names())
+
+
+def small(name: str) -> TextEnvironment:
+    """Every environment has the option `max_turns` and defaults for all others."""
+    return make_environment(name, {"max_turns": MAX_TURNS})
+
+
+def first_task(environment: TextEnvironment) -> Task:
+    return environment.tasks("train")[0]
+
+
+def play_scripted(environment: TextEnvironment, task: Task, policy: ScriptedPolicy) -> list[tuple]:
+    policy.begin(task, seed=7)
+    observation, _ = environment.reset(task, seed=7)
+    steps: list[tuple] = [(observation,)]
+    ended = False
+    while not ended:
+        reply = policy.act(observation)
+        step = environment.step(reply.action)
+        observation, ended = step[0], step[2] or step[3]
+        steps.append((reply, *step, environment.state_key()))
+    return steps
+
+
+def play_texts(environment: TextEnvironment, texts: Sequence[str]) -> list[tuple]:
+    environment.reset(first_task(environment), seed=0)
+    return [(*environment.step(text), environment.state_key()) for text in texts]
+
+
+def transcripts(name: str) -> list[tuple]:
+    """All scripted policies on a few tasks of every split."""
+    environment = small(name)
+    tasks = [
+        task for split in environment.properties.splits for task in environment.tasks(split)[:5]
+    ]
+    return [
+        (policy_name, task.task_id, play_scripted(environment, task, make_policy()))
+        for policy_name, make_policy in sorted(environment.scripted_policies().items())
+        for task in tasks
+    ]
+
+
+@every_environment
+def test_two_processes_with_different_hash_seeds_write_the_same_text(name: str) -> None:
+    outputs = []
+    for hash_seed in ("1", "2"):
+        variables = {
+            **os.environ,
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        finished = subprocess.run(
+            [sys.executable, __file__, name], env=variables, capture_output=True, check=True
+        )
+        outputs.append(finished.stdout)
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) > 1000
+
+
+@every_environment
+def test_two_instances_in_one_process_write_the_same_text(name: str) -> None:
+    assert transcripts(name) == transcripts(name)
+
+
+@every_environment
+@given(texts=st.lists(ANY_TEXT, min_size=1, max_size=2 * MAX_TURNS))
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_answered_with_text_and_a_finite_reward(name: str, texts: list[str]) -> None:
+    for observation, reward, terminated, truncated, info, _ in play_texts(small(name), texts):
+        assert isinstance(observation, str)
+        assert isinstance(reward, float)
+        assert math.isfinite(reward)
+        assert isinstance(terminated, bool)
+        assert isinstance(truncated, bool)
+        assert isinstance(info, dict)
+
+
+@every_environment
+@pytest.mark.parametrize("text", ["", " ", "\x00", "\ud800", "9" * 100_000, "word " * 100_000])
+def test_odd_and_huge_texts_are_answered(name: str, text: str) -> None:
+    environment = small(name)
+    verbs = ["", *environment.properties.rules.split()]
+    for verb in verbs:
+        environment.reset(first_task(environment), seed=0)
+        environment.step(f"{verb} {text}")
+
+
+@every_environment
+def test_a_text_that_is_no_action_is_flagged_and_ends_nothing(name: str) -> None:
+    (step,) = play_texts(small(name), ["\x00 no action at all"])
+    _, _, terminated, truncated, info, _ = step
+    assert info["invalid_action"] is True
+    assert not terminated
+    assert not truncated
+
+
+@every_environment
+def test_the_turn_limit_truncates_and_later_steps_change_and_earn_nothing(name: str) -> None:
+    steps = play_texts(small(name), ["\x00"] * (MAX_TURNS + 3))
+    assert [step[3] for step in steps] == [False] * (MAX_TURNS - 1) + [True] * 4
+    assert not any(step[2] for step in steps)
+    assert steps[MAX_TURNS - 1][4]["success"] is False
+    assert [step[1] for step in steps[MAX_TURNS:]] == [0.0] * 3
+    assert len({step[5] for step in steps[MAX_TURNS - 1 :]}) == 1
+
+
+@every_environment
+def test_scripted_policies_end_within_the_limit_and_their_returns_lie_in_the_range(
+    name: str,
+) -> None:
+    low, high = small(name).properties.return_range
+    played = transcripts(name)
+    assert {"random", "heuristic"} <= {policy_name for policy_name, _, _ in played}
+    for _, _, steps in played:
+        turns = steps[1:]
+        assert len(turns) <= MAX_TURNS
+        assert isinstance(turns[-1][5]["success"], bool)
+        assert low - ROUNDING <= sum(turn[2] for turn in turns) <= high + ROUNDING
+
+
+@every_environment
+@given(texts=st.lists(ANY_TEXT, max_size=MAX_TURNS))
+@settings(max_examples=30, deadline=None)
+def test_an_episode_cut_off_anywhere_has_a_return_in_the_range(name: str, texts: list[str]) -> None:
+    environment = small(name)
+    low, high = environment.properties.return_range
+    earned = sum(step[1] for step in play_texts(environment, texts))
+    assert low - ROUNDING <= earned <= high + ROUNDING
+
+
+@every_environment
+def test_task_ids_are_unique_stable_and_hashes_of_the_content(name: str) -> None:
+    environment = small(name)
+    for split in environment.properties.splits:
+        tasks = environment.tasks(split)
+        assert len({task.task_id for task in tasks}) == len(tasks) > 0
+        assert list(tasks) == list(small(name).tasks(split))
+        for task in tasks:
+            again = make_task(
+                environment=name,
+                instruction=task.instruction,
+                split=task.split,
+                category=task.category,
+                payload=task.payload,
+            )
+            assert again.task_id == task.task_id
+
+
+@every_environment
+def test_no_task_is_in_both_train_and_test(name: str) -> None:
+    environment = small(name)
+    train = {task.task_id for task in environment.tasks("train")}
+    assert train.isdisjoint(task.task_id for task in environment.tasks("test"))
+
+
+@every_environment
+def test_an_environment_pickled_in_the_middle_of_an_episode_goes_on_alike(name: str) -> None:
+    environment = small(name)
+    environment.reset(first_task(environment), seed=0)
+    environment.step("search blue")
+    twin = pickle.loads(pickle.dumps(environment))
+    assert twin.state_key() == environment.state_key()
+    assert twin.properties == environment.properties
+    assert twin.step("\x00") == environment.step("\x00")
+
+
+@every_environment
+def test_a_reset_leaves_nothing_of_the_last_episode(name: str) -> None:
+    environment = small(name)
+    task = environment.tasks("train")[1]
+    fresh = environment.reset(task, seed=3), environment.state_key(), environment.step("\x00")
+    play_texts(environment, ["\x00"] * (MAX_TURNS + 1))
+    again = environment.reset(task, seed=3), environment.state_key(), environment.step("\x00")
+    assert again == fresh
+
+
+@every_environment
+def test_equal_state_keys_mean_equal_futures(name: str) -> None:
+    environment = small(name)
+    task = first_task(environment)
+    actions = {"\x00"}
+    for make_policy in environment.scripted_policies().values():
+        actions |= {turn[0].action for turn in play_scripted(environment, task, make_policy())[1:]}
+    choices = sorted(actions)
+    generator = np.random.default_rng(0)
+    future_of: dict[tuple, tuple] = {}
+    num_repeats = 0
+    for _ in range(300):
+        picks = [choices[index] for index in generator.integers(len(choices), size=MAX_TURNS + 1)]
+        environment.reset(task, seed=0)
+        for action in picks:
+            situation = (environment.state_key(), action)
+            future = (*environment.step(action), environment.state_key())
+            num_repeats += situation in future_of
+            assert future_of.setdefault(situation, future) == future
+    assert num_repeats > 100
+
+
+@every_environment
+def test_properties_name_the_environment_and_do_not_change_in_an_episode(name: str) -> None:
+    environment = small(name)
+    before = environment.properties
+    play_texts(environment, ["\x00"] * MAX_TURNS)
+    assert environment.properties == before
+    assert before.name == name
+    assert {"train", "test"} <= set(before.splits)
+    assert before.rules
+
+
+@every_environment
+def test_another_turn_limit_is_another_version(name: str) -> None:
+    other = make_environment(name, {"max_turns": MAX_TURNS + 1})
+    assert other.properties.version != small(name).properties.version
+
+
+@every_environment
+def test_an_unknown_split_is_an_error_that_names_the_known_ones(name: str) -> None:
+    with pytest.raises(ConfigError, match="'tset'.*train.*test"):
+        small(name).tasks("tset")
+
+
+@every_environment
+def test_an_unknown_option_is_an_error_with_a_suggestion(name: str) -> None:
+    with pytest.raises(ConfigError, match="max_turn: unknown key .did you mean 'max_turns'"):
+        make_environment(name, {"max_turn": 3})
+
+
+@every_environment
+def test_an_option_of_the_wrong_kind_is_an_error_with_what_was_got(name: str) -> None:
+    with pytest.raises(ConfigError, match="environment.max_turns: got 'ten', expected"):
+        make_environment(name, {"max_turns": "ten"})
+
+
+if __name__ == "__main__":
+    sys.stdout.write(repr(transcripts(sys.argv[1])))

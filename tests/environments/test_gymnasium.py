@@ -1,0 +1,106 @@
+import warnings
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from ragen_apo.environments.gymnasium import FreeText, GymnasiumTextEnv, register_environments
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.errors import ConfigError
+
+
+def test_gymnasiums_own_checker_has_no_complaint_and_no_warning() -> None:
+    register_environments()
+    environment = gymnasium.make("ragen_apo/Shop-v0", render_mode="ansi")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(environment.unwrapped)
+
+
+def test_registering_twice_changes_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register_environments()
+        register_environments()
+    assert "ragen_apo/Shop-v0" in gymnasium.registry
+
+
+def test_make_passes_options_to_the_shop() -> None:
+    register_environments()
+    environment = gymnasium.make("ragen_apo/Shop-v0", split="test", max_turns=1)
+    _, info = environment.reset(seed=0)
+    assert info["split"] == "test"
+    assert environment.step("search blue")[3] is True
+    with pytest.raises(ConfigError, match="did you mean 'max_turns'"):
+        gymnasium.make("ragen_apo/Shop-v0", max_turn=1)
+
+
+def test_the_same_seed_draws_the_same_sequence_of_tasks() -> None:
+    first, second = GymnasiumTextEnv("shop"), GymnasiumTextEnv("shop")
+    sequences = [
+        [env.reset(seed=5)[1]["task_id"]] + [env.reset()[1]["task_id"] for _ in range(20)]
+        for env in (first, second)
+    ]
+    assert sequences[0] == sequences[1]
+    assert len(set(sequences[0])) > 15
+
+
+def test_a_task_can_be_asked_for_by_its_id() -> None:
+    environment = GymnasiumTextEnv("shop")
+    task = ShopEnvironment().tasks("test")[3]
+    observation, info = environment.reset(options={"task_id": task.task_id})
+    assert (info["task_id"], info["split"], info["category"]) == (
+        task.task_id,
+        "test",
+        task.category,
+    )
+    assert task.instruction in observation
+
+
+def test_a_split_asked_for_stays_for_the_following_resets() -> None:
+    environment = GymnasiumTextEnv("shop")
+    splits = {environment.reset(seed=0, options={"split": "test"})[1]["split"]}
+    splits |= {environment.reset()[1]["split"] for _ in range(10)}
+    assert splits == {"test"}
+
+
+def test_unknown_splits_tasks_and_options_are_errors() -> None:
+    environment = GymnasiumTextEnv("shop")
+    with pytest.raises(ConfigError, match="no split 'dev'"):
+        environment.reset(options={"split": "dev"})
+    with pytest.raises(ConfigError, match="no task has the id 'abc'"):
+        environment.reset(options={"task_id": "abc"})
+    with pytest.raises(ConfigError, match="unknown options tsak_id"):
+        environment.reset(options={"tsak_id": "abc"})
+    with pytest.raises(ConfigError, match="no split 'dev'"):
+        GymnasiumTextEnv("shop", split="dev")
+
+
+def test_options_beside_a_finished_environment_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="got the options max_turns"):
+        GymnasiumTextEnv(ShopEnvironment(), max_turns=3)
+
+
+def test_a_failed_reset_does_not_change_the_split() -> None:
+    environment = GymnasiumTextEnv("shop")
+    with pytest.raises(ConfigError):
+        environment.reset(options={"split": "dev"})
+    assert environment.reset(seed=0)[1]["split"] == "train"
+
+
+def test_rendering_shows_the_last_observation() -> None:
+    environment = GymnasiumTextEnv("shop", render_mode="ansi")
+    observation, _ = environment.reset(seed=0)
+    assert environment.render() == observation
+    observation = environment.step("search blue")[0]
+    assert environment.render() == observation
+    assert GymnasiumTextEnv("shop").render() is None
+
+
+def test_the_text_space_contains_any_text_and_samples_printable_ones() -> None:
+    space = FreeText(seed=0)
+    assert "žluťoučký 🐴" in space
+    assert "" in space
+    assert "x" * 100_001 not in space
+    assert 5 not in space
+    assert space.sample() in space

@@ -1,0 +1,88 @@
+from collections.abc import Iterator
+
+import pytest
+
+from ragen_apo.environments.play import PlayedEpisode, play
+from ragen_apo.environments.shop import ShopEnvironment
+
+
+class Terminal:
+    """Types the given lines, then raises `end`, and keeps what was shown."""
+
+    def __init__(self, *lines: str, end: type[BaseException] = EOFError) -> None:
+        self._lines: Iterator[str] = iter(lines)
+        self._end = end
+        self.shown: list[str] = []
+
+    def read(self, prompt: str) -> str:
+        for line in self._lines:
+            return line
+        raise self._end
+
+    def play(self, shop: ShopEnvironment) -> PlayedEpisode:
+        task = shop.tasks("train")[0]
+        return play(shop, task, read=self.read, write=self.shown.append)
+
+    @property
+    def screen(self) -> str:
+        return "\n".join(self.shown)
+
+
+@pytest.fixture
+def shop() -> ShopEnvironment:
+    return ShopEnvironment(max_turns=3)
+
+
+def goal_id(shop: ShopEnvironment) -> int:
+    return shop.tasks("train")[0].payload["product_id"]
+
+
+def test_a_person_reads_the_rules_and_the_task_buys_and_sees_the_return(
+    shop: ShopEnvironment,
+) -> None:
+    terminal = Terminal("fly away", f"buy {goal_id(shop)}")
+    episode = terminal.play(shop)
+    assert shop.properties.rules in terminal.screen
+    assert "TASK: " in terminal.screen
+    assert "[reward -0.06]" in terminal.screen
+    assert "[reward +0.99]" in terminal.screen
+    assert terminal.screen.endswith("Success: return +0.93 in 2 turns.")  # -0.06 + 0.99
+    assert [turn.invalid for turn in episode.turns] == [True, False]
+    assert episode.turns[0].observation.startswith("TASK: ")
+    assert episode.turns[1].observation.startswith("Invalid action")
+    assert (episode.terminated, episode.truncated, episode.success) == (True, False, True)
+    assert episode.final_observation.startswith("You bought")
+    assert episode.episode_return == pytest.approx(0.93)
+
+
+def test_a_wrong_purchase_is_no_success(shop: ShopEnvironment) -> None:
+    terminal = Terminal(f"buy {goal_id(shop) + 1}")
+    assert not terminal.play(shop).success
+    assert terminal.screen.endswith("No success: return -0.11 in 1 turn.")
+
+
+def test_the_turn_limit_ends_the_game(shop: ShopEnvironment) -> None:
+    terminal = Terminal("click 1", "click 1", "click 1", "never read")
+    episode = terminal.play(shop)
+    assert episode.truncated
+    assert len(episode.turns) == 3
+    assert "No turns left" in terminal.screen
+
+
+@pytest.mark.parametrize("word", ["quit", " QUIT "])
+def test_quit_leaves_without_an_end(shop: ShopEnvironment, word: str) -> None:
+    terminal = Terminal("search blue", word, "buy 1")
+    episode = terminal.play(shop)
+    assert len(episode.turns) == 1
+    assert not episode.terminated
+    assert not episode.truncated
+    assert "Goodbye" in terminal.screen
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
+def test_the_end_of_the_input_and_ctrl_c_leave_politely(
+    shop: ShopEnvironment, end: type[BaseException]
+) -> None:
+    terminal = Terminal(end=end)
+    assert terminal.play(shop).turns == ()
+    assert terminal.screen.endswith("Goodbye: return +0.00 in 0 turns.")

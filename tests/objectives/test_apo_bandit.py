@@ -1,0 +1,91 @@
+"""A*-PO on a bandit with five arms: what converges where, and what a wrong V* does.
+
+One decision, one token: the smallest place where the closed form can be reached. The reference is
+uniform, the arms pay 0, 1/4, 1/2, 3/4 and 1, and beta = 0.3.
+"""
+
+import pytest
+import torch
+
+from ragen_apo.objectives.apo import ApoSettings, LossForm, apo_loss, regression_loss, residual
+
+BETA = 0.3
+
+
+@pytest.fixture
+def arms():
+    """Log-probabilities of the reference, returns, V*, and log-probabilities of the optimum."""
+    reference = torch.full((5,), 1 / 5).log()
+    returns = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    v_star = BETA * torch.logsumexp(reference + returns / BETA, dim=0)
+    return reference, returns, v_star, reference + (returns - v_star) / BETA
+
+
+def kl(first, second):
+    return (first.exp() * (first - second)).sum().item()
+
+
+def train_on_samples(arms, *, wrong_by=0.0, form=LossForm.REGRESSION, num_steps=600, rate=3.0):
+    """Plain SGD at a constant rate on 16 sampled arms per step."""
+    reference, returns, v_star, _ = arms
+    logits = torch.zeros(5, requires_grad=True)
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(num_steps):
+        logprobs = logits.log_softmax(0)
+        arm_B = torch.multinomial(logprobs.detach().exp(), 16, replacement=True, generator=draws)
+        output = apo_loss(
+            logprobs[arm_B, None],
+            reference_logprobs_BT=reference[arm_B, None],
+            mask_BT=torch.ones(16, 1, dtype=torch.bool),
+            returns_B=returns[arm_B],
+            v_star_B=(v_star + wrong_by).expand(16),
+            settings=ApoSettings(beta2=BETA, loss=form),
+            num_sequences=16,
+        )
+        (gradient,) = torch.autograd.grad(output.loss, logits)
+        logits = (logits - rate * gradient).detach().requires_grad_()
+    return logits.log_softmax(0).detach()
+
+
+def train_exactly(arms, *, wrong_by, on_policy, num_steps=1500, rate=3.0):
+    """Gradient descent on the expected loss over arms drawn from the policy or the reference."""
+    reference, returns, v_star, _ = arms
+    logits = torch.zeros(5, requires_grad=True)
+    for _ in range(num_steps):
+        logprobs = logits.log_softmax(0)
+        left = residual(
+            logprobs - reference,
+            returns_B=returns,
+            v_star_B=(v_star + wrong_by).expand(5),
+            beta2=BETA,
+        )
+        drawn_from = (logprobs if on_policy else reference).detach().exp()
+        expected_loss = (drawn_from * regression_loss(left, beta2=BETA)).sum()
+        (gradient,) = torch.autograd.grad(expected_loss, logits)
+        logits = (logits - rate * gradient).detach().requires_grad_()
+    return logits.log_softmax(0).detach()
+
+
+@pytest.mark.parametrize("form", LossForm)
+def test_sampled_sgd_at_a_constant_rate_reaches_the_optimum_with_the_exact_value(arms, form):
+    # The residual is 0 for every arm at the optimum, so the noise of sampling dies out on the way.
+    assert kl(train_on_samples(arms, form=form), arms[-1]) < 1e-10
+
+
+def test_a_wrong_value_leaves_noise_at_the_optimum_that_a_constant_rate_cannot_remove(arms):
+    assert kl(train_on_samples(arms, wrong_by=0.3), arms[-1]) > 1e-6
+
+
+@pytest.mark.parametrize("wrong_by", [0.0, 0.3, -0.3])
+def test_on_policy_a_wrong_value_does_not_move_the_optimum(arms, wrong_by):
+    assert kl(train_exactly(arms, wrong_by=wrong_by, on_policy=True), arms[-1]) < 1e-10
+
+
+def test_off_policy_the_exact_value_reaches_the_optimum(arms):
+    assert kl(train_exactly(arms, wrong_by=0.0, on_policy=False), arms[-1]) < 1e-10
+
+
+@pytest.mark.parametrize(("wrong_by", "moved"), [(0.3, 0.139), (-0.3, 0.073)])
+def test_off_policy_a_wrong_value_moves_the_optimum(arms, wrong_by, moved):
+    policy = train_exactly(arms, wrong_by=wrong_by, on_policy=False)
+    assert kl(policy, arms[-1]) == pytest.approx(moved, abs=5e-4)

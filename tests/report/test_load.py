@@ -1,0 +1,85 @@
+"""What is read from a run directory, and what is said when it cannot be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.report.load import finite, load_run, series
+
+
+def test_a_whole_run_is_read(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    assert run.trained
+    assert run.num_episodes == len(run.episodes) == 100
+    assert run.config["apo"]["beta2"] == 0.05
+    assert len(run.metrics) == 60
+    assert run.value_report["num_tasks"] == 397
+
+
+def test_a_run_with_only_configuration_and_evaluation_is_read(
+    build_run: Callable[..., Path],
+) -> None:
+    directory = build_run(trained=False)
+    for name in ("run.json", "warm_start.jsonl", "value_report.json"):
+        (directory / name).unlink()
+    run = load_run(directory)
+    assert not run.trained
+    assert (run.record, run.warm_start, run.value_report) == ({}, [], {})
+
+
+@pytest.mark.parametrize("missing", ["results.json", "episodes.jsonl"])
+def test_a_missing_evaluation_is_refused_with_the_command_that_makes_it(
+    build_run: Callable[..., Path], missing: str
+) -> None:
+    directory = build_run()
+    (directory / "evaluation" / missing).unlink()
+    with pytest.raises(RunDirectoryError, match=f"ragen-apo evaluate {directory}"):
+        load_run(directory)
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is not a run"):
+        load_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("evaluation/results.json", "{", "is not JSON"),
+        ("evaluation/results.json", "[]", "must hold a JSON object, got list"),
+        ("value_report.json", "nonsense", "is not JSON"),
+        ("metrics.jsonl", 'x\n{"step": 1}\n', "cannot be read"),
+        ("metrics.jsonl", "3\n", "line 1 must hold a JSON object"),
+        ("config.yaml", "a: [1", "is not YAML"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name(
+    build_run: Callable[..., Path], name: str, text: str, message: str
+) -> None:
+    directory = build_run()
+    (directory / name).write_text(text)
+    with pytest.raises(RunDirectoryError, match=message) as caught:
+        load_run(directory)
+    assert Path(name).name in str(caught.value)
+
+
+def test_a_metrics_line_cut_off_by_a_kill_is_left_out(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    with (directory / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 61, "lo')
+    assert len(load_run(directory).metrics) == 60
+
+
+@pytest.mark.parametrize("value", [None, "1", True, math.nan, math.inf, [1.0]])
+def test_what_is_no_finite_number_is_none(value: object) -> None:
+    assert finite(value) is None
+
+
+def test_a_series_leaves_out_what_is_no_number_and_counts_rows_without_a_step() -> None:
+    rows = [{"step": 5, "x": 1}, {"step": 6, "x": math.nan}, {"x": 2.5}, {"step": 8}]
+    assert series(rows, "x") == ([5.0, 3], [1.0, 2.5])

@@ -1,0 +1,71 @@
+"""The pictures: drawn from whole, partial and hostile runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.report import plots
+from ragen_apo.report.load import RunData, load_run
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def all_pictures(run: RunData) -> list[bytes]:
+    return [plots.learning_curves(run), plots.by_category(run), plots.failures(run)]
+
+
+def test_a_whole_run_gives_three_pictures(build_run: Callable[..., Path]) -> None:
+    for picture in all_pictures(load_run(build_run())):
+        assert picture.startswith(PNG_SIGNATURE)
+
+
+def test_the_same_run_gives_the_same_bytes(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    assert plots.failures(run) == plots.failures(run)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_absent_null_or_not_finite_are_left_out(
+    build_run: Callable[..., Path],
+) -> None:
+    metrics = [
+        {"step": 1, "success_rate": math.nan, "return_mean": None},
+        {"step": 2, "success_rate": 0.5, "kl_per_sequence": math.inf},
+        {},
+    ]
+    results = {
+        "by_category": {"books": {"success_rate": math.nan, "success_ci95": [0, None]}},
+        "failures": {"timeout": {"count": None}},
+    }
+    run = dataclasses.replace(
+        load_run(build_run()), metrics=metrics, results=results, warm_start=[{"phase": "copy"}]
+    )
+    for picture in all_pictures(run):
+        assert picture.startswith(PNG_SIGNATURE)
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_with_markup_and_control_characters_are_drawn_as_they_are(
+    build_run: Callable[..., Path],
+) -> None:
+    summary = {"episodes": 3, "success_rate": 1.0, "success_ci95": [0.4, 1.0]}
+    results = {"by_category": {"$\\frac{$ \x07 \n <b>": summary}, "failures": {"$_$": {"count": 2}}}
+    run = dataclasses.replace(load_run(build_run()), results=results)
+    for picture in all_pictures(run):
+        assert picture.startswith(PNG_SIGNATURE)
+
+
+def test_a_run_without_results_gives_pictures_that_say_so(build_run: Callable[..., Path]) -> None:
+    run = dataclasses.replace(load_run(build_run()), results={}, metrics=[], warm_start=[])
+    for picture in all_pictures(run):
+        assert picture.startswith(PNG_SIGNATURE)
+
+
+def test_the_running_mean_looks_to_both_sides_and_keeps_the_length() -> None:
+    # the means of 0, 3; of 0, 3, 6; of 3, 6, 9; of 6, 9
+    assert plots.running_mean([0, 3, 6, 9], window=1) == [1.5, 3.0, 6.0, 7.5]

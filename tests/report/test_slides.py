@@ -1,0 +1,86 @@
+"""The two slides, read back with python-pptx."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pptx import Presentation
+
+from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.slides import slides
+
+
+def read_slides(run: RunData) -> list[Any]:
+    return list(Presentation(io.BytesIO(slides(run))).slides)
+
+
+def texts(slide: Any) -> str:
+    found = [shape.text_frame.text for shape in slide.shapes if shape.has_text_frame]
+    for shape in slide.shapes:
+        if shape.has_table:
+            found += [cell.text for row in shape.table.rows for cell in row.cells]
+    return "\n".join(found)
+
+
+def pictures(slide: Any) -> list[str]:
+    return [
+        shape._element.nvPicPr.cNvPr.get("descr")
+        for shape in slide.shapes
+        if shape.shape_type == 13
+    ]
+
+
+def test_there_are_two_slides_an_overview_and_the_results(build_run: Callable[..., Path]) -> None:
+    overview, results = read_slides(load_run(build_run()))
+    for station in ("Task", "Rollout", "Trajectory", "V*", "Advantage", "Loss", "Checkpoint",
+                    "Evaluation"):  # fmt: skip
+        assert station in texts(overview)
+    for number in ("β₁ = 0.5", "β₂ = 0.05", "4 reference episodes", "64 tasks", "3,840", "91.0%"):
+        assert number in texts(overview)
+    assert results.shapes.title.text_frame.text == (
+        "A*-PO solves 91.0% of 100 held-out tasks (95% interval 83.8–95.2%)"
+    )
+    for text in (
+        "A*-PO (trained)",
+        "reference (warm start)",
+        "heuristic",
+        "random",
+        "+52.2 points",
+    ):
+        assert text in texts(results)
+    assert pictures(results) == [
+        "Success rate over the training steps",
+        "Success rate by category",
+    ]
+
+
+def test_every_shape_lies_on_its_slide(build_run: Callable[..., Path]) -> None:
+    presentation: Any = Presentation(io.BytesIO(slides(load_run(build_run()))))
+    for slide in presentation.slides:
+        for shape in slide.shapes:
+            assert shape.left >= 0
+            assert shape.top >= 0
+            assert shape.left + shape.width <= presentation.slide_width
+            assert shape.top + shape.height <= presentation.slide_height
+
+
+def test_an_untrained_run_has_no_curve_and_says_so(build_run: Callable[..., Path]) -> None:
+    overview, results = read_slides(load_run(build_run(trained=False)))
+    assert "Not trained in this run" in texts(overview)
+    assert "This run has no Stage 2 metrics" in texts(results)
+    assert pictures(results) == ["Failed episodes by pattern", "Success rate by category"]
+
+
+def test_control_characters_and_missing_numbers_do_no_harm(build_run: Callable[..., Path]) -> None:
+    run = dataclasses.replace(
+        load_run(build_run()),
+        config={"apo": {"beta1": None}},
+        record={},
+        value_report={},
+        results={"baselines": {"a\x07b": {}}, "policy": "p\x0b" * 50, "by_category": {"\x01": {}}},
+    )
+    assert "a b" in texts(read_slides(run)[1])

@@ -1,0 +1,137 @@
+"""The tables: exact CSV, the order of methods, monitors and coverage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from ragen_apo.report.findings import headline, key_sentences
+from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.style import duration, interval, percent, printable
+from ragen_apo.report.tables import (
+    category_rows,
+    coverage_rows,
+    method_rows,
+    monitor_rows,
+    summary_csv,
+)
+
+
+def change_results(directory: Path, **changes: object) -> RunData:
+    path = directory / "evaluation" / "results.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return load_run(directory)
+
+
+def test_the_csv_has_the_methods_in_order_with_four_decimals(
+    build_run: Callable[..., Path],
+) -> None:
+    summary = {"success_rate": 0.5, "avg_reward": 1 / 3, "avg_steps": 4, "episodes": 2}
+    run = change_results(
+        build_run(),
+        success_rate=0.98,
+        avg_reward=0.987654,
+        avg_steps=2.05,
+        baselines={
+            "random": {**summary, "success_rate": 0.002},
+            "zero-shot": summary,
+            "heuristic": {**summary, "avg_reward": -0.1},
+            "reference": {**summary, "avg_steps": None},
+        },
+    )
+    assert summary_csv(run) == (
+        "method,success_rate,avg_reward,avg_steps\n"
+        "A*-PO (trained),0.9800,0.9877,2.0500\n"
+        "reference (warm start),0.5000,0.3333,\n"
+        "heuristic,0.5000,-0.1000,4.0000\n"
+        "random,0.0020,0.3333,4.0000\n"
+        "zero-shot,0.5000,0.3333,4.0000\n"
+    )
+
+
+def test_baselines_that_were_not_played_have_no_row(build_run: Callable[..., Path]) -> None:
+    run = change_results(build_run(), baselines={})
+    assert [row.method for row in method_rows(run)] == ["A*-PO (trained)"]
+
+
+def test_the_policy_of_an_untrained_run_is_not_called_trained(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run(trained=False))
+    assert method_rows(run)[0].method == "policy (not trained)"
+    assert headline(run).startswith("Not trained: 91.0% of 100 held-out tasks")
+    assert any("not trained by A*-PO" in sentence for sentence in key_sentences(run))
+
+
+def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    # 91 of 100 against 40 of 103: 91.0 - 38.8 = 52.2 points
+    assert headline(run) == "A*-PO solves 91.0% of 100 held-out tasks (95% interval 83.8–95.2%)"
+    assert key_sentences(run) == [
+        "+52.2 points against the reference (warm start): 38.8% to 91.0%; "
+        "the intervals do not overlap.",
+        "2.34 turns per episode on average, 4.31 before training; average reward 1.00.",
+        "Weakest category: home, 75.0% of 12 episodes.",
+        "Most frequent failure: wrong purchase, 4 of 9.",
+        "The whole run took 4 min 23 s; the longest phase was stage 2 with 1 min 33 s.",
+    ]
+
+
+def test_findings_without_numbers_are_left_out(build_run: Callable[..., Path]) -> None:
+    run = dataclasses.replace(
+        load_run(build_run()), results={"success_rate": math.nan, "baselines": None}, record={}
+    )
+    assert headline(run) == "A*-PO solves – of 100 tasks"
+    assert key_sentences(run) == []
+
+
+def test_categories_are_ordered_by_success(build_run: Callable[..., Path]) -> None:
+    rates = [summary["success_rate"] for _, summary in category_rows(load_run(build_run()))]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_monitors_compare_the_first_and_the_last_tenth_of_the_steps(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    rows = [{"step": n, "success_rate": n / 20, "loss": math.nan} for n in range(1, 21)]
+    # of 20 steps the first two are 0.05 and 0.10, the last two 0.95 and 1.00
+    assert monitor_rows(dataclasses.replace(run, metrics=rows)) == [
+        ("success rate (training rollouts)", "7.5%", "97.5%")
+    ]
+
+
+def test_coverage_shows_whatever_keys_there_are() -> None:
+    report = {
+        "beta1": 0.5,
+        "pass_at_k": {"16": 0.6, "4": 0.5, "1": None},
+        "advice": "sample more",
+        "num_tasks": 1397,
+        "share_never_solved": 0.25,
+        "kind": "adaptive",
+        "tasks_by_num_samples": {"4": 12},
+    }
+    assert coverage_rows(report) == [
+        ("tasks", "1,397"),
+        ("pass@1", "–"),
+        ("pass@4", "50.0%"),
+        ("pass@16", "60.0%"),
+        ("share never solved", "25.0%"),
+        ("beta1", "0.5"),
+        ("kind", "adaptive"),
+        ("tasks by samples: 4", "12"),
+    ]
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert (percent(0.12345), percent(None), interval([0.1, math.nan])) == ("12.3%", "–", "–")
+    assert interval([0.93, 0.9945]) == "93.0–99.5%"
+    assert [duration(s) for s in (3.21, 59.4, 500, 7500)] == [
+        "3.2 s", "59 s", "8 min 20 s", "2 h 05 min",
+    ]  # fmt: skip
+    assert printable("a\x07b\nc", 4) == "a b…"

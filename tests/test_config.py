@@ -1,0 +1,285 @@
+"""Configurations: what is accepted, what is refused, and with which words."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_apo.config import RunConfig, load_config, parse_config, resolved_yaml
+from ragen_apo.config_messages import keys_of, reference_page
+from ragen_apo.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def parse(text: str, *overrides: str) -> RunConfig:
+    return parse_config(text, source="run.yaml", overrides=overrides)
+
+
+def refusal(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, *overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_configuration_loads_and_survives_being_resolved(path: Path) -> None:
+    config = load_config(path)
+    assert parse(resolved_yaml(config)) == config
+
+
+def test_at_least_the_three_configurations_of_the_readme_are_shipped() -> None:
+    assert {"shop.yaml", "smoke.yaml", "source_style.yaml"} <= {path.name for path in SHIPPED}
+
+
+def test_the_keys_of_the_earlier_project_are_valid() -> None:
+    config = parse(
+        "apo: {beta: 0.5, v_star_samples: 8, adaptive_vstar: true, learning_rate: 1e-4}\n"
+        "environment: {max_turns: 8, num_products: 497}\n"
+        "training: {max_steps: 100, eval_every: 10}\n"
+    )
+    assert (config.apo.beta1, config.apo.beta2) == (0.5, 0.5)
+    assert config.apo.num_value_samples == 8
+    assert config.apo.adaptive_vstar
+    assert config.apo.learning_rate == 0.0001
+    assert config.environment.options == {"max_turns": 8, "num_products": 497}
+    assert (config.training.max_steps, config.training.eval_every) == (100, 10)
+
+
+def test_an_empty_file_and_empty_sections_mean_the_defaults() -> None:
+    assert parse("") == parse("apo:\nwarm_start:\n  copy:\n") == RunConfig()
+
+
+@pytest.mark.parametrize("number", ["1e-4", "1E-4", "1.e-4", "1.0e-4", "0.0001", "+1e-04"])
+def test_a_number_may_be_written_in_any_usual_way(number: str) -> None:
+    assert parse(f"apo: {{learning_rate: {number}}}").apo.learning_rate == 0.0001
+
+
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    assert parse("training: {max_steps: 1e3}").training.max_steps == 1000
+
+
+def test_options_of_the_environment_are_numbers_in_the_same_notation() -> None:
+    assert parse("environment: {step_penalty: -1e-2}").environment.options == {
+        "step_penalty": -0.01
+    }
+
+
+def test_the_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().apo.beta2 = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class TestOverrides:
+    def test_they_are_written_with_a_space_or_an_equals_sign(self) -> None:
+        config = parse("apo: {beta2: 1}", "--apo.beta2", "0.05", "--training.max_steps=3")
+        assert (config.apo.beta2, config.training.max_steps) == (0.05, 3)
+
+    def test_negative_numbers_null_and_lists_are_values(self) -> None:
+        config = parse(
+            "",
+            "--agent.format_penalty",
+            "-0.1",
+            "--run.num_threads=null",
+            "--environment.a.b",
+            "[1]",
+        )
+        assert config.agent.format_penalty == -0.1
+        assert config.run.num_threads is None
+        assert config.environment.options == {"a": {"b": [1]}}
+
+    def test_the_last_of_two_counts(self) -> None:
+        assert parse("", "--seed", "1", "--seed", "2").seed == 2
+
+    def test_dashes_stand_for_underscores(self) -> None:
+        assert parse("", "--apo.adaptive-vstar", "true").apo.adaptive_vstar
+
+    def test_beta_on_the_command_line_replaces_both_betas_of_the_file(self) -> None:
+        config = parse("apo: {beta1: 0.1, beta2: 0.2}", "--apo.beta", "0.3")
+        assert (config.apo.beta1, config.apo.beta2) == (0.3, 0.3)
+
+    def test_beta2_on_the_command_line_changes_beta_of_the_file_in_stage_two_only(self) -> None:
+        config = parse("apo: {beta: 0.5}", "--apo.beta2", "0.05")
+        assert (config.apo.beta1, config.apo.beta2) == (0.5, 0.05)
+
+    def test_a_key_that_holds_text_takes_any_text(self) -> None:
+        config = parse("", "--agent.system_prompt", "Buy: [now", "--policy.path", "123")
+        assert (config.agent.system_prompt, config.policy.path) == ("Buy: [now", "123")
+
+    def test_a_section_may_be_overridden_as_a_whole_and_keeps_its_other_keys(self) -> None:
+        config = parse("policy: {small: {num_layers: 2}}", "--policy.small", "{num_heads: 2}")
+        assert (config.policy.small.num_layers, config.policy.small.num_heads) == (2, 2)
+
+    @pytest.mark.parametrize(
+        ("overrides", "words"),
+        [
+            (("--apo.bta2", "1"), "--apo.bta2: unknown key; did you mean apo.beta2?"),
+            (("--max_steps=1",), "did you mean warm_start.copy.max_steps or training.max_steps?"),
+            (("--seed",), "--seed: no value; write --seed VALUE"),
+            (("--seed", "--apo.beta2", "1"), "--seed: no value; write --seed VALUE"),
+            (("seed", "1"), "seed: unexpected; an override is written --section.key VALUE"),
+            (("--seed.x", "1"), "--seed.x: unknown key"),
+            (("--seed", "[1"), "--seed: '[1' is not YAML"),
+            (("--apo", "3"), "apo: got 3, expected a section of keys"),
+            (("--environment", "{a: 1, a: 2}"), "--environment: line 1: the key a is already set"),
+            (("--", "1"), "--: unexpected"),
+        ],
+    )
+    def test_each_mistake_has_its_sentence(self, overrides: tuple[str, ...], words: str) -> None:
+        assert words in refusal("", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "apo: {learning_rate: -1e-4}",
+            "apo.learning_rate: got -0.0001, expected a number greater",
+        ),
+        ("apo: {beta2: 0}", "apo.beta2: got 0, expected a number greater than 0"),
+        ("apo: {beta: 0}", "apo.beta2: got 0, expected a number greater than 0"),
+        ("apo: {beta2: .nan}", "apo.beta2: got nan, expected a finite number greater than 0"),
+        ("apo: {beta1: .inf}", "apo.beta1: got inf, expected a finite number at least 0"),
+        ("apo: {beta2: abc}", "apo.beta2: got 'abc', expected a number greater than 0"),
+        ("apo: {beta2: true}", "apo.beta2: got true, expected a number greater than 0"),
+        ("apo: {beta2: null}", "apo.beta2: got null, expected a number greater than 0"),
+        ("apo: {loss: huber}", "apo.loss: got 'huber', expected regression or weighted"),
+        ("apo: [1]", "apo: got [1], expected a section of keys"),
+        (
+            "apo: {beta: 1, beta2: 1}",
+            "apo: beta is another name of beta1 and beta2; remove beta or",
+        ),
+        (
+            "apo: {v_star_samples: 1, num_value_samples: 1}",
+            "v_star_samples is another name of num_",
+        ),
+        ("apo: {advantage_clamp: 1}", "set loss: weighted or remove them"),
+        ("apo: {adaptive_vstar: true, num_value_samples: 32}", "max_value_samples (16) must be at"),
+        ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
+        ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),
+        ("training: {max_steps: yes}", "got true, expected a whole number at least 0"),
+        ("training: {eval_every: 0}", "got 0, expected a whole number at least 1 or null"),
+        ("warm_start: {copy: {target_accuracy: 2}}", "a number greater than 0 and at most 1"),
+        ("warm_start: {enabled: 1}", "warm_start.enabled: got 1, expected true or false"),
+        ("agent: {format_penalty: 1}", "agent.format_penalty: got 1, expected a number at most 0"),
+        ("agent: {max_response_tokens: 1024}", "must be less than max_context_tokens (1024)"),
+        ("agent: {max_context_tokens: 4096}", "must be at most policy.small.max_position (2048)"),
+        ("policy: {small: {num_heads: 3}}", "must be a multiple of 2 * num_heads (6)"),
+        ("seed: -1", "seed: got -1, expected a whole number at least 0"),
+        ("training: {learning_rate: 1}", "did you mean"),
+        ("training: {learning_rate: 1}", "apo.learning_rate"),
+        ("traning: {}", "traning: unknown key; did you mean training?"),
+        ("zzz: 1", "zzz: unknown key; known here: seed, run, environment"),
+        ("1: 2", "1: unknown key"),
+        ("environment: {name: 3}", "environment.name: got 3, expected text"),
+        ("environment: {a: .inf}", "environment: options must be made of text, finite numbers"),
+        ("environment: &a {b: *a}", "environment: options must be made of text, finite numbers"),
+        ("seed: 1\nseed: 2", "line 2: the key seed is already set in line 1; remove one"),
+        ("apo:\n  beta1: 1\n  beta1: 1", "line 3: the key beta1 is already set in line 2"),
+        ("- seed", "run.yaml holds ['seed'], expected a mapping of sections"),
+        ("just text", "run.yaml holds 'just text', expected a mapping of sections"),
+        ("apo: [1,", "run.yaml is not YAML: line 1, column 9"),
+        ("a: b: c", "run.yaml is not YAML: line 1, column 5: mapping values are not allowed"),
+        ("? [1]\n: 2", "run.yaml is not YAML"),
+        ("d: 2020-99-99", "run.yaml is not YAML"),
+        ("x: !!python/object:os.system y", "run.yaml is not YAML"),
+        ("{" * 5000, "run.yaml is not YAML"),
+        ("a\x00: 1", "run.yaml is not YAML"),
+    ],
+)
+def test_each_mistake_in_a_file_has_its_sentence(text: str, words: str) -> None:
+    assert words in refusal(text)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    message = refusal("sed: 1\napo: {beta2: -1, lss: 2}\nseed: 1\nseed: 1", "--apo.bta1", "3")
+    found = re.findall(r"^  - (?:line \d+: the key )?(\S+?):? ", message, re.MULTILINE)
+    assert set(found) == {"sed", "apo.beta2", "apo.lss", "seed", "--apo.bta1"}
+    assert message.startswith("run.yaml cannot be used:\n")
+    assert message.endswith("docs/configuration.md.")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"There is no configuration .*nothing\.yaml"):
+        load_config(tmp_path / "nothing.yaml")
+
+
+def test_a_folder_or_a_binary_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    for path in (tmp_path, tmp_path / "model.yaml"):
+        with pytest.raises(ConfigError, match="cannot be read as text"):
+            load_config(path)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    system_prompt=st.text()
+    | st.sampled_from(["1e-4", "yes", "null", "~", "1:30", "<<", "2020-01-01"]),
+    beta2=st.floats(min_value=1e-300, allow_infinity=False),
+    options=st.dictionaries(st.text().filter(lambda key: key != "name"), json_values, max_size=4),
+)
+def test_any_configuration_survives_being_resolved(
+    system_prompt: str, beta2: float, options: dict[str, object]
+) -> None:
+    config = RunConfig.model_validate(
+        {
+            "agent": {"system_prompt": system_prompt},
+            "apo": {"beta2": beta2},
+            "environment": options,
+        }
+    )
+    assert parse(resolved_yaml(config)) == config
+
+
+@given(text=st.text())
+def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        parse(text)
+
+
+@given(tokens=st.lists(st.text() | st.sampled_from(["--seed", "--apo", "--environment.x"])))
+def test_any_overrides_give_a_configuration_or_a_configuration_error(tokens: list[str]) -> None:
+    with contextlib.suppress(ConfigError):
+        parse("", *tokens)
+
+
+def test_the_page_of_all_keys_is_up_to_date() -> None:
+    keys = {key.path: key for key in keys_of(RunConfig)}
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == reference_page(keys), "run: python -m ragen_apo.config > docs/configuration.md"
+
+
+def test_every_key_has_a_description() -> None:
+    undescribed = [
+        key.path for key in keys_of(RunConfig) if not (key.section or key.field.description)
+    ]
+    assert undescribed == []
+
+
+def test_every_key_is_read_somewhere() -> None:
+    sources = [
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "src" / "ragen_apo").rglob("*.py")
+        if not path.name.startswith("config")
+    ]
+    unread = [
+        key.path
+        for key in keys_of(RunConfig)
+        if not key.section
+        and not any(re.search(rf"\.{key.path.rpartition('.')[2]}\b", source) for source in sources)
+    ]
+    assert unread == []

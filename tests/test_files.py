@@ -1,0 +1,159 @@
+"""Files that are whole or not there, also when the writer fails or is killed."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ragen_apo import files
+from ragen_apo.files import (
+    PARTIAL_MARK,
+    append_json_line,
+    directory_written_atomically,
+    read_json_lines,
+    remove_partial_files,
+    write_json_atomically,
+    write_json_lines_atomically,
+    write_text_atomically,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(files, "sync_to_disk", no_space)
+
+
+def test_text_and_json_are_written_and_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "folder" / "value.json"
+    write_text_atomically(target, "Größe 你好\n")
+    assert target.read_text(encoding="utf-8") == "Größe 你好\n"
+    write_json_atomically(target, {"b": 1, "a": [None, 0.5]})
+    assert json.loads(target.read_text(encoding="utf-8")) == {"a": [None, 0.5], "b": 1}
+    assert names(target.parent) == ["value.json"]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    target = tmp_path / "value.json"
+    target.write_text("old")
+    with pytest.raises(OSError, match="No space left"):
+        write_text_atomically(target, "new")
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["value.json"]
+
+
+def test_a_value_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "value.json"
+    write_json_atomically(target, 1)
+    with pytest.raises(TypeError):
+        write_json_atomically(target, object())
+    assert target.read_text() == "1\n"
+
+
+class TestDirectories:
+    def test_one_appears_with_all_its_files(self, tmp_path: Path) -> None:
+        target = tmp_path / "runs" / "step-1"
+        with directory_written_atomically(target) as folder:
+            (folder / "inner").mkdir()
+            (folder / "inner" / "weights").write_text("w")
+            assert not target.exists()
+        assert (target / "inner" / "weights").read_text() == "w"
+        assert names(target.parent) == ["step-1"]
+
+    def test_an_existing_one_is_replaced_as_a_whole(self, tmp_path: Path) -> None:
+        target = tmp_path / "step-1"
+        target.mkdir()
+        (target / "old").write_text("")
+        with directory_written_atomically(target) as folder:
+            (folder / "new").write_text("")
+        assert names(target) == ["new"]
+        assert names(tmp_path) == ["step-1"]
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_an_exception_leaves_the_old_one_and_nothing_else(
+        self, tmp_path: Path, error: type[BaseException]
+    ) -> None:
+        target = tmp_path / "step-1"
+        target.mkdir()
+        (target / "old").write_text("")
+        with pytest.raises(error), directory_written_atomically(target) as folder:  # noqa: PT012
+            (folder / "new").write_text("")
+            raise error
+        assert names(target) == ["old"]
+        assert names(tmp_path) == ["step-1"]
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / f"value.json{PARTIAL_MARK}12345678").write_text("half")
+    (tmp_path / f"step-1{PARTIAL_MARK}12345678").mkdir()
+    (tmp_path / f"step-1{PARTIAL_MARK}12345678" / "weights").write_text("half")
+    (tmp_path / "value.json").write_text("whole")
+    remove_partial_files(tmp_path)
+    assert names(tmp_path) == ["value.json"]
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+    target = tmp_path / "value.json"
+    program = (
+        "import itertools, pathlib, sys\n"
+        "from ragen_apo.files import write_json_atomically\n"
+        "for number in itertools.count():\n"
+        "    write_json_atomically(pathlib.Path(sys.argv[1]), [number] * 50_000)\n"
+    )
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", program, str(target)])
+        deadline = time.monotonic() + 30
+        while not target.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        value = json.loads(target.read_text())
+        assert len(value) == 50_000
+        assert len(set(value)) == 1
+        target.unlink()
+
+
+class TestJsonLines:
+    def test_rows_are_appended_and_read_in_order(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        append_json_line(path, {"step": 1})
+        append_json_line(path, {"step": 2, "text": "a\nb\u2028c\x85d"})
+        assert read_json_lines(path) == [{"step": 1}, {"step": 2, "text": "a\nb\u2028c\x85d"}]
+
+    def test_an_absent_file_has_no_rows(self, tmp_path: Path) -> None:
+        assert read_json_lines(tmp_path / "metrics.jsonl") == []
+
+    def test_a_last_line_that_was_cut_off_is_left_out(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 1}\n{"step": 2, "lo')
+        assert read_json_lines(path) == [{"step": 1}]
+
+    def test_a_broken_line_before_the_last_is_an_error_with_its_number(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not JSON"):
+            read_json_lines(path)
+
+    def test_all_rows_are_replaced_at_once(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        append_json_line(path, {"step": 9})
+        write_json_lines_atomically(path, [{"step": 1}, {"step": 2}])
+        assert read_json_lines(path) == [{"step": 1}, {"step": 2}]
+        write_json_lines_atomically(path, [])
+        assert read_json_lines(path) == []

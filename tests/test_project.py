@@ -1,0 +1,84 @@
+"""The project's own files agree with each other."""
+
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+import ragen_apo
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "ragen_apo"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+def paths_in_readme() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^## The tree\n.*?^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert block, "README.md has no fenced block under the heading `## The tree`"
+    lines = [re.fullmatch(r"(\S+)\s+# \S.*", line) for line in block[1].splitlines()]
+    assert all(lines), "each line of the tree is `path  # text`"
+    return [line[1] for line in lines if line]
+
+
+def paths_in_tree() -> set[str]:
+    ignored = set((ROOT / ".gitignore").read_text(encoding="utf-8").splitlines())
+    folders = {
+        f"{path.name}/"
+        for path in ROOT.iterdir()
+        if path.is_dir() and path.name[0] != "." and f"/{path.name}/" not in ignored
+    }
+    packages = {f"{path.parent.relative_to(ROOT)}/" for path in PACKAGE.glob("*/**/__init__.py")}
+    modules = {str(path.relative_to(ROOT)) for path in PACKAGE.glob("[!_]*.py")}
+    return folders | packages | modules
+
+
+def test_the_readme_lists_every_folder_package_and_module_once() -> None:
+    listed = paths_in_readme()
+    assert len(listed) == len(set(listed))
+    assert set(listed) == paths_in_tree()
+
+
+def requirements() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [
+        Requirement(line)
+        for line in project["dependencies"] + project["optional-dependencies"]["dev"]
+    ]
+
+
+def pins(python: str) -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    environment = {**default_environment(), "python_version": python}
+    found = [pin for pin in pinned if pin.marker is None or pin.marker.evaluate(environment)]
+    names = [pin.name.lower() for pin in found]
+    assert len(names) == len(set(names)), "a package is pinned twice"
+    return {pin.name.lower(): str(pin.specifier).removeprefix("==") for pin in found}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_dependency_is_pinned_to_a_version_within_its_bounds(python: str) -> None:
+    pinned = pins(python)
+    for requirement in requirements():
+        assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
+
+
+def test_the_version_is_the_newest_of_the_changelog() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+)", changelog, re.MULTILINE)
+    assert newest
+    assert newest[1] == ragen_apo.__version__ == version("ragen-apo")
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()

@@ -1,0 +1,158 @@
+"""Records: ids from content, sums over turns, masks exactly at the sampled tokens."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_apo.types import (
+    StopReason,
+    Task,
+    TrainingSample,
+    Trajectory,
+    Turn,
+    TurnFlag,
+    make_task,
+    task_from_json,
+    training_sample,
+    trajectory_from_json,
+)
+
+
+def task(**changes: object) -> Task:
+    fields = {
+        "environment": "shop",
+        "instruction": "buy classic blanket",
+        "split": "train",
+        "category": "home",
+        "payload": {"product": 7, "colours": ["red"]},
+    }
+    return make_task(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def turn(
+    *,
+    prompt: tuple[int, ...] = (1, 2),
+    response: tuple[int, ...] = (3,),
+    reward: float = 0.0,
+    flags: tuple[str, ...] = (),
+) -> Turn:
+    return Turn(
+        observation="Found 7 results.",
+        prompt_token_ids=prompt,
+        response_token_ids=response,
+        logprobs=tuple(-0.1 * token for token in response),
+        response="<think>t</think><answer>buy 7</answer>",
+        thought="t",
+        action="buy 7",
+        reward=reward,
+        flags=flags,
+        state_key="page",
+    )
+
+
+def trajectory(*turns: Turn) -> Trajectory:
+    return Trajectory(
+        task=task(),
+        turns=turns,
+        terminated=True,
+        truncated=False,
+        stop_reason=StopReason.TERMINATED,
+        success=True,
+        final_observation="You bought Classic Blanket.",
+        policy_version="reference",
+        seed=5,
+    )
+
+
+class TestTaskId:
+    def test_it_stays_what_it_was_in_earlier_versions(self) -> None:
+        assert task().task_id == "02a891dffaddf25c"
+
+    def test_it_does_not_depend_on_the_split_or_on_the_order_of_the_payload(self) -> None:
+        reordered = {"colours": ["red"], "product": 7}
+        assert task().task_id == task(split="test").task_id == task(payload=reordered).task_id
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"environment": "webshop"},
+            {"instruction": "buy classic blanket "},
+            {"category": "kitchen"},
+            {"payload": {"product": 8, "colours": ["red"]}},
+            {"payload": {"product": "7", "colours": ["red"]}},
+            {"payload": {}},
+        ],
+        ids=str,
+    )
+    def test_it_changes_with_the_content(self, change: dict[str, object]) -> None:
+        assert task(**change).task_id != task().task_id
+
+    def test_the_task_keeps_its_own_copy_of_the_payload(self) -> None:
+        payload = {"product": 7}
+        made = task(payload=payload)
+        payload["product"] = 8
+        assert made.payload == {"product": 7}
+
+    def test_a_payload_that_is_not_json_is_refused(self) -> None:
+        with pytest.raises(TypeError):
+            task(payload={"product": object()})
+
+
+def test_the_records_cannot_be_changed() -> None:
+    for record, name in [(task(), "split"), (turn(), "reward"), (trajectory(), "success")]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, name, None)
+
+
+def test_the_return_is_the_sum_of_rewards_and_tokens_are_counted_over_turns() -> None:
+    episode = trajectory(turn(reward=0.1, response=(3, 4)), turn(reward=-0.05), turn(reward=1.0))
+    assert episode.episode_return == pytest.approx(1.05)  # 0.1 - 0.05 + 1.0
+    assert episode.num_response_tokens == 4  # 2 + 1 + 1
+    assert trajectory().episode_return == 0
+
+
+def test_a_trajectory_survives_json() -> None:
+    flags = (TurnFlag.FORMAT_ERROR.value, "search_loop")
+    episode = trajectory(turn(flags=flags), turn(prompt=(), response=()))
+    assert trajectory_from_json(json.loads(json.dumps(episode.to_json()))) == episode
+    assert task_from_json(json.loads(json.dumps(dataclasses.asdict(task())))) == task()
+
+
+def test_the_mask_is_true_exactly_at_the_sampled_tokens() -> None:
+    #          prompt 10 11 | response 12 13 | prompt 14 | response 15
+    episode = trajectory(
+        turn(prompt=(10, 11), response=(12, 13)), turn(prompt=(14,), response=(15,))
+    )
+    assert training_sample(episode) == TrainingSample(
+        token_ids=(10, 11, 12, 13, 14, 15),
+        loss_mask=(False, False, True, True, False, True),
+        logprobs=(0.0, 0.0, -0.1 * 12, -0.1 * 13, 0.0, -0.1 * 15),
+    )
+
+
+token_ids = st.lists(st.integers(0, 99), max_size=5).map(tuple)
+
+
+@given(st.lists(st.tuples(token_ids, token_ids), max_size=6))
+def test_a_sample_keeps_every_token_of_every_turn(
+    turns: list[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> None:
+    episode = trajectory(*(turn(prompt=prompt, response=response) for prompt, response in turns))
+    sample = training_sample(episode)
+    assert len(sample.token_ids) == len(sample.loss_mask) == len(sample.logprobs)
+    assert sample.token_ids == sum((prompt + response for prompt, response in turns), ())
+    sampled = [
+        (token, logprob)
+        for token, mask, logprob in zip(*dataclasses.astuple(sample), strict=True)
+        if mask
+    ]
+    recorded = [
+        pair
+        for one in episode.turns
+        for pair in zip(one.response_token_ids, one.logprobs, strict=True)
+    ]
+    assert sampled == recorded
+    assert len(sampled) == episode.num_response_tokens
