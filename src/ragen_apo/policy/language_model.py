@@ -20,16 +20,19 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from ragen_apo.errors import ModelError
 from ragen_apo.seeding import derive_seed
 
 CLOSING_TAG = "</answer>"
+ROPE_THETA = 10_000.0
+PREVIOUS_TOKEN_SHARPNESS = 5.7
+"""Size of a head's constant queries and keys; the next best place is about 4 nats behind."""
 
 
 @dataclass
@@ -166,35 +169,57 @@ def build_small_model(
     max_position: int,
     seed: int,
 ) -> LanguageModel:
-    """A randomly initialised Qwen3 decoder with tied embeddings for this tokenizer.
+    """A randomly initialised Llama decoder with tied embeddings for this tokenizer.
 
-    The weights are a function of the seed alone. Responses end with the closing tag, which is one
-    token of the project's own tokenizer and is stored as the end token of generation.
+    The weights are a function of the seed alone. One attention head of the first layer starts out
+    looking at the previous token (see `_look_at_previous_token`). Responses end with the closing tag,
+    one token of the project's own tokenizer, stored as the end token of generation.
     """
     closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSING_TAG)
-    config = Qwen3Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
-        head_dim=hidden_size // num_heads,
         intermediate_size=intermediate_size,
         max_position_embeddings=max_position,
         tie_word_embeddings=True,
+        attention_bias=True,
         bos_token_id=None,
         eos_token_id=closing_tag_id,
         pad_token_id=tokenizer.pad_token_id,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        use_cache=True,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model-weights"))
-        model = Qwen3ForCausalLM(config)
+        model = LlamaForCausalLM(config)
+    _look_at_previous_token(model)
     model.generation_config = GenerationConfig(
         eos_token_id=closing_tag_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
     return LanguageModel(model.eval(), tokenizer)
+
+
+@torch.no_grad()
+def _look_at_previous_token(model: LlamaForCausalLM) -> None:
+    """Sets queries and keys of the first layer's first head to constants that point one place back.
+
+    Copying needs two heads in sequence: one that brings each token's predecessor along, one that looks
+    for it. Neither is of use without the other, which is why their formation takes so long from random
+    weights (docs/log.md has the measurement). With constant q and k the score of a pair is
+    sum_f c^2 cos(theta_f (i - j - 1)) / sqrt(head_dim), largest at j = i - 1.
+    """
+    attention = model.model.layers[0].self_attn
+    head_dim = attention.head_dim
+    frequencies = ROPE_THETA ** (-torch.arange(0, head_dim, 2) / head_dim)
+    head = slice(0, head_dim)
+    attention.q_proj.weight[head] = 0.0
+    attention.k_proj.weight[head] = 0.0
+    still = torch.cat([torch.ones(head_dim // 2), torch.zeros(head_dim // 2)])
+    back = torch.cat([torch.cos(frequencies), -torch.sin(frequencies)])
+    attention.k_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * still
+    attention.q_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * back
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

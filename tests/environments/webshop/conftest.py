@@ -1,4 +1,4 @@
-"""Catalogues for the tests: a generated one, and the real small data where it lies beside the repo."""
+"""Catalogues for the tests: a generated one, and the real data where it lies beside the repo."""
 
 from collections.abc import Callable
 from pathlib import Path

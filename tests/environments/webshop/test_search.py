@@ -17,12 +17,14 @@ from ragen_apo.environments.webshop.tokens import analyze
 F = np.float32
 
 
-def build(folder: Path, documents: list[str], chunk_size: int = 50_000) -> SearchIndex:
+def build(
+    folder: Path, documents: list[str], *, chunk: int = 10_000, ranks: list[int] | None = None
+) -> SearchIndex:
     folder.mkdir(exist_ok=True)
-    builder = IndexBuilder(folder, num_documents=len(documents), chunk_size=chunk_size)
-    for number, text in enumerate(documents):
-        builder.add(number, text)
-    builder.finish()
+    builder = IndexBuilder(folder, chunk_postings=chunk)
+    for text in documents:
+        builder.add(text)
+    builder.finish(np.array(ranks or range(len(documents)), dtype=np.int32))
     return SearchIndex(folder)
 
 
@@ -58,7 +60,9 @@ def recomputed_scores(documents: list[str], query: str) -> list[np.float32]:
     return scores
 
 
-@pytest.mark.parametrize("query", ["word0", "word1 word1 word7", "word59 word3 nothing", "word2 the"])
+@pytest.mark.parametrize(
+    "query", ["word0", "word1 word1 word7", "word59 word3 nothing", "word2 the"]
+)
 def test_scores_and_order_equal_an_independent_recomputation(tmp_path: Path, query: str) -> None:
     documents = random_documents(120)
     index = build(tmp_path / "index", documents)
@@ -78,7 +82,7 @@ def test_equal_documents_come_in_the_order_of_their_ids(tmp_path: Path) -> None:
 def test_an_index_of_many_chunks_equals_one_of_a_single_chunk(tmp_path: Path) -> None:
     documents = random_documents(50, seed=3)
     one = build(tmp_path / "one", documents)
-    many = build(tmp_path / "many", documents, chunk_size=7)
+    many = build(tmp_path / "many", documents, chunk=7)
     for query in ("word0 word5", "word1", "word30 word2 word2"):
         assert many.search(query).tolist() == one.search(query).tolist()
     assert not list((tmp_path / "many").glob("chunk-*"))
@@ -124,3 +128,15 @@ def test_files_hold_no_pickle(tmp_path: Path) -> None:
     build(tmp_path / "index", ["red shoe"])
     for path in (tmp_path / "index").glob("*.npy"):
         np.load(path, allow_pickle=False)
+
+
+def test_documents_are_numbered_by_the_rank_of_their_ids(tmp_path: Path) -> None:
+    documents = ["red shoe and a very long tail of words", "red shoe", "blue"]
+    plain = build(tmp_path / "plain", documents)
+    turned = build(tmp_path / "turned", documents, ranks=[2, 0, 1])
+    assert plain.search("red").tolist() == [1, 0]
+    assert turned.search("red").tolist() == [0, 2]
+    scores = [index.score("red") for index in (plain, turned)]
+    assert scores[0] is not None
+    assert scores[1] is not None
+    assert scores[0].tolist() == [scores[1][rank] for rank in (2, 0, 1)]

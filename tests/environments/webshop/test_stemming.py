@@ -34,7 +34,13 @@ def test_the_later_departures_of_its_author_hold(word: str, expected: str) -> No
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [("ies", "i"), ("ion", "ion"), ("eed", "eed"), ("19.7x31.5in", "19.7x31.5in"), ("café", "café")],
+    [
+        ("ies", "i"),
+        ("ion", "ion"),
+        ("eed", "eed"),
+        ("19.7x31.5in", "19.7x31.5in"),
+        ("café", "café"),
+    ],
 )
 def test_words_at_the_edges_of_the_rules_do_not_break_it(word: str, expected: str) -> None:
     assert stem(word) == expected
@@ -44,5 +50,7 @@ def test_the_stems_equal_those_of_an_independent_implementation() -> None:
     porter = pytest.importorskip("nltk.stem.porter", reason="nltk is not installed")
     other = porter.PorterStemmer(porter.PorterStemmer.MARTIN_EXTENSIONS)
     suffixes = ["ational", "izing", "ed", "eed", "ies", "ness", "ement", "sion", "logi", "ll", "y"]
-    words = [start + end for start in ("", "a", "b", "hop", "rel", "try", "oxy") for end in suffixes]
+    words = [
+        start + end for start in ("", "a", "b", "hop", "rel", "try", "oxy") for end in suffixes
+    ]
     assert [stem(word) for word in words] == [other.stem(word) for word in words]

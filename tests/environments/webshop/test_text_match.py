@@ -10,7 +10,11 @@ from ragen_apo.environments.webshop.text_match import (
     token_set_ratio,
 )
 
-WORDS = st.lists(st.sampled_from("red navy blue 32w x 30l dark-blue ca fé (b1) [x] İ ß".split()))
+WORDS = st.lists(
+    st.sampled_from(
+        ["red", "navy", "blue", "32w", "x", "30l", "dark-blue", "ca", "fé", "(b1)", "[x]", "İ", "ß"]
+    )
+)
 TEXTS = st.one_of(WORDS.map(" ".join), st.text(max_size=12))
 
 

@@ -6,12 +6,13 @@ memory-mapped beside the search index, so any number of environments and process
 """
 
 import functools
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from ragen_apo.errors import EnvironmentDataError
 MAX_ASIN_LENGTH = 10
 DEFAULT_PRICE = 100.0
 NO_ATTRIBUTES: Final = ("DUMMY_ATTR",)
+READ_CHARACTERS = 1 << 20
+MAX_RECORD_CHARACTERS = 1 << 26
+"""A product's record is far smaller; a file that seems to have a larger one is malformed."""
 PRODUCT_CACHE_SIZE = 4096
 QUERY_CACHE_SIZE = 4096
 MAX_CACHED_QUERY_LENGTH = 512
@@ -168,25 +172,73 @@ def _human_instructions(records: list[Mapping[str, Any]]) -> tuple[HumanInstruct
     )
 
 
-def read_products(files: DataFiles) -> Iterator[Product]:
-    """The products of the files in order, without unnamed, misnamed and repeated ones."""
+def stream_json_array(path: Path) -> Iterator[tuple[Any, float]]:
+    """The values of a JSON array one by one, each with the share of the file read so far.
+
+    Raises ValueError for what is no JSON array.
+    """
+    decoder = json.JSONDecoder()
+    size = max(path.stat().st_size, 1)
+    buffer, position, opened = "", 0, False
+    with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8") as stream:
+        while True:
+            position = _skip_separators(buffer, position)
+            following = buffer[position : position + 1]
+            if following and not opened:
+                if following != "[":
+                    raise ValueError(f"expected [ at its beginning, got {following!r}")
+                opened, position = True, position + 1
+                continue
+            if following == "]":
+                return
+            try:
+                value, end = decoder.raw_decode(buffer, position)
+            except json.JSONDecodeError:
+                value, end = None, len(buffer)
+                if len(buffer) - position > MAX_RECORD_CHARACTERS:
+                    raise
+            if end < len(buffer):
+                yield value, file.tell() / size
+                position = end
+            else:  # A value that ends with what was read may go on.
+                buffer, position = buffer[position:] + _read_more(stream), 0
+
+
+def _read_more(stream: TextIO) -> str:
+    more = stream.read(READ_CHARACTERS)
+    if not more:
+        raise ValueError("the array has no end")
+    return more
+
+
+def _skip_separators(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n,":
+        position += 1
+    return position
+
+
+def read_products(files: DataFiles) -> Iterator[tuple[Product, float]]:
+    """The products of the files in order, without unnamed, misnamed and repeated ones.
+
+    Each comes with the share of the items file that is read.
+    """
     attributes = _load_json(files.attributes)
     human = _load_json(files.human) if files.human else {}
     seen: set[str] = set()
-    for record in _load_json(files.items):
-        try:
+    record: Any = None
+    try:
+        for record, share in stream_json_array(files.items):
             asin = record["asin"]
             if asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen:
                 continue
             seen.add(asin)
-            yield parse_product(
-                record, attributes.get(asin, {}), _human_instructions(human.get(asin, []))
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise EnvironmentDataError(
-                f"{files.items}: a product is malformed ({type(error).__name__}: {error}) in "
-                f"{str(record)[:200]!r}; expected upstream's fields (docs/webshop.md)"
-            ) from error
+            written = _human_instructions(human.get(asin, []))
+            yield parse_product(record, attributes.get(asin, {}), written), share
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise EnvironmentDataError(
+            f"{files.items} is malformed at or after {str(record)[:200]!r} "
+            f"({type(error).__name__}: {error}); expected upstream's JSON list (docs/webshop.md)"
+        ) from error
 
 
 def product_to_json(product: Product) -> list[Any]:
@@ -230,7 +282,7 @@ class Catalog:
         self._asins = np.load(folder / "asins.npy", mmap_mode="r")
         self._product_of_document = np.load(folder / "product_of_document.npy", mmap_mode="r")
         self._record_ends = np.load(folder / "record_ends.npy", mmap_mode="r")
-        self._records = np.load(folder / "records.npy", mmap_mode="r")
+        self._records = np.memmap(folder / "records.bin", dtype=np.uint8, mode="r")
         self.product: Callable[[int], Product] = functools.lru_cache(PRODUCT_CACHE_SIZE)(
             self._read_product
         )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, validate_options
@@ -28,6 +30,7 @@ from ragen_apo.environments.webshop.nouns import NOUN_RULES, NounRule
 from ragen_apo.environments.webshop.pages import (
     INVALID_ACTION_LINE,
     RENDERERS,
+    AvailableActions,
     ObservationMode,
     clickables,
     render_done,
@@ -59,7 +62,7 @@ class WebShopOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    data: str = AUTO
+    data: str | Path = AUTO
     """A folder with upstream's files; `generated` or `generated:<number of products>`; `auto`: the
     downloaded data where there is some, else `generated`."""
     store: Path | None = None
@@ -108,7 +111,7 @@ class WebShopEnvironment:
         if folder is not None and (folder / "catalog.json").exists():
             self._catalog = open_prepared(folder)
         else:
-            self._catalog = open_catalog(self.options.data, store=self.options.store)
+            self._catalog = open_catalog(str(self.options.data), store=self.options.store)
         self._views = product_views(self._catalog)
         self._book = goal_book(
             self._catalog, price_seed=self.options.price_seed, kind=self.options.goals
@@ -167,8 +170,15 @@ class WebShopEnvironment:
         """The price of each product by its id."""
         return {
             product.asin: price
-            for product, price in zip(self._catalog.products(), self._book.prices, strict=True)
+            for product, price in zip(
+                self._catalog.products(), self._book.prices.tolist(), strict=True
+            )
         }
+
+    @property
+    def prices_by_number(self) -> npt.NDArray[np.float64]:
+        """The price of each product by its number in the catalogue."""
+        return self._book.prices
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         """Starts an episode; the seed is accepted and not used, nothing here is random."""
@@ -239,7 +249,7 @@ class WebShopEnvironment:
             goal,
             self._catalog.product(goal.product),
             self._catalog.product(bought),
-            price=self._book.prices[bought],
+            price=float(self._book.prices[bought]),
             selected=self._session.selected,
         )
         info["success"] = self._score.success
@@ -268,14 +278,14 @@ class WebShopEnvironment:
         assert self._task is not None
         return self._render(self._session, self._task.instruction, self._views)
 
-    def available_actions(self) -> dict[str, Any] | None:
+    def available_actions(self) -> AvailableActions | None:
         """Whether the page has a search field and what it offers to click; None after the end."""
         if self._session.page is Page.DONE:
             return None
-        return {
-            "has_search_bar": self._session.page is Page.START,
-            "clickables": clickables(self._session, self._views),
-        }
+        return AvailableActions(
+            has_search_bar=self._session.page is Page.START,
+            clickables=clickables(self._session, self._views),
+        )
 
     def state_key(self) -> str:
         """Task, page and selections (and, in `text_rich`, the opened products) as a hash."""

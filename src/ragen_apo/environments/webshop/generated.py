@@ -30,6 +30,8 @@ GENERATOR_VERSION = 1
 DUPLICATE_SHARE = 0.3
 DUPLICATE_REACH = 40
 INSTRUCTION_SHARE = 0.4
+NUM_INSTRUCTABLE = 10_000
+"""Later products are there to be searched among; a million of them makes no more goals."""
 HUMAN_SHARE = 0.05
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NUM_ASINS = 36**8
@@ -172,7 +174,7 @@ def attribute_record(number: int) -> dict[str, Any]:
     design, source = _design(number), _source(number, "instruction")
     attributes = list(dict.fromkeys([*design.features, design.material]))
     record: dict[str, Any] = {"attributes": attributes}
-    if source.random() < INSTRUCTION_SHARE:
+    if number < NUM_INSTRUCTABLE and source.random() < INSTRUCTION_SHARE:
         asked = source.sample(attributes, min(len(attributes), source.randint(1, 4)))
         before, after = asked[:2], asked[2:]
         instruction = f"Find me {', '.join(before)} {design.kind.query}"
@@ -185,7 +187,7 @@ def attribute_record(number: int) -> dict[str, Any]:
 def human_record(number: int) -> list[dict[str, Any]] | None:
     """What `items_human_ins.json` has for a product, for one in twenty."""
     design, source = _design(number), _source(number, "human")
-    if source.random() >= HUMAN_SHARE:
+    if number >= NUM_INSTRUCTABLE or source.random() >= HUMAN_SHARE:
         return None
     options = product_record(number)["customization_options"] or {}
     wanted = [source.choice(values)["value"].lower() for values in options.values()]

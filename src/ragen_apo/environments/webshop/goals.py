@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import random
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -66,9 +66,8 @@ class Goal:
 def draw_prices(catalog: Catalog, source: random.Random) -> npt.NDArray[np.float64]:
     """A price for each product: its own, or drawn between its two ends, in product order."""
     prices = np.array(catalog.price_ends[:, 0])
-    for number in np.flatnonzero(~np.isnan(catalog.price_ends[:, 1])).tolist():
-        low, high = catalog.price_ends[number].tolist()
-        prices[number] = source.uniform(low, high)
+    ranges = np.flatnonzero(~np.isnan(catalog.price_ends[:, 1]))
+    prices[ranges] = [source.uniform(*ends) for ends in catalog.price_ends[ranges].tolist()]
     return prices
 
 
@@ -168,8 +167,7 @@ class GoalBook:
 
     def __init__(self, catalog: Catalog, *, price_seed: int, kind: GoalKind) -> None:
         self.catalog = catalog
-        prices, self.goals = make_goals(catalog, price_seed=price_seed, kind=kind)
-        self.prices: Sequence[float] = prices.tolist()
+        self.prices, self.goals = make_goals(catalog, price_seed=price_seed, kind=kind)
         self._tasks: dict[tuple[SplitScheme, str], tuple[Task, ...]] = {}
 
     def split_of(self, index: int, scheme: SplitScheme) -> str:

@@ -9,6 +9,7 @@ views.py.
 import json
 from collections.abc import Callable
 from enum import Enum
+from typing import TypedDict
 
 from ragen_apo.environments.webshop.session import PAGE_SIZE, Page, Session
 from ragen_apo.environments.webshop.views import (
@@ -21,6 +22,14 @@ from ragen_apo.environments.webshop.views import (
     plain,
     shortened,
 )
+
+
+class AvailableActions(TypedDict):
+    """What a page offers, as upstream says it."""
+
+    has_search_bar: bool
+    """Only the start page shows one; `search[words]` works everywhere."""
+    clickables: tuple[str, ...]
 
 
 class ObservationMode(str, Enum):

@@ -16,6 +16,7 @@ from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.webshop.catalog import Catalog
 from ragen_apo.environments.webshop.colors import normalize_color
 from ragen_apo.environments.webshop.goals import Goal, goal_of_task
+from ragen_apo.environments.webshop.pages import AvailableActions
 from ragen_apo.environments.webshop.reward import MATCH_ABOVE
 from ragen_apo.environments.webshop.session import PAGE_SIZE, Page, Session
 from ragen_apo.environments.webshop.text_match import token_set_ratio
@@ -40,7 +41,7 @@ class Shop(Protocol):
     def catalog(self) -> Catalog: ...
     def reset(self, task: Task, *, seed: int) -> object: ...
     def step(self, action: str) -> object: ...
-    def available_actions(self) -> Mapping[str, object] | None: ...
+    def available_actions(self) -> AvailableActions | None: ...
 
 
 def searchable(text: str) -> str:
@@ -83,8 +84,8 @@ class RandomShopper(_Shopper):
     name = "random"
 
     def _choose(self) -> Reply:
-        available = self.shop.available_actions() or {}
-        targets = [str(target) for target in available.get("clickables") or ()]  # pyright: ignore
+        available = self.shop.available_actions()
+        targets = available["clickables"] if available else ()
         if "search" in targets or not targets or self.draws.random() < SEARCH_AGAIN_SHARE:
             words = searchable(self.task.instruction).split()
             chosen = self.draws.sample(words, min(len(words), self.draws.randint(1, 3)))
@@ -129,9 +130,9 @@ class RuleShopper(_Shopper):
         view = self.shop.views.view(session.product)
         for name, values in view.product.options.items():
             value = mentioned_value(values, self.task.instruction)
-            if value is None or view.option_names[value] != name:
+            if value is None or view.selectable.get(value) != name:
                 continue
-            if session.selected.get(name) != value and value in view.clickables[6:]:
+            if session.selected.get(name) != value:
                 return Reply(f"The request names {value}.", f"click[{value}]")
         return Reply("I buy it.", "click[buy now]")
 
@@ -181,12 +182,10 @@ class GoalShopper(_Shopper):
         session = self.shop.session
         assert session.product is not None
         view = self.shop.views.view(session.product)
-        offered = [value for value in view.option_names if value in view.clickables[6:]]
+        offered = view.selectable
         taken = set(session.selected.values())
         for name, wanted in self.goal.options:
-            value = _closest(
-                wanted, [v for v in offered if not name or view.option_names[v] == name]
-            )
+            value = _closest(wanted, [value for value, of in offered.items() if name in ("", of)])
             if value is not None and value not in taken and name not in session.selected:
                 return Reply(f"It should be {value}.", f"click[{value}]")
         return Reply("Everything fits, I buy it.", "click[buy now]")

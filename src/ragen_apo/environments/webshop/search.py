@@ -16,6 +16,7 @@ Framework", 2009.
 import functools
 import json
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -68,66 +69,69 @@ def inverse_document_frequency(num_documents: int, frequency: int) -> np.float32
 
 
 class IndexBuilder:
-    """Collects documents and writes the index; memory is bounded by the chunk and the
-    vocabulary.
-    """
+    """Collects documents and writes the index; memory holds one chunk and the vocabulary."""
 
-    def __init__(self, folder: Path, *, num_documents: int, chunk_size: int = 50_000) -> None:
+    def __init__(self, folder: Path, *, chunk_postings: int = 4_000_000) -> None:
         self._folder = folder
-        self._chunk_size = chunk_size
-        self._lengths = np.zeros(num_documents, dtype=np.int64)
+        self._chunk_postings = chunk_postings
+        self._lengths = array("q")
         self._numbers: dict[str, int] = {}
-        self._chunk: list[tuple[int, Counter[str]]] = []
+        self._chunk = (array("i"), array("i"), array("i"))
         self._num_chunks = 0
 
-    def add(self, document: int, text: str) -> None:
-        """Adds a document under its number, which is the rank of its id."""
+    def add(self, text: str) -> None:
+        """Adds the next document."""
         terms = analyze(text)
-        self._lengths[document] = len(terms)
-        self._chunk.append((document, Counter(terms)))
-        if len(self._chunk) == self._chunk_size:
+        document = len(self._lengths)
+        self._lengths.append(len(terms))
+        numbers = self._numbers
+        counts = Counter(terms)
+        of_terms, of_documents, of_counts = self._chunk
+        of_terms.extend([numbers.setdefault(term, len(numbers)) for term in counts])
+        of_documents.extend([document] * len(counts))
+        of_counts.extend(counts.values())
+        if len(of_terms) >= self._chunk_postings:
             self._write_chunk()
 
-    def finish(self) -> None:
-        """Merges the chunks into the final arrays."""
+    def finish(self, ranks: npt.NDArray[np.int32]) -> None:
+        """Merges the chunks into the final arrays.
+
+        `ranks` has for each document, in the order of adding, the rank of its id: its number.
+        """
         self._write_chunk()
-        offsets = self._merge_chunks()
+        lengths = np.zeros(len(self._lengths), dtype=np.int64)
+        lengths[ranks] = np.frombuffer(self._lengths, dtype=np.int64)
+        offsets = self._merge_chunks(ranks)
         self._write_vocabulary()
-        self._write_scores(offsets)
+        self._write_scores(offsets, lengths)
 
     def _write_chunk(self) -> None:
         """Sorts the postings collected so far by term and puts them on disk."""
-        if not self._chunk:
+        if not self._chunk[0]:
             return
-        numbers = self._numbers
-        rows = [
-            (numbers.setdefault(term, len(numbers)), document, count)
-            for document, counts in self._chunk
-            for term, count in counts.items()
-        ]
-        postings = np.array(rows, dtype=np.int32).reshape(-1, 3)
-        postings = postings[np.argsort(postings[:, 0], kind="stable")]
+        postings = np.stack([np.frombuffer(column, dtype=np.int32) for column in self._chunk])
+        postings = postings[:, np.argsort(postings[0], kind="stable")]
         np.save(self._folder / f"chunk-{self._num_chunks}.npy", postings)
         self._num_chunks += 1
-        self._chunk = []
+        self._chunk = (array("i"), array("i"), array("i"))
 
-    def _merge_chunks(self) -> npt.NDArray[np.int64]:
+    def _merge_chunks(self, ranks: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Lays each term's postings side by side; offsets[t] to offsets[t + 1] are those of t."""
         paths = [self._folder / f"chunk-{number}.npy" for number in range(self._num_chunks)]
         frequencies = np.zeros(len(self._numbers), dtype=np.int64)
         for path in paths:
-            frequencies += np.bincount(np.load(path)[:, 0], minlength=len(frequencies))
+            frequencies += np.bincount(np.load(path)[0], minlength=len(frequencies))
         offsets = np.concatenate([[0], np.cumsum(frequencies)]).astype(np.int64)
         num_postings = max(int(offsets[-1]), 1)
         documents = _new_array(self._folder / "documents.npy", np.int32, num_postings)
         counts = _new_array(self._folder / "counts.npy", np.int32, num_postings)
         free = offsets[:-1].copy()
         for path in paths:
-            terms, chunk_documents, chunk_counts = np.load(path).T
+            terms, chunk_documents, chunk_counts = np.load(path)
             in_chunk = np.bincount(terms, minlength=len(frequencies))
             first = np.cumsum(in_chunk) - in_chunk
             places = free[terms] + np.arange(len(terms)) - first[terms]
-            documents[places], counts[places] = chunk_documents, chunk_counts
+            documents[places], counts[places] = ranks[chunk_documents], chunk_counts
             free += in_chunk
             path.unlink()
         documents.flush()
@@ -148,11 +152,11 @@ class IndexBuilder:
             self._folder / "term_bytes.npy", np.frombuffer(b"".join(ordered) or b"\0", np.uint8)
         )
 
-    def _write_scores(self, offsets: npt.NDArray[np.int64]) -> None:
+    def _write_scores(self, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
         """Each posting's score for a query that has the term once, and what other counts need."""
-        bytes_of_lengths = np.array([length_byte(int(n)) for n in self._lengths], dtype=np.uint8)
-        num_documents = int(np.count_nonzero(self._lengths))
-        average = float(np.float32(int(self._lengths.sum()) / max(num_documents, 1)))
+        bytes_of_lengths = np.array([length_byte(int(n)) for n in lengths], dtype=np.uint8)
+        num_documents = int(np.count_nonzero(lengths))
+        average = float(np.float32(int(lengths.sum()) / max(num_documents, 1)))
         norms = inverse_norms(np.float32(average or 1.0))
         np.save(self._folder / "length_bytes.npy", bytes_of_lengths)
         documents = np.load(self._folder / "documents.npy", mmap_mode="r")
@@ -167,7 +171,7 @@ class IndexBuilder:
         facts = {
             "format": INDEX_FORMAT,
             "num_documents": num_documents,
-            "num_slots": len(self._lengths),
+            "num_slots": len(lengths),
             "average_length": average,
         }
         (self._folder / "index.json").write_text(json.dumps(facts), encoding="utf-8")

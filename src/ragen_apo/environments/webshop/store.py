@@ -14,6 +14,7 @@ import os
 import shutil
 import uuid
 import weakref
+from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,6 @@ import numpy as np
 from ragen_apo.environments.webshop.catalog import (
     Catalog,
     DataFiles,
-    Product,
     find_data_files,
     product_to_json,
     read_products,
@@ -33,15 +33,15 @@ from ragen_apo.environments.webshop.search import INDEX_FORMAT, IndexBuilder
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import PARTIAL_MARK, sync_to_disk
 
-STORE_FORMAT = 1
+STORE_FORMAT = 2
 AUTO: Final = "auto"
 GENERATED: Final = "generated"
 SIZES: Final = ("small", "full")
 HASH_STAMP_BYTES = 1 << 26
 """Larger data files are hashed once; later starts trust their size and time of change."""
 
-Progress = Callable[[int, int], None]
-"""Told how many of how many products are done."""
+Progress = Callable[[int, float], None]
+"""Told after each product how many are done and what share of the file is read."""
 
 _OPEN_CATALOGS: "weakref.WeakValueDictionary[Path, Catalog]" = weakref.WeakValueDictionary()
 
@@ -169,44 +169,48 @@ def _write_first(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def _prepare(files: DataFiles, folder: Path, fingerprint: str, progress: Progress | None) -> None:
-    products = list(read_products(files))
-    if not products:
-        raise EnvironmentDataError(f"{files.items} holds no product; expected at least one")
-
     def write(partial: Path) -> None:
-        _write_products(partial, products, progress)
-        facts = {"fingerprint": fingerprint, "num_products": len(products)}
+        num_products = _write_products(partial, files, progress)
+        facts = {"fingerprint": fingerprint, "num_products": num_products}
         (partial / "catalog.json").write_text(json.dumps(facts), encoding="utf-8")
 
     _write_first(folder, write)
 
 
-def _write_products(folder: Path, products: list[Product], progress: Progress | None) -> None:
-    """Writes records, prices, goal lists and the search index of the products."""
-    order = sorted(range(len(products)), key=lambda number: products[number].asin.encode())
-    rank = {number: document for document, number in enumerate(order)}
-    builder = IndexBuilder(folder, num_documents=len(products))
-    records = bytearray()
-    ends = [0]
-    price_ends = np.full((len(products), 2), np.nan)
-    for number, product in enumerate(products):
-        builder.add(rank[number], product.document)
-        records += json.dumps(product_to_json(product), separators=(",", ":")).encode()
-        ends.append(len(records))
-        price_ends[number, : len(product.prices)] = product.prices
-        if progress is not None:
-            progress(number + 1, len(products))
-    builder.finish()
-    instructed = [n for n, product in enumerate(products) if product.instruction is not None]
-    with_human = [n for n, product in enumerate(products) if product.human_instructions]
+def _write_products(folder: Path, files: DataFiles, progress: Progress | None) -> int:
+    """Writes records, prices, goal lists and the search index, product by product."""
+    builder = IndexBuilder(folder)
+    asins: list[bytes] = []
+    ends, price_ends = array("q", [0]), array("d")
+    instructed, with_human = array("i"), array("i")
+    with (folder / "records.bin").open("wb") as records:
+        for number, (product, share) in enumerate(read_products(files)):
+            builder.add(product.document)
+            data = json.dumps(product_to_json(product), separators=(",", ":")).encode()
+            records.write(data)
+            ends.append(ends[-1] + len(data))
+            asins.append(product.asin.encode())
+            price_ends.extend((*product.prices, float("nan"))[:2])
+            if product.instruction is not None:
+                instructed.append(number)
+            if product.human_instructions:
+                with_human.append(number)
+            if progress is not None:
+                progress(number + 1, share)
+    if not asins:
+        raise EnvironmentDataError(f"{files.items} holds no product; expected at least one")
+    order = np.array(sorted(range(len(asins)), key=asins.__getitem__), dtype=np.int32)
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order), dtype=np.int32)
+    builder.finish(ranks)
     arrays = {
-        "records": np.frombuffer(records, np.uint8),
         "record_ends": np.array(ends, np.int64),
-        "price_ends": price_ends,
+        "price_ends": np.array(price_ends, np.float64).reshape(-1, 2),
         "instructed": np.array(instructed, np.int32),
         "with_human": np.array(with_human, np.int32),
-        "asins": np.array([products[number].asin.encode() for number in order]),
-        "product_of_document": np.array(order, np.int32),
+        "asins": np.array([asins[number] for number in order]),
+        "product_of_document": order,
     }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", values, allow_pickle=False)
+    return len(asins)

@@ -9,6 +9,7 @@ import functools
 import json
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from ragen_apo.environments.webshop.catalog import Catalog, Product
 
@@ -20,6 +21,8 @@ MAX_COMPACT_TEXT = 1000
 _ASCII_BLANKS = " \n\t\f\r"
 _ITEM_BUTTONS = ("Description", "Features", "Reviews", "Buy Now")
 _ITEM_CLICKABLES = ("back to search", "< prev", "description", "features", "reviews", "buy now")
+_UNREACHABLE = frozenset((*_ITEM_CLICKABLES, "search"))
+"""Option values of these names are taken for the button; `click[search]` does nothing."""
 
 
 def nodes(*texts: str) -> list[str]:
@@ -67,6 +70,15 @@ class ProductView:
     def option_names(self) -> Mapping[str, str]:
         """Which option a value belongs to; of options that share a value, the last one."""
         return {value: name for name, values in self.product.options.items() for value in values}
+
+    @functools.cached_property
+    def selectable(self) -> Mapping[str, str]:
+        """`option_names` without the values that a click cannot reach."""
+        return {
+            value: name
+            for value, name in self.option_names.items()
+            if value and value not in _UNREACHABLE and not set(value) & {"[", "\n"}
+        }
 
     @functools.cached_property
     def clickables(self) -> tuple[str, ...]:
@@ -165,13 +177,13 @@ class ProductViews:
         return ProductView(self.catalog.product(number))
 
 
-_VIEWS: "weakref.WeakKeyDictionary[Catalog, ProductViews]" = weakref.WeakKeyDictionary()
+_VIEWS: "weakref.WeakValueDictionary[Path, ProductViews]" = weakref.WeakValueDictionary()
 
 
 def product_views(catalog: Catalog) -> ProductViews:
     """The views of a catalogue; one object for all that ask in this process."""
-    views = _VIEWS.get(catalog)
+    views = _VIEWS.get(catalog.folder)
     if views is None:
         views = ProductViews(catalog)
-        _VIEWS[catalog] = views
+        _VIEWS[catalog.folder] = views
     return views

@@ -1,0 +1,197 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.environments.webshop import catalog as catalog_module
+from ragen_apo.environments.webshop.catalog import (
+    find_data_files,
+    parse_options,
+    parse_prices,
+    read_products,
+    stream_json_array,
+)
+from ragen_apo.environments.webshop.store import open_catalog, resolve_data
+from ragen_apo.errors import EnvironmentDataError
+
+
+def record(asin: str, **changes: Any) -> dict[str, Any]:
+    fields = {
+        "asin": asin, "name": f"Product {asin}", "full_description": "About it",
+        "small_description": ["First point", "Second point"], "pricing": "$5.0",
+        "customization_options": {"Color": [{"value": " Red/Blue "}], "Size": None},
+        "category": "fashion", "query": " Shoes ", "product_category": "A › B",
+    }  # fmt: skip
+    return fields | changes
+
+
+def write(folder: Path, items: list[dict[str, Any]], labels: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "items_shuffle_9.json").write_text(json.dumps(items))
+    (folder / "items_ins_v2_9.json").write_text(json.dumps(labels or {}))
+    return folder
+
+
+def test_unnamed_overlong_and_repeated_products_are_left_out(tmp_path: Path) -> None:
+    items = [record(asin) for asin in ("B1", "nan", "B1", "B0123456789", "B2")]
+    products = read_products(find_data_files(write(tmp_path / "data", items)))
+    assert [product.asin for product, _ in products] == ["B1", "B2"]
+
+
+def test_a_product_is_read_by_upstreams_rules(tmp_path: Path) -> None:
+    labels = {
+        "B1": {"attributes": ["soft"], "instruction": "Find", "instruction_attributes": ["a"]}
+    }
+    items = [record("B1"), record("B2", small_description="Only point", full_description=None)]
+    files = find_data_files(write(tmp_path / "data", items, labels))
+    (first, _), (second, _) = read_products(files)
+    assert first.options == {"color": ("red | blue",)}
+    assert first.query == "shoes"
+    assert first.document == "product b1 about it first point color: red | blue"
+    assert (first.attributes, first.instruction) == (("soft",), "Find")
+    assert (second.attributes, second.instruction) == (("DUMMY_ATTR",), None)
+    assert second.bullet_points == ("Only point",)
+
+
+@pytest.mark.parametrize(
+    ("pricing", "prices", "tag"),
+    [
+        ("$15.9", (15.9,), "$15.9"),
+        ("$1,299.00 - $1,499.50", (1299.0, 1499.5), "$1299.0 to $1499.5"),
+        ("$1 $2 $3", (1.0, 2.0), "$1.0 to $2.0"),
+        ("", (100.0,), "$100.0"),
+        (None, (100.0,), "$100.0"),
+        ("free", (100.0,), "$100.0"),
+        ("$", (100.0,), "$100.0"),
+    ],
+)
+def test_prices_are_the_first_two_numbers_after_a_dollar_sign(
+    pricing: str | None, prices: tuple[float, ...], tag: str
+) -> None:
+    assert parse_prices(pricing) == (prices, tag)
+
+
+def test_options_keep_the_files_order() -> None:
+    contents = {"Size": [{"value": "L"}, {"value": "S"}], "Color": [{"value": "Red"}]}
+    assert list(parse_options(contents).items()) == [("size", ("l", "s")), ("color", ("red",))]
+
+
+def test_an_array_longer_than_a_read_is_streamed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "READ_CHARACTERS", 7)
+    values = [{"a": "x" * 20, "b": [1, 2.5, None]}, 17, "é [,] ☆", [], {}]
+    for indent in (None, 1):
+        (tmp_path / "a.json").write_text(json.dumps(values, indent=indent, ensure_ascii=False))
+        assert [value for value, _ in stream_json_array(tmp_path / "a.json")] == values
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1, 2", "[1, x]", '["a', "7"])
+def test_what_is_no_json_array_is_a_value_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match="."):
+        list(stream_json_array(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize("broken", ["", "{}", "[]", "[{}]", "[", '[{"asin": "B1", "name": "x"}]'])
+def test_a_malformed_file_is_named_in_the_error(tmp_path: Path, broken: str) -> None:
+    folder = write(tmp_path / "data", [])
+    (folder / "items_shuffle_9.json").write_text(broken)
+    with pytest.raises(EnvironmentDataError, match="items_shuffle_9"):
+        open_catalog(str(folder), store=tmp_path / "store")
+    assert not list((tmp_path / "store").glob("*catalog*"))
+
+
+def test_a_folder_without_data_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentDataError, match="items_shuffle"):
+        open_catalog(str(tmp_path / "nowhere"), store=tmp_path)
+
+
+@pytest.mark.parametrize("data", ["generated:0", "generated:x", "generated:-1", "generated:²"])
+def test_a_generated_size_must_be_a_positive_number(tmp_path: Path, data: str) -> None:
+    with pytest.raises(EnvironmentDataError, match="number of products"):
+        open_catalog(data, store=tmp_path)
+
+
+def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentDataError, match="RAGEN_APO_DATA"):
+        open_catalog("generated:5", store=tmp_path / "file" / "store")
+
+
+def test_auto_takes_downloaded_data_and_else_the_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path))
+    assert resolve_data("auto") == "generated"
+    (tmp_path / "webshop" / "full").mkdir(parents=True)
+    assert resolve_data("auto") == str(tmp_path / "webshop" / "full")
+    (tmp_path / "webshop" / "small").mkdir()
+    assert resolve_data("auto") == str(tmp_path / "webshop" / "small")
+
+
+def test_other_data_is_prepared_anew_and_equal_data_is_not(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    first = open_catalog(str(write(tmp_path / "a", [record("B1")])), store=store)
+    again = open_catalog(str(write(tmp_path / "b", [record("B1")])), store=store)
+    other = open_catalog(str(write(tmp_path / "c", [record("B2")])), store=store)
+    assert first is again
+    assert other.folder != first.folder
+    with pytest.raises(EnvironmentDataError, match="no product 'B2'"):
+        first.number_of("B2")
+
+
+def test_progress_is_told_product_by_product(tmp_path: Path) -> None:
+    told: list[tuple[int, float]] = []
+    open_catalog("generated:3", store=tmp_path, progress=lambda *progress: told.append(progress))
+    assert told == [(1, 1.0), (2, 1.0), (3, 1.0)]  # the file is read at once
+
+
+def test_builders_at_the_same_time_leave_one_whole_catalogue(tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    def build() -> None:
+        folders.append(open_catalog("generated:20", store=tmp_path).folder)
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(folders) == 4
+    assert len(set(folders)) == 1
+    assert not list(tmp_path.glob("*.partial-*"))
+
+
+def test_what_a_killed_builder_left_is_ignored(tmp_path: Path) -> None:
+    catalog = open_catalog("generated:5", store=tmp_path)
+    name = catalog.folder.name
+    del catalog
+    (tmp_path / f"{name}.partial-dead").mkdir()
+    assert open_catalog("generated:5", store=tmp_path).num_products == 5
+
+
+def test_a_worker_process_maps_the_same_folder(
+    make: Callable[..., WebShopEnvironment], store: Path
+) -> None:
+    folder = make().catalog.folder
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from ragen_apo.environments.webshop import WebShopEnvironment\n"
+        "e = WebShopEnvironment(data='generated:200', store=Path(sys.argv[1]))\n"
+        "maps = Path('/proc/self/maps').read_text()\n"
+        "print(e.catalog.folder, 'scores.npy' in maps, 'records.bin' in maps)\n"
+    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    finished = subprocess.run(
+        [sys.executable, "-c", program, str(store)],
+        env=variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert finished.stdout.split() == [str(folder), "True", "True"]

@@ -1,0 +1,372 @@
+import gc
+import json
+import pickle
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.environments.webshop.session import parse_action
+from ragen_apo.errors import ConfigError
+
+Make = Callable[..., WebShopEnvironment]
+MODES = ("compact", "text", "text_rich")
+
+
+def to_item(environment: WebShopEnvironment, number: int = 0) -> str:
+    """Opens the item page of a goal's own product and returns it."""
+    task = environment.goal_task(number)
+    environment.reset(task, seed=0)
+    wanted = environment.catalog.product(environment.catalog.number_of(task.payload["asin"]))
+    page = environment.step(f"search[{wanted.title}]")[0]
+    for _ in range(5):
+        if wanted.asin in page:
+            return environment.step(f"click[{wanted.asin}]")[0]
+        page = environment.step("click[next >]")[0]
+    raise AssertionError("the product's own title does not find it")
+
+
+def clickables(environment: WebShopEnvironment) -> tuple[str, ...]:
+    available = environment.available_actions()
+    return available["clickables"] if available else ()
+
+
+def with_options(environment: WebShopEnvironment) -> int:
+    """The number of a goal with at least two options."""
+    return next(
+        i
+        for i in range(environment.num_goals)
+        if len(environment.goal_task(i).payload["options"]) >= 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "parsed"),
+    [
+        ("search[red shoe]", ("search", "red shoe")),
+        ("click[Buy Now]", ("click", "buy now")),
+        ("click[Buy Now] and more", ("click", "buy now")),
+        ("click[]", None),
+        ("click[Buy Now", None),
+        ("[x]", None),
+        ("", None),
+        ("search[a[b]]", ("search[a", "b]")),  # upstream's greedy pattern reads it so
+        ("search[a]b]", ("search", "a]b")),
+        ("x[]]", ("x", "]")),
+        ("search[a\nb]", None),
+        ("search[a]\n]", ("search", "a")),
+    ],
+)
+def test_actions_are_read_as_upstreams_pattern_reads_them(
+    action: str, parsed: tuple[str, str] | None
+) -> None:
+    assert parse_action(action) == parsed
+
+
+@given(st.text(alphabet="ab[]\n ", max_size=12))
+def test_parsing_equals_upstreams_pattern(action: str) -> None:
+    import re
+
+    match = re.match(r"(.+)\[(.+)\]", action)
+    expected = None if match is None else (match.group(1), match.group(2).lower())
+    assert parse_action(action) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episode_from_search_to_purchase(make: Make, mode: str) -> None:
+    environment = make(observation=mode, nouns="words")
+    number = with_options(environment)
+    to_item(environment, number)
+    for _, value in environment.goal_task(number).payload["options"]:
+        observation, reward, terminated, _, info = environment.step(f"click[{value}]")
+        assert not info["invalid_action"]
+        assert (reward, terminated) == (0.0, False)
+        assert value in observation
+    observation, reward, terminated, truncated, info = environment.step("click[buy now]")
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+    assert info["reward_parts"]["r_option"] == 1.0
+    assert info["available_actions"] is None
+
+
+def test_going_back_leads_where_it_says(make: Make) -> None:
+    environment = make()
+    task = environment.goal_task(0)
+    start, _ = environment.reset(task, seed=0)
+    results = environment.step("search[made]")[0]
+    second = environment.step("click[next >]")[0]
+    assert second != results
+    link = clickables(environment)[-1]
+    item = environment.step(f"click[{link}]")[0]
+    for name in ("description", "features", "reviews"):
+        assert environment.step(f"click[{name}]")[0].lower().startswith(name)
+        assert environment.step("click[< prev]")[0] == item
+    assert environment.step("click[< prev]")[0] == second
+    assert environment.step("click[< prev]")[0] == results
+    assert environment.step("click[back to search]")[0] == start
+
+
+def test_past_the_last_page_the_list_is_empty_and_next_is_still_offered(make: Make) -> None:
+    environment = make(observation="text")
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search[made]")
+    for _ in range(5):
+        environment.step("click[next >]")
+    observation, _, _, _, info = environment.step("click[next >]")
+    assert "Page 7 (Total results: 50)" in observation
+    assert info["available_actions"]["clickables"] == ("back to search", "< prev", "next >")
+
+
+def test_selections_are_kept_on_sub_pages_and_lost_among_results(make: Make) -> None:
+    environment = make()
+    number = with_options(environment)
+    to_item(environment, number)
+    name, value = environment.goal_task(number).payload["options"][0]
+    environment.step(f"click[{value}]")
+    environment.step("click[features]")
+    assert f"Selected: {name} = {value}" in environment.step("click[< prev]")[0]
+    environment.step("click[< prev]")
+    assert environment.session.selected == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("action", ["", "buy now", "click[]", "think[x]", "click[search]", "click"])
+def test_what_is_no_action_changes_nothing_and_costs_a_turn(
+    make: Make, mode: str, action: str
+) -> None:
+    environment = make(observation=mode, max_turns=3)
+    before, _ = environment.reset(environment.goal_task(0), seed=0)
+    observation, reward, terminated, truncated, info = environment.step(action)
+    assert info["invalid_action"]
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert observation.endswith(before)
+    if mode != "compact":
+        assert observation == before
+    environment.step(action)
+    assert environment.step(action)[3]
+    assert environment.step("search[shoe]")[4]["invalid_action"]
+
+
+def test_a_binary_payoff_pays_success_only(make: Make) -> None:
+    environment = make(payoff="binary")
+    number = with_options(environment)
+    to_item(environment, number)
+    _, reward, terminated, _, info = environment.step("click[buy now]")
+    assert terminated
+    assert (reward, info["success"]) == (0.0, False)
+    assert 0 < info["score"] < 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pickled_environment_goes_on_where_it_was(make: Make, mode: str) -> None:
+    environment = make(observation=mode, price_seed=4)
+    number = with_options(environment)
+    to_item(environment, number)
+    data = pickle.dumps(environment)
+    assert len(data) < 20_000
+    copy = pickle.loads(data)
+    assert copy.catalog is environment.catalog
+    assert copy.state_key() == environment.state_key()
+    value = environment.goal_task(number).payload["options"][0][1]
+    for action in (f"click[{value}]", "click[description]", "click[< prev]", "click[buy now]"):
+        assert copy.step(action) == environment.step(action)
+
+
+def test_equal_states_have_equal_keys_and_other_states_others(make: Make) -> None:
+    environment = make()
+    number = with_options(environment)
+    to_item(environment, number)
+    options = environment.goal_task(number).payload["options"]
+    keys = [environment.state_key()]
+    for _, value in options:
+        environment.step(f"click[{value}]")
+        keys.append(environment.state_key())
+    to_item(environment, number)
+    for _, value in reversed(options):
+        environment.step(f"click[{value}]")
+    assert environment.state_key() == keys[-1]
+    assert len(set(keys)) == len(keys)
+    environment.step("nonsense")
+    assert environment.state_key() == keys[-1]
+
+
+def test_the_version_names_data_and_text_and_the_reward_version_the_reward(make: Make) -> None:
+    base = make()
+    assert make().properties == base.properties
+    for change in ({"price_seed": 1}, {"observation": "text"}, {"data": "generated:201"}):
+        assert make(**change).properties.version != base.properties.version
+        assert make(**change).properties.reward_version == base.properties.reward_version
+    for change in ({"reward": "upstream"}, {"payoff": "binary"}, {"nouns": "words"}):
+        assert make(**change).properties.version == base.properties.version
+        assert make(**change).properties.reward_version != base.properties.reward_version
+
+
+def test_a_noun_rule_of_ones_own_is_used(make: Make) -> None:
+    environment = make(nouns=no_nouns)
+    to_item(environment)
+    parts = environment.step("click[buy now]")[4]["reward_parts"]
+    assert parts["title_score"] == 0.2
+    assert "no_nouns" in environment.properties.reward_version
+
+
+def no_nouns(_: str) -> tuple[str, ...]:
+    return ()
+
+
+@pytest.mark.parametrize("options", [{"nouns": "verbs"}, {"observation": "html"}, {"sead": 1}])
+def test_unusable_options_are_config_errors(make: Make, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        make(**options)
+
+
+HOSTILE = [
+    *("search[<r>]", "search[<a> x]", "search[<a>]", "search[<c>]", "search[<c> x]", "search[<q>]"),
+    *("search[" + "x" * 100_000 + "]", "[" * 100_000, "click[" * 20_000 + "]" * 20_000),
+    *("search[\x00\x1b[31m]", "search[\ud800]", "click[\udfff]", "search[\u202e\ufeff]", "\n\n[a]"),
+    *("search[' OR 1=1 --]", 'search["navy" "small"]', "search[{{7*7}}]", "click[../../etc]"),
+    *("search[\u0301" * 50 + "]", "search[" + "\U0001f468\u200d" * 500 + "]", "click[%s%n]"),
+    *("CLICK[BUY NOW]", "click[ buy now ]", " search[x]", "search[ ]", "search[]]", "click[[]"),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hostile_texts_raise_nothing_on_any_page(make: Make, mode: str) -> None:
+    environment = make(observation=mode)
+    for text in HOSTILE:
+        for way in (
+            [],
+            ["search[shirt]"],
+            ["search[shirt]", "click"],
+            ["search[x]", "click[next >]"],
+        ):
+            environment.reset(environment.goal_task(0), seed=0)
+            for action in way:
+                last = f"click[{clickables(environment)[-1]}]"
+                environment.step(last if action == "click" else action)
+            observation, reward, terminated, _, _ = environment.step(text)
+            assert isinstance(observation, str)
+            assert (reward, terminated) == (0.0, False)
+            assert environment.state_key()
+
+
+ARGUMENTS = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(["buy now", "< prev", "next >", "back to search", "description", "shirt"]),
+)
+ACTIONS = st.one_of(
+    st.text(max_size=40),
+    st.builds("{}[{}]".format, st.sampled_from(["search", "click", "buy", ""]), ARGUMENTS),
+    st.integers(0, 100),
+)
+
+
+@given(st.sampled_from(MODES), st.lists(ACTIONS, max_size=15))
+@settings(max_examples=150)
+def test_no_sequence_of_actions_raises(make: Make, mode: str, actions: list[str | int]) -> None:
+    environment = make(observation=mode)
+    environment.reset(environment.goal_task(1), seed=0)
+    for action in actions:
+        targets = clickables(environment) or ("x",)
+        text = f"click[{targets[action % len(targets)]}]" if isinstance(action, int) else action
+        observation, reward, terminated, truncated, info = environment.step(text)
+        assert isinstance(observation, str)
+        assert 0 <= reward <= 1
+        assert not truncated
+        assert ("success" in info) <= terminated
+
+
+def test_what_is_offered_can_be_clicked(make: Make) -> None:
+    environment = make()
+    draws = random.Random(0)
+    for number in range(40):
+        environment.reset(environment.goal_task(number), seed=0)
+        environment.step("search[with]" if number % 5 == 0 else "search[cotton shirt]")
+        terminated = False
+        while not terminated and clickables(environment) != ("search",):
+            target = draws.choice(clickables(environment))
+            *_, terminated, _, info = environment.step(f"click[{target.upper()}]")
+            assert not info["invalid_action"], target
+
+
+def test_memory_does_not_grow_with_episodes(make: Make) -> None:
+    environment = make(observation="text_rich")
+    policies = environment.scripted_policies()
+    tasks = environment.tasks("test")[:20]
+
+    def play(rounds: int) -> None:
+        for number in range(rounds):
+            policy = policies["random"]()
+            policy.begin(tasks[number % 20], seed=number % 20)
+            observation, _ = environment.reset(tasks[number % 20], seed=0)
+            for _ in range(10):
+                observation = environment.step(policy.act(observation).action)[0]
+
+    play(60)
+    tracemalloc.start()
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    play(400)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 50_000  # 4,000 steps; a session kept per episode would be a megabyte
+
+
+def one_product(folder: Path, values: list[str], **options: object) -> WebShopEnvironment:
+    """A shop with a single shirt that has these values of the option `style`."""
+    data = folder / "data"
+    data.mkdir()
+    product = {
+        "asin": "B000000001", "name": "Odd shirt", "full_description": "", "pricing": "$5.0",
+        "small_description": [], "category": "fashion", "query": "shirts",
+        "product_category": "A › B", "images": [],
+        "customization_options": {"Style": [{"value": value} for value in values]},
+    }  # fmt: skip
+    labels = {"attributes": ["odd"], "instruction": "Find me odd shirts"}
+    (data / "items_shuffle_1.json").write_text(json.dumps([product]))
+    (data / "items_ins_v2_1.json").write_text(
+        json.dumps({"B000000001": {**labels, "instruction_attributes": ["odd"]}})
+    )
+    return WebShopEnvironment(data=data, store=folder / "store", nouns="words", **options)
+
+
+def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(tmp_path: Path) -> None:
+    values = ["red", '5" thick', "café"]
+    environment = one_product(tmp_path, values, observation="text_rich")
+    to_item(environment)
+    marked = environment.step("click[red]")[0]
+    assert marked.startswith("You have clicked red.\nInstruction:\n")
+    assert "  [clicked button] red [clicked button_]\n" in marked
+    # JSON writes these two differently, so upstream never marks them.
+    assert "clicked" not in environment.step('click[5" thick]')[0]
+    assert "clicked" not in environment.step("click[café]")[0]
+    assert environment.session.selected == {"style": "café"}
+    # The address holds the query too.
+    environment.step('search[odd "red" shirt]')
+    assert environment.step("click[b000000001]")[0].startswith("You have clicked red.")
+
+
+def test_a_value_named_like_a_button_is_shown_and_never_chosen_by_a_policy(tmp_path: Path) -> None:
+    environment = one_product(tmp_path, ["Reviews", "search", "red", "a[b"])
+    item = to_item(environment)
+    assert "style: [reviews] [search] [red] [a[b]" in item
+    assert environment.step("click[search]")[4]["invalid_action"]
+    assert environment.step("click[reviews]")[0].startswith("Reviews: none")
+    for task in environment.tasks("test"):
+        for name in ("heuristic", "teacher", "oracle"):
+            policy = environment.scripted_policies()[name]()
+            policy.begin(task, seed=0)
+            observation, _ = environment.reset(task, seed=0)
+            terminated = False
+            for _ in range(6):
+                observation, _, terminated, _, info = environment.step(
+                    policy.act(observation).action
+                )
+                assert not info["invalid_action"]
+                if terminated:
+                    break
+            assert terminated

@@ -1,0 +1,60 @@
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.environments.webshop.generated import (
+    generated_asin,
+    product_record,
+    write_generated_files,
+)
+
+FIRST_ASIN = "B0DDPM4000"
+FIRST_TITLE = (
+    "Rosemead Premium Lightweight Engineered Wood Dining Table with "
+    "Storage Space for beginners, Kitchen Table"
+)
+Make = Callable[..., WebShopEnvironment]
+
+
+def test_a_larger_catalogue_begins_with_the_smaller_one(tmp_path: Path) -> None:
+    for size in (20, 50):
+        (tmp_path / str(size)).mkdir()
+        write_generated_files(tmp_path / str(size), size)
+    small = json.loads((tmp_path / "20" / "items_shuffle.json").read_text())
+    large = json.loads((tmp_path / "50" / "items_shuffle.json").read_text())
+    assert large[:20] == small
+    assert len(large) == 50
+
+
+def test_the_first_product_is_what_it_was() -> None:
+    """A change of the generator changes stored data: raise GENERATOR_VERSION."""
+    record = product_record(0)
+    assert record["asin"] == generated_asin(0) == FIRST_ASIN
+    assert record["name"] == FIRST_TITLE
+
+
+def test_ids_are_distinct_and_of_upstreams_length() -> None:
+    asins = {generated_asin(number) for number in range(20_000)}
+    assert len(asins) == 20_000
+    assert {len(asin) for asin in asins} == {10}
+
+
+def test_products_share_words_and_titles_are_nearly_unique(make: Make) -> None:
+    catalog = make(data="generated:1000").catalog
+    words = Counter(w for p in catalog.products() for w in set(p.title.lower().split()))
+    assert sum(count >= 30 for count in words.values()) > 60
+    titles = Counter(product.title for product in catalog.products())
+    assert len(titles) > 950
+
+
+def test_search_is_not_trivial_and_not_hopeless(make: Make) -> None:
+    environment = make(data="generated:1000")
+    places = []
+    for task in environment.tasks("test")[:200]:
+        found = environment.catalog.search(task.instruction.lower())
+        wanted = environment.catalog.number_of(task.payload["asin"])
+        places.append(found.index(wanted) if wanted in found else 50)
+    assert 0.2 < sum(place == 0 for place in places) / 200 < 0.9
+    assert 0.5 < sum(place < 10 for place in places) / 200 < 1

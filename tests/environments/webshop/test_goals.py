@@ -1,0 +1,173 @@
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.environments.webshop.goals import draw_limit, goal_of_task
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import make_task
+
+Make = Callable[..., WebShopEnvironment]
+
+
+def test_a_limit_is_the_larger_of_two_of_the_next_four_tens() -> None:
+    limits = {draw_limit(15.9, random.Random(seed))[0] for seed in range(200)}
+    assert limits == {30.0, 40.0, 50.0}  # 20 is never the larger of two
+    expected = max(random.Random(3).sample([20.0, 30.0, 40.0, 50.0], 2))
+    assert draw_limit(15.9, random.Random(3)) == (
+        expected,
+        f", and price lower than {expected:.2f} dollars",
+    )
+
+
+def test_a_price_near_the_top_has_no_limit_and_draws_nothing() -> None:
+    source = random.Random(1)
+    assert draw_limit(980.0, source) == (1_000_000.0, "")
+    assert source.getstate() == random.Random(1).getstate()
+
+
+def test_prices_lie_between_their_ends(make: Make) -> None:
+    environment = make(price_seed=5)
+    prices = environment.prices()
+    for product in environment.catalog.products():
+        assert min(product.prices) <= prices[product.asin] <= max(product.prices)
+        if len(product.prices) == 1:
+            assert prices[product.asin] == product.prices[0]
+
+
+def test_one_draw_per_two_priced_product_and_then_one_per_instruction(make: Make) -> None:
+    """The sequence of draws, recomputed with a plain loop."""
+    environment = make(price_seed=11)
+    source = random.Random(11)
+    products = list(environment.catalog.products())
+    prices = {
+        p.asin: source.uniform(*p.prices) if len(p.prices) == 2 else p.prices[0] for p in products
+    }
+    assert environment.prices() == prices
+    texts: list[str] = []
+    for product in products:
+        if product.instruction is not None:
+            _, limit_text = draw_limit(prices[product.asin], source)
+            texts.append(limit_text)
+    from_goals = {
+        environment.goal_task(i).payload["asin"]: environment.goal_task(i).instruction
+        for i in range(environment.num_goals)
+    }
+    with_instruction = [p for p in products if p.instruction is not None]
+    assert all(
+        from_goals[p.asin].endswith(text) for p, text in zip(with_instruction, texts, strict=True)
+    )
+
+
+def test_every_combination_of_options_is_a_goal(make: Make) -> None:
+    environment = make()
+    expected = 0
+    for product in environment.catalog.products():
+        if product.instruction is not None:
+            combinations = 1
+            for values in product.options.values():
+                combinations *= len(values)
+            expected += combinations
+    assert environment.num_goals == expected
+
+
+def test_ids_are_unique_and_depend_on_content_alone(make: Make) -> None:
+    environment = make()
+    tasks = [task for split in ("train", "validation", "test") for task in environment.tasks(split)]
+    assert len({task.task_id for task in tasks}) == len(tasks) == environment.num_goals
+    by_product = make(split="product")
+    moved = {
+        t.task_id for split in ("train", "validation", "test") for t in by_product.tasks(split)
+    }
+    assert moved == {task.task_id for task in tasks}
+
+
+def test_standard_splits_go_by_the_goals_number(make: Make) -> None:
+    environment = make()
+    test, validation = environment.tasks("test"), environment.tasks("validation")
+    assert [t.task_id for t in test] == [environment.goal_task(i).task_id for i in range(len(test))]
+    assert len(test) == min(500, environment.num_goals)
+    assert len(validation) == min(1000, max(environment.num_goals - 500, 0))
+
+
+def test_product_splits_share_no_product(make: Make) -> None:
+    environment = make(data="generated:1000", split="product")
+    products = {
+        split: {task.payload["asin"] for task in environment.tasks(split)}
+        for split in ("train", "validation", "test")
+    }
+    assert all(products.values())
+    assert not products["train"] & products["test"]
+    assert not products["train"] & products["validation"]
+    assert not products["validation"] & products["test"]
+
+
+def test_an_unknown_split_and_a_foreign_task_are_config_errors(make: Make) -> None:
+    environment = make()
+    with pytest.raises(ConfigError, match="unknown split"):
+        environment.tasks("dev")
+    foreign = make_task(environment="shop", instruction="x", split="test", category="", payload={})
+    with pytest.raises(ConfigError, match="is not a webshop task"):
+        environment.reset(foreign, seed=0)
+
+
+def test_a_task_describes_its_goal_completely(make: Make) -> None:
+    environment = make()
+    goal = goal_of_task(environment.goal_task(7), environment.catalog)
+    assert goal.instruction == environment.goal_task(7).instruction
+    assert goal.price_limit > environment.prices()[environment.goal_task(7).payload["asin"]]
+
+
+def test_human_goals_name_values_without_names_and_lose_their_final_dot(make: Make) -> None:
+    environment = make(data="generated:1000", goals="human", price_seed=2)
+    assert environment.num_goals > 20
+    task = next(t for t in environment.tasks("test") if t.payload["options"])
+    assert all(name == "" for name, _ in task.payload["options"])
+    assert ".," not in task.instruction
+    assert not task.instruction.endswith(".")
+
+
+def test_goals_and_prices_are_the_same_in_another_process(make: Make, store: Path) -> None:
+    program = (
+        "import sys, random; from pathlib import Path; random.seed(99)\n"
+        "from ragen_apo.environments.webshop import WebShopEnvironment\n"
+        "e = WebShopEnvironment(data='generated:200', store=Path(sys.argv[1]), price_seed=3)\n"
+        "print(sum(e.prices().values()), [e.goal_task(i).task_id for i in range(50)])\n"
+    )
+    environment = make(price_seed=3)
+    ids = [environment.goal_task(i).task_id for i in range(50)]
+    expected = f"{sum(environment.prices().values())} {ids}\n"
+    for hash_seed in ("1", "2"):
+        path = os.pathsep.join(p for p in sys.path if p)
+        variables = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
+        finished = subprocess.run(
+            [sys.executable, "-c", program, str(store)],
+            env=variables, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert finished.stdout == expected
+
+
+def test_another_seed_gives_other_goals_and_another_version(make: Make) -> None:
+    one, two = make(price_seed=1), make(price_seed=2)
+    ids = [{env.goal_task(i).task_id for i in range(one.num_goals)} for env in (one, two)]
+    assert ids[0] != ids[1]
+    assert one.properties.version != two.properties.version
+
+
+@pytest.mark.parametrize(
+    ("split", "sizes"), [("standard", [5410, 1000, 500]), ("product", [5402, 576, 932])]
+)
+def test_the_splits_of_the_real_data_have_the_documented_sizes(
+    make_real: Make, split: str, sizes: list[int]
+) -> None:
+    environment = make_real(split=split)
+    assert [len(environment.tasks(name)) for name in ("train", "validation", "test")] == sizes
+
+
+def test_the_real_human_instructions_are_thirteen_goals(make_real: Make) -> None:
+    assert make_real(goals="human").num_goals == 13
