@@ -157,7 +157,10 @@ class TestOverrides:
             "apo: {v_star_samples: 1, num_value_samples: 1}",
             "v_star_samples is another name of num_",
         ),
-        ("apo: {advantage_clamp: 1}", "set loss: weighted or remove them"),
+        (
+            "apo: {value_store: v.sqlite, reference_refresh: {every_steps: 5}}",
+            "remove one of the two",
+        ),
         ("apo: {adaptive_vstar: true, num_value_samples: 32}", "max_value_samples (16) must be at"),
         ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
         ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),

@@ -25,6 +25,7 @@ app = App(
     name="ragen-apo",
     help="Train language-model agents on multi-turn tasks with A*-PO.",
     version=ragen_apo.__version__,
+    suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
 console = Console()
 
@@ -85,7 +86,7 @@ def estimate_values(
     run
         A run directory with a reference.
     samples
-        Trajectories per task; more than before adds to what is stored. Default: the configuration's.
+        Trajectories per task; more than before adds to what is stored. Default: as configured.
     reference
         Version of the reference; 0 is the warm-started one.
     split
@@ -162,7 +163,9 @@ def report(run: Path) -> None:
 
 
 @app.command
-def play(environment: str = "shop", *options: Overrides, split: str = "train", task: int = 0) -> None:
+def play(
+    environment: str = "shop", *options: Overrides, split: str = "train", task: int = 0
+) -> None:
     """Play an environment yourself in the terminal.
 
     Parameters
@@ -236,7 +239,9 @@ def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | Non
 
     settings = load_config(run.config)
     if episodes < 1 or (pass_k is not None and pass_k < 1):
-        raise ConfigError(f"--episodes and --pass-k must be at least 1, got {episodes} and {pass_k}")
+        raise ConfigError(
+            f"--episodes and --pass-k must be at least 1, got {episodes} and {pass_k}"
+        )
     plan = EvaluationPlan(
         split=split,
         num_episodes=episodes,
@@ -273,11 +278,17 @@ def main() -> None:
     except RagenApoError as error:
         _fail(str(error), status=2)
     except KeyboardInterrupt:
-        _fail("interrupted. Nothing that was saved is lost; train continues with --resume.", status=130)
+        _fail(
+            "interrupted. Nothing that was saved is lost; train continues with --resume.",
+            status=130,
+        )
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _fail(f"the disk is full: {error}. What was saved is whole; free space and --resume.", status=2)
+        _fail(
+            f"the disk is full: {error}. What was saved is whole; free space and --resume.",
+            status=2,
+        )
 
 
 def _fail(message: str, *, status: int) -> None:

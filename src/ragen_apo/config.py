@@ -260,9 +260,9 @@ class ApoConfig(Section):
     length_normalization: Literal["none", "tokens"] = "none"
     """`tokens` divides the log ratio by the sampled tokens: another algorithm."""
     advantage_clamp: Positive | None = None
-    """Limit of the residual on both sides; needs loss: weighted."""
+    """Limit of the residual on both sides; a Huber tail in the regression form."""
     kl_coefficient: NonNegative = 0.0
-    """Weight of an added KL penalty; needs loss: weighted."""
+    """Weight of an added KL penalty; adds to beta2 what pulls towards the reference."""
     temperature: Positive = 1.0
     """Sampling temperature of Stage 1 and Stage 2."""
     shuffle_returns: bool = False
@@ -291,10 +291,11 @@ class ApoConfig(Section):
                 f"max_value_samples ({self.max_value_samples}) must be at least "
                 f"num_value_samples ({self.num_value_samples}) if adaptive_vstar is true"
             )
-        if self.loss == "regression" and (self.advantage_clamp is not None or self.kl_coefficient):
+        refresh = self.reference_refresh
+        if self.value_store is not None and (refresh.every_steps or refresh.max_kl):
             raise ValueError(
-                "advantage_clamp and kl_coefficient belong to the weighted form; "
-                "set loss: weighted or remove them"
+                "value_store holds values of one reference and reference_refresh makes new ones; "
+                "remove one of the two"
             )
         return self
 

@@ -26,7 +26,7 @@ DESCRIPTIONS = {
 
 
 class ConsoleProgress:
-    """A `Progress` (see `ragen_apo.progress`) that writes to a console; use it as a context manager."""
+    """A `Progress` (see `ragen_apo.progress`) on a console; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -37,5 +37,9 @@ class CheckpointError(RagenApoError):
     """A checkpoint cannot be written or read."""
 
 
+class TrainingError(RagenApoError):
+    """An update cannot be made: the gradient is not finite."""
+
+
 class RunDirectoryError(RagenApoError):
     """A run directory exists already, is not a run, or does not hold what was asked for."""

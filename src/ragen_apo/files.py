@@ -112,4 +112,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def write_json_lines_atomically(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replaces a JSONL file as `write_text_atomically` does."""
-    write_text_atomically(path, "".join(json.dumps(dict(row), sort_keys=True) + "\n" for row in rows))
+    write_text_atomically(
+        path, "".join(json.dumps(dict(row), sort_keys=True) + "\n" for row in rows)
+    )

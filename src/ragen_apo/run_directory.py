@@ -1,11 +1,11 @@
 """The files of a run, by name. Whoever writes or reads one of them asks here where it is.
 
-    config.yaml        the resolved configuration          run.json            versions, seconds
-    initial/           the untrained policy                references/N/       reference N (0: warm start)
-    warm_start.jsonl   its curves                          values.sqlite       every Stage 1 trajectory
-    value_report.json  coverage of Stage 1                 metrics.jsonl       one row a Stage 2 step
-    checkpoints/       to resume from                      policy/             the trained policy
-    evaluation/        results.json, episodes.jsonl        report/             for people
+config.yaml        the resolved configuration          run.json            versions, seconds
+initial/           the untrained policy                references/N/       reference N (0: warm start)
+warm_start.jsonl   its curves                          values.sqlite       every Stage 1 trajectory
+value_report.json  coverage of Stage 1                 metrics.jsonl       one row a Stage 2 step
+checkpoints/       to resume from                      policy/             the trained policy
+evaluation/        results.json, episodes.jsonl        report/             for people
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
     run = RunDirectory(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunDirectoryError(
-            f"{path} exists already and is not an empty directory. Continue that run with --resume, or "
-            "choose another --run-dir; nothing was changed."
+            f"{path} exists already and is not an empty directory. Continue that run with --resume, "
+            "or choose another --run-dir; nothing was changed."
         )
     write_text_atomically(run.config, config_yaml)
     return run

@@ -1,9 +1,9 @@
 """Randomness that is a function of what it is for.
 
 Every random choice of a run draws from a generator that is made on the spot from the run's seed, a
-purpose and counters: `generator(seed, "task-order", epoch)`. Nothing carries generator state from one
-step to the next, so the counters in a checkpoint are the state of all generators, and a resumed run
-continues with the same draws. Python's `hash()` and global generators are never used.
+purpose and counters: `generator(seed, "task-order", epoch)`. Nothing carries generator state from
+one step to the next, so the counters in a checkpoint are the state of all generators, and a resumed
+run continues with the same draws. Python's `hash()` and global generators are never used.
 """
 
 import hashlib

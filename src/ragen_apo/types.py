@@ -1,7 +1,8 @@
 """The records that travel along the path task -> rollout -> trajectory -> V* -> loss -> evaluation.
 
 All are frozen. A field keeps its meaning from where it is made to where it is read: token ids,
-log-probabilities and the loss mask are recorded when a token is sampled and never rebuilt from text.
+log-probabilities and the loss mask are recorded when a token is sampled and never rebuilt from
+text.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def trajectory_from_json(values: Mapping[str, Any]) -> Trajectory:
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """The tokens of one trajectory (full context) as the loss sees them. All tuples have length T."""
+    """The tokens of one full-context trajectory as the loss sees them; all tuples have length T."""
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
@@ -165,7 +166,7 @@ class TrainingSample:
 
 
 def training_sample(trajectory: Trajectory) -> TrainingSample:
-    """Concatenates the turns of a full-context trajectory, mask and log-probabilities as recorded."""
+    """Joins the turns of a full-context trajectory, mask and log-probabilities as recorded."""
     token_ids: list[int] = []
     loss_mask: list[bool] = []
     logprobs: list[float] = []

@@ -18,7 +18,6 @@ def conditions() -> SamplingConditions:
         chat_template_hash="4f2a",
         system_prompt="You are a shopper.",
         parser_version="1",
-        max_turns=10,
         max_response_tokens=64,
         max_context_tokens=2048,
         temperature=1.0,

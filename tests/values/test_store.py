@@ -24,7 +24,6 @@ CHANGED = {
     "chat_template_hash": "77aa",
     "system_prompt": "You are a careful shopper.",
     "parser_version": "2",
-    "max_turns": 11,
     "max_response_tokens": 65,
     "max_context_tokens": 2049,
     "temperature": 0.9,

@@ -81,7 +81,6 @@ def sampling_conditions(
         chat_template_hash=hashlib.sha256(template.encode()).hexdigest()[:16],
         system_prompt=context.system_prompt or "",
         parser_version=PARSER_VERSION,
-        max_turns=int(config.environment.options.get("max_turns", 0)),
         max_response_tokens=config.agent.max_response_tokens,
         max_context_tokens=config.agent.max_context_tokens,
         temperature=config.apo.temperature,

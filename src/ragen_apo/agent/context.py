@@ -1,7 +1,7 @@
 """The context manager: renders observations to tokens and parses responses to actions.
 
-Consumes the tokenizer's chat template; produces the tokens that each turn adds. Sampled tokens stay as
-they were sampled: only the text between two responses is ever tokenised.
+Consumes the tokenizer's chat template; produces the tokens that each turn adds. Sampled tokens stay
+as they were sampled: only the text between two responses is ever tokenised.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ContextManager:
         self._end_id = tokenizer.eos_token_id
 
     def first_prompt(self, observation: str) -> list[int]:
-        """The tokens before the first response: system prompt, observation, the agent's turn opened."""
+        """The tokens before the first response: system prompt, observation, the opened response."""
         messages = [{"role": "user", "content": observation}]
         if self.system_prompt:
             messages.insert(0, {"role": "system", "content": self.system_prompt})

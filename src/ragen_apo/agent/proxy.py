@@ -41,9 +41,7 @@ class _Episode:
     num_context_tokens: int = 0
     turns: list[Turn] = field(default_factory=list)
 
-    def record(
-        self, response: Response, text: str, outcome: Outcome, *, state_key: str
-    ) -> None:
+    def record(self, response: Response, text: str, outcome: Outcome, *, state_key: str) -> None:
         """Writes the turn down before the next observation replaces the present one."""
         parsed = parse_response(text)
         truncated = () if response.stopped else (TurnFlag.RESPONSE_TRUNCATED.value,)
@@ -126,8 +124,8 @@ class AgentProxy:
         prompt = self.context.first_prompt(observation)
         if len(prompt) + self.max_response_tokens > self.engine.capacity:
             raise ContextError(
-                f"task {request.task.task_id} opens with {len(prompt)} tokens, which with a response "
-                f"of {self.max_response_tokens} exceed agent.max_context_tokens = "
+                f"task {request.task.task_id} opens with {len(prompt)} tokens, which with a "
+                f"response of {self.max_response_tokens} exceed agent.max_context_tokens = "
                 f"{self.engine.capacity}; raise it, or shorten the observation or system prompt."
             )
         row = self.engine.open_row(generator(request.seed, "sampling"))

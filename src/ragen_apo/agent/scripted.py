@@ -1,8 +1,8 @@
 """Episodes played by scripted policies: demonstrations and baselines.
 
-They go through the same environment manager, context manager, parser and costs as the model, so their
-trajectories have the same tokens as a model's would have had. Their log-probabilities are zeros:
-nothing was sampled.
+They go through the same environment manager, context manager, parser and costs as the model, so
+their trajectories have the same tokens as a model's would have had. Their log-probabilities are
+zeros: nothing was sampled.
 """
 
 from collections.abc import Callable, Iterable

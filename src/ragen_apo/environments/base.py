@@ -95,7 +95,10 @@ class TextEnvironment(Protocol):
 EnvironmentFactory = Callable[..., TextEnvironment]
 """Takes the options as keyword arguments and raises ConfigError for those it does not accept."""
 
-_BUILT_IN: dict[str, str] = {"shop": "ragen_apo.environments.shop:ShopEnvironment"}
+_BUILT_IN: dict[str, str] = {
+    "shop": "ragen_apo.environments.shop:ShopEnvironment",
+    "webshop": "ragen_apo.environments.webshop:WebShopEnvironment",
+}
 
 _Options = TypeVar("_Options", bound=BaseModel)
 

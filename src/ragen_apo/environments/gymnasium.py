@@ -1,7 +1,9 @@
 """Any text environment as a `gymnasium.Env`, and the ids under which Gymnasium finds them.
 
-`gymnasium.make("ragen_apo/Shop-v0", split="test", max_turns=5)`: observations and actions are text,
-keyword arguments that the adapter does not know are options of the environment.
+    gymnasium.make("ragen_apo.environments.gymnasium:ragen_apo/Shop-v0", split="test", max_turns=5)
+
+Observations and actions are text. Keyword arguments that the adapter does not know are options of the
+environment.
 """
 
 import string
@@ -18,7 +20,7 @@ MAX_TEXT_CHARACTERS = 100_000
 _MAX_SAMPLED_CHARACTERS = 100
 _RESET_OPTIONS = ("split", "task_id")
 
-REGISTERED = {"ragen_apo/Shop-v0": "shop"}
+REGISTERED = {"ragen_apo/Shop-v0": "shop", "ragen_apo/WebShop-v0": "webshop"}
 """Gymnasium ids and the environments they stand for."""
 
 
@@ -120,3 +122,6 @@ def register_environments() -> None:
                 entry_point="ragen_apo.environments.gymnasium:GymnasiumTextEnv",
                 kwargs={"environment": name},
             )
+
+
+register_environments()

@@ -1,1 +1,1 @@
-"""The policy: a causal language model, its tokenizer, generation with a ragged KV cache, scoring."""
+"""The policy: a causal language model, its tokenizer, generation with a ragged cache, scoring."""

@@ -1,11 +1,13 @@
 """Batched generation over many turns with one KV cache kept for the whole episode.
 
 Rows have different lengths and no padding on the left: each writes its keys and values at its own
-positions, and a mask hides what a row has not written. Rows that take part in a call lie in the first
-slots of the cache; a row that has finished its response moves behind them, so it costs nothing.
+positions, and a mask hides what a row has not written. Rows that take part in a call lie in the
+first slots of the cache; a row that has finished its response moves behind them, so it costs
+nothing.
 
-Each row draws its uniform numbers from its own generator, one block a turn, so a trajectory does not
-depend on which rows it shares a batch with (up to floating-point rounding of the matrix products).
+Each row draws its uniform numbers from its own generator, one block a turn, so a trajectory does
+not depend on which rows it shares a batch with (up to floating-point rounding of the matrix
+products).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class _RaggedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         _, heads, _, head_dim = key_states.shape
         shape = (self.num_rows, self.capacity + 1, heads, head_dim)
-        # Zeros, because a masked place still enters the product with weight zero: no NaN may be there.
+        # Zeros: a masked place still enters the product with weight zero, so it may hold no NaN.
         self.keys = torch.zeros(shape, dtype=key_states.dtype, device=key_states.device)
         shape = (*shape[:3], value_states.shape[-1])
         self.values = torch.zeros(shape, dtype=key_states.dtype, device=key_states.device)
@@ -115,9 +117,13 @@ class StopRule:
 
     def __init__(self, model: LanguageModel) -> None:
         self._tokenizer = model.tokenizer
-        end_ids = model.model.generation_config.eos_token_id if model.model.generation_config else None
+        end_ids = (
+            model.model.generation_config.eos_token_id if model.model.generation_config else None
+        )
         end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
-        self.end_ids = {token for token in [*end_ids, model.tokenizer.eos_token_id] if token is not None}
+        self.end_ids = {
+            token for token in [*end_ids, model.tokenizer.eos_token_id] if token is not None
+        }
         tag_ids = model.tokenizer.encode(CLOSING_TAG, add_special_tokens=False)
         if len(tag_ids) == 1:
             self.end_ids.add(tag_ids[0])

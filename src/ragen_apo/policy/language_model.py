@@ -1,8 +1,9 @@
 """A causal language model of transformers with its tokenizer, and the small default model.
 
 Consumes a folder written by `save_pretrained` (or a hub name) and produces hidden states and token
-logits. The model body and the vocabulary projection are called separately, so that logits are computed
-only where they are needed: at the last position while generating, at sampled tokens while training.
+logits. The model body and the vocabulary projection are called separately, so that logits are
+computed only where they are needed: at the last position while generating, at sampled tokens while
+training.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -58,6 +59,12 @@ class LanguageModel:
     def config(self) -> Any:
         return self.model.config
 
+    @property
+    def pad_id(self) -> int:
+        """The token that fills rows up on the right; which one does not matter to any result."""
+        token_id = self.tokenizer.pad_token_id
+        return token_id if isinstance(token_id, int) else 0
+
     def hidden_states(self, token_ids_BT: Tensor, **kwargs: Any) -> Tensor:
         """The body's output [B, T, H]; without a mask, attention is causal over the whole row.
 
@@ -71,8 +78,9 @@ class LanguageModel:
         return self.model.get_output_embeddings()(hidden_NH).float()
 
     def fingerprint(self) -> str:
-        """A content hash of the weights, which identifies this policy as a reference."""
-        digest = hashlib.sha256()
+        """A content hash of weights, vocabulary and chat template: the identity of a reference."""
+        tokenizer = [sorted(self.tokenizer.get_vocab().items()), str(self.tokenizer.chat_template)]
+        digest = hashlib.sha256(json.dumps(tokenizer).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             data = tensor.detach().cpu().contiguous().view(torch.uint8)
@@ -80,16 +88,9 @@ class LanguageModel:
         return digest.hexdigest()[:16]
 
     def save(self, directory: Path) -> None:
-        """Writes weights (safetensors), configuration and tokenizer; plain transformers loads them."""
+        """Writes safetensors, configuration and tokenizer in the form that transformers loads."""
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
-
-    def frozen_copy(self) -> LanguageModel:
-        """An independent copy in evaluation mode without gradients."""
-        copy = type(self.model)(self.model.config)
-        copy.load_state_dict(self.model.state_dict())
-        copy = copy.to(device=self.device, dtype=self.model.dtype).eval().requires_grad_(False)
-        return LanguageModel(cast(PreTrainedModel, copy), self.tokenizer)
 
     def _logits_are_projected_hidden_states(self) -> bool:
         """Refuses architectures that change logits after the vocabulary projection."""
@@ -155,7 +156,7 @@ def _refuse_short_attention(config: Any) -> None:
     if layer_types != {"full_attention"}:
         raise ModelError(
             f"the model has layers of type {sorted(layer_types)}; generation with a ragged cache "
-            "supports full attention only. Use a model whose layers all attend to the whole context."
+            "supports full attention only. Use a model whose layers all read the whole context."
         )
 
 
@@ -172,8 +173,8 @@ def build_small_model(
     """A randomly initialised Llama decoder with tied embeddings for this tokenizer.
 
     The weights are a function of the seed alone. One attention head of the first layer starts out
-    looking at the previous token (see `_look_at_previous_token`). Responses end with the closing tag,
-    one token of the project's own tokenizer, stored as the end token of generation.
+    looking at the previous token (see `_look_at_previous_token`). Responses end with the closing
+    tag, one token of the project's own tokenizer, stored as the end token of generation.
     """
     closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSING_TAG)
     config = LlamaConfig(
@@ -205,9 +206,10 @@ def build_small_model(
 def _look_at_previous_token(model: LlamaForCausalLM) -> None:
     """Sets queries and keys of the first layer's first head to constants that point one place back.
 
-    Copying needs two heads in sequence: one that brings each token's predecessor along, one that looks
-    for it. Neither is of use without the other, which is why their formation takes so long from random
-    weights (docs/log.md has the measurement). With constant q and k the score of a pair is
+    Copying needs two heads in sequence: one that brings each token's predecessor along, one that
+    looks for it. Neither is of use without the other, which is why their formation takes so long
+    from random weights (docs/log.md has the measurement). With constant q and k the score of a pair
+    is
     sum_f c^2 cos(theta_f (i - j - 1)) / sqrt(head_dim), largest at j = i - 1.
     """
     attention = model.model.layers[0].self_attn
@@ -220,12 +222,6 @@ def _look_at_previous_token(model: LlamaForCausalLM) -> None:
     back = torch.cat([torch.cos(frequencies), -torch.sin(frequencies)])
     attention.k_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * still
     attention.q_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * back
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A content hash of vocabulary and chat template, part of the key of stored returns."""
-    content = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 transformers.logging.set_verbosity_error()

@@ -1,8 +1,8 @@
 """The project's own byte-level BPE tokenizer, for models that start from nothing.
 
-Trained on texts of the environment. Numbers of up to three digits are one piece and carry no leading
-space, so an id is the same token in an observation and in an action: copying it is one step. The
-think and answer tags are single tokens. The chat template adds one token before each message.
+Trained on texts of the environment. Numbers of up to three digits are one piece and carry no
+leading space, so an id is the same token in an observation and in an action: copying it is one step.
+The think and answer tags are single tokens. The chat template adds one token before each message.
 """
 
 from collections.abc import Iterable

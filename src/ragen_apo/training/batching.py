@@ -44,12 +44,14 @@ def collate(samples: Sequence[TrainingSample], *, pad_id: int, device: torch.dev
 
 
 def micro_batches(samples: Sequence[TrainingSample], *, size: int) -> list[list[int]]:
-    """Indices of the samples in groups of at most `size`, of similar length to waste little padding."""
+    """Indices of the samples in groups of at most `size`, of similar length to save padding."""
     order = sorted(range(len(samples)), key=lambda index: len(samples[index].token_ids))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def epoch_slice(*, num_items: int, batch_size: int, step: int, seed: int, purpose: str) -> list[int]:
+def epoch_slice(
+    *, num_items: int, batch_size: int, step: int, seed: int, purpose: str
+) -> list[int]:
     """Which items step `step` uses: consecutive pieces of a fresh random order each epoch.
 
     A function of its arguments alone, so the step is all that a checkpoint has to remember.

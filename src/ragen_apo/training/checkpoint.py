@@ -5,8 +5,8 @@ A checkpoint is a folder that appears by one rename, so it is whole or it is not
     checkpoints/2-demonstrations-000100/
       model.safetensors  optimizer.safetensors  state.json
 
-All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also the
-state of every generator, of the task order and of the schedule.
+All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also
+the state of every generator, of the task order and of the schedule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
@@ -83,7 +82,7 @@ def load_latest_checkpoint(
     """Puts the newest checkpoint's weights into the model.
 
     Returns the position and the optimizer's tensors, or None if there is no checkpoint. Raises
-    CheckpointError for one that is cut off or belongs to another model; it is never skipped silently.
+    CheckpointError for one that is cut off or belongs to another model; none is skipped silently.
     """
     if directory.is_dir():
         remove_partial_files(directory)
@@ -100,8 +99,9 @@ def load_latest_checkpoint(
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be read: {error}. Expected whole files model.safetensors, "
-            f"optimizer.safetensors and state.json of this model. Remove the folder to continue from "
-            f"the one before it ({checkpoints[-2].name if len(checkpoints) > 1 else 'none is left'})."
+            f"optimizer.safetensors and state.json of this model. Remove the folder to continue "
+            "from the one before it "
+            f"({checkpoints[-2].name if len(checkpoints) > 1 else 'none is left'})."
         ) from error
     return position, moments
 

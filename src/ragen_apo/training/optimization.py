@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ragen_apo.errors import TrainingError
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -40,12 +42,12 @@ class Optimizer:
     def update(self, *, learning_rate: float, max_grad_norm: float) -> float:
         """One step on the accumulated gradients, clipped; returns their norm before clipping.
 
-        Raises FloatingPointError, without changing the weights, if the norm is not finite.
+        Raises TrainingError, without changing the weights, if the norm is not finite.
         """
         parameters = [parameter for _, parameter in self._named]
         norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
         if not math.isfinite(norm):
-            raise FloatingPointError(
+            raise TrainingError(
                 f"the gradient norm is {norm}: the update was not made. Lower the learning rate, "
                 "or look for a return or a log-probability that is not finite in the last rollout."
             )

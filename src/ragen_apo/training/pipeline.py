@@ -3,9 +3,9 @@
     initial model -> copy curriculum -> demonstrations -> reference
         -> Stage 1 (value store) -> Stage 2 (trainer) -> policy
 
-Each phase finds out from the run directory what is done already and goes on from there. What it writes
-depends on the configuration alone, so a run that was killed ends with the same files as one that was
-not (`seconds` aside).
+Each phase finds out from the run directory what is done already and goes on from there. What it
+writes depends on the configuration alone, so a run that was killed ends with the same files as one
+that was not (`seconds` aside).
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     with run.locked():
         _note_versions(run)
         tasks = _training_tasks(session)
-        remove_partial_files(run.path)
+        for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
+            remove_partial_files(folder)
         policy = _initial_model(session)
         position, moments = _resume(session, policy)
         _warm_start(session, policy, position, moments)
         _stage_one(session, tasks)
         if position.phase != "apo":
             position, moments = Position("apo", 0), {}
+            policy = session.load_model(run.reference(0))
         with session.timed("stage 2"):
             run_stage_two(session, policy, tasks, position=position, moments=moments)
         if not run.policy.exists():
@@ -117,9 +119,8 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     loaded = load_latest_checkpoint(run.checkpoints, model=policy.model, device=session.device)
     position, moments = loaded or (Position(PHASES[0], 0), {})
     reached = (PHASES.index(position.phase), position.step)
-    _keep_rows(
-        run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached
-    )
+    if not run.reference(0).exists():
+        _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)
     _keep_rows(run.metrics, lambda row: (PHASES.index("apo"), row["step"]) <= reached)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")

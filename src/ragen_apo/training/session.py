@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,9 +42,16 @@ class Session:
         )
 
     def save_model(self, model: LanguageModel, folder: Path) -> None:
-        """Writes a model folder, whole or not at all."""
-        with directory_written_atomically(folder) as partial:
-            model.save(partial)
+        """Writes a model folder, whole or not at all; OSError where the disk is full."""
+        full = os.strerror(errno.ENOSPC)
+        try:
+            with directory_written_atomically(folder) as partial:
+                model.save(partial)
+        except Exception as error:
+            # safetensors and tokenizers report a full disk by exceptions of their own.
+            if isinstance(error, OSError) or full not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, full, str(folder)) from error
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
-from ragen_apo.config import ApoConfig
+from ragen_apo.config import ApoConfig, RunConfig
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.progress import Progress
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.training.session import Session
+from ragen_apo.training.session import Session, open_session
 from ragen_apo.types import Task
 from ragen_apo.values.collect import collect_values
 from ragen_apo.values.estimator import SampleSchedule
@@ -48,8 +52,28 @@ def store_path(session: Session) -> Path:
     return Path(configured) if configured else session.run.values
 
 
-def estimate_values(session: Session, reference: LanguageModel, tasks: Sequence[Task]) -> None:
-    """Samples the reference until the run's store has what the schedule wants, and reports on it."""
+def estimate_run_values(
+    config: RunConfig, run: RunDirectory, *, version: int, split: str, progress: Progress
+) -> dict[str, Any]:
+    """Stage 1 for an existing run's reference; returns the coverage report.
+
+    Raises RunDirectoryError if the run has no such reference.
+    """
+    session = open_session(config, run, progress)
+    if not run.reference(version).exists():
+        raise RunDirectoryError(
+            f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
+            "warm start and later ones where apo.reference_refresh asks for them"
+        )
+    tasks = session.environments.tasks(split)
+    with run.locked():
+        return estimate_values(session, session.load_model(run.reference(version)), tasks)
+
+
+def estimate_values(
+    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+) -> dict[str, Any]:
+    """Samples the reference until the run's store has what the schedule wants; returns coverage."""
     config = session.config
     conditions = sampling_conditions(config, reference, session.environments)
     proxy = build_proxy(config, reference, session.environments)
@@ -72,11 +96,14 @@ def estimate_values(session: Session, reference: LanguageModel, tasks: Sequence[
             seed=derive_seed(config.seed, conditions.reference_fingerprint),
             on_progress=on_progress,
         )
-        report = coverage_report(
-            store.returns_by_task(conditions),
-            store.successes_by_task(conditions),
-            beta=config.apo.beta1,
-        )
+        task_ids = [task.task_id for task in tasks]
+        returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
+    report = coverage_report(
+        {task_id: returns[task_id] for task_id in task_ids},
+        {task_id: successes[task_id] for task_id in task_ids},
+        beta=config.apo.beta1,
+    )
     write_json_atomically(session.run.value_report, report)
     if report["advice"]:
         session.progress.say(str(report["advice"]))
+    return report

@@ -127,6 +127,5 @@ def _refresh_reference(
     session.save_model(policy, session.run.reference(version))
     reference = session.load_model(session.run.reference(version))
     reference.model.requires_grad_(False)
-    with session.timed("stage 1"):
-        estimate_values(session, reference, tasks)
+    estimate_values(session, reference, tasks)
     return reference

@@ -12,16 +12,16 @@ from ragen_apo.agent.assembly import build_context
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.training.batching import collate, epoch_slice
+from ragen_apo.training.batching import collate, epoch_slice, micro_batches
 from ragen_apo.training.checkpoint import Position, save_checkpoint
 from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
 from ragen_apo.training.session import Session
 from ragen_apo.training.warm_start import (
     SupervisedBatch,
+    accumulate_supervised_gradients,
     copy_batch,
     copyable_token_ids,
     play_demonstrations,
-    supervised_loss,
 )
 from ragen_apo.types import training_sample
 
@@ -38,7 +38,8 @@ class SupervisedPhase:
     num_steps: int
     peak_learning_rate: float
     schedule: Schedule
-    batch: Callable[[int], SupervisedBatch]
+    batch: Callable[[int], list[SupervisedBatch]]
+    """The batch of a step, in parts that go through the model one after another."""
     target_accuracy: float | None = None
     """The phase ends early when a batch reaches it."""
 
@@ -48,11 +49,10 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
     config = session.config.warm_start.copy_curriculum
     token_ids = copyable_token_ids(model)
 
-    def batch(step: int) -> SupervisedBatch:
+    def batch(step: int) -> list[SupervisedBatch]:
         drawn = copy_batch(config, token_ids=token_ids, seed=session.config.seed, step=step)
-        return SupervisedBatch(
-            drawn.token_ids_BT.to(session.device), drawn.target_mask_BT.to(session.device)
-        )
+        device = session.device
+        return [SupervisedBatch(drawn.token_ids_BT.to(device), drawn.target_mask_BT.to(device))]
 
     return SupervisedPhase(
         name="copy",
@@ -70,8 +70,9 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
     policies = session.environments.scripted_policies()
     if config.teacher not in policies:
         raise ConfigError(
-            f"warm_start.demonstrations.teacher: the environment {session.config.environment.name!r} "
-            f"has no scripted policy {config.teacher!r}; it has {', '.join(sorted(policies))}"
+            "warm_start.demonstrations.teacher: the environment "
+            f"{session.config.environment.name!r} has no scripted policy {config.teacher!r}; "
+            f"it has {', '.join(sorted(policies))}"
         )
     trajectories = play_demonstrations(
         policies[config.teacher],
@@ -82,21 +83,22 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         seed=session.config.seed,
     )
     samples = [training_sample(trajectory) for trajectory in trajectories]
+    pad_id = model.pad_id
 
-    def batch(step: int) -> SupervisedBatch:
-        chosen = epoch_slice(
+    def batch(step: int) -> list[SupervisedBatch]:
+        indices = epoch_slice(
             num_items=len(samples),
             batch_size=config.batch_size,
             step=step,
             seed=session.config.seed,
             purpose="demonstration-order",
         )
-        tokens = collate(
-            [samples[index] for index in chosen],
-            pad_id=model.tokenizer.pad_token_id,
-            device=session.device,
-        )
-        return SupervisedBatch(tokens.token_ids_BT, tokens.loss_mask_BT)
+        chosen = [samples[index] for index in indices]
+        parts = [
+            collate([chosen[place] for place in places], pad_id=pad_id, device=session.device)
+            for places in micro_batches(chosen, size=session.config.training.micro_batch_size)
+        ]
+        return [SupervisedBatch(part.token_ids_BT, part.loss_mask_BT) for part in parts]
 
     return SupervisedPhase(
         name="demonstrations",
@@ -123,8 +125,7 @@ def run_supervised_phase(
     model.model.train()
     for step in range(start, phase.num_steps):
         started = time.perf_counter()
-        loss, result = supervised_loss(model, phase.batch(step))
-        loss.backward()
+        result = accumulate_supervised_gradients(model, phase.batch(step))
         learning_rate = learning_rate_at(
             step,
             peak=phase.peak_learning_rate,
@@ -135,9 +136,7 @@ def run_supervised_phase(
         optimizer.update(learning_rate=learning_rate, max_grad_norm=MAX_GRAD_NORM)
         reached = phase.target_accuracy is not None and result.accuracy >= phase.target_accuracy
         position = replace(position, step=step + 1, finished=reached)
-        session.progress.update(
-            step + 1, f"loss {result.loss:.3f}  accuracy {result.accuracy:.1%}"
-        )
+        session.progress.update(step + 1, f"loss {result.loss:.3f}  accuracy {result.accuracy:.1%}")
         if reached or (step + 1) % LOG_EVERY == 0 or step + 1 == phase.num_steps:
             append_json_line(
                 session.run.warm_start,
@@ -157,9 +156,7 @@ def run_supervised_phase(
     _save(session, model, optimizer, replace(position, finished=True))
 
 
-def _save(
-    session: Session, model: LanguageModel, optimizer: Optimizer, position: Position
-) -> None:
+def _save(session: Session, model: LanguageModel, optimizer: Optimizer, position: Position) -> None:
     save_checkpoint(
         session.run.checkpoints,
         position=position,

@@ -1,5 +1,7 @@
 """Stage 2 of A*-PO: one rollout per task, and a regression on the optimal advantage.
 
+Sampling and scoring both run in evaluation mode: dropout would make them two different policies.
+
     for each step:
         tasks         a slice of this epoch's random order
         trajectories  one rollout of the present policy for each task
@@ -13,7 +15,6 @@ trajectory is used once, with the weights that sampled it, so there is no ratio 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,10 +77,10 @@ class Trainer:
         self.policy, self.reference, self.proxy = policy, reference, proxy
         self.tasks, self.values, self.optimizer = tasks, values, optimizer
         self.objective = objective_settings(config.apo)
+        policy.model.eval()
 
     def step(self, step: int) -> StepResult:
-        """Update number `step`, counted from 0: a function of the weights, the moments and `step`."""
-        torch.manual_seed(derive_seed(self.config.seed, "dropout", step))
+        """Update number `step` (from 0): a function of the weights, the moments and `step`."""
         started = time.perf_counter()
         trajectories = self._roll_out(step)
         rolled_out = time.perf_counter()
@@ -115,12 +116,9 @@ class Trainer:
             purpose="task-order",
         )
         requests = [
-            EpisodeRequest(
-                self.tasks[index], derive_seed(self.config.seed, "stage-2", step, place)
-            )
+            EpisodeRequest(self.tasks[index], derive_seed(self.config.seed, "stage-2", step, place))
             for place, index in enumerate(indices)
         ]
-        self.policy.model.eval()
         return self.proxy.rollout(
             requests, temperature=self.apo.temperature, policy_version=f"step-{step}"
         )
@@ -138,9 +136,8 @@ class Trainer:
     ) -> _BatchFigures:
         """Adds up the gradient of the whole batch's loss over micro-batches."""
         samples = [training_sample(trajectory) for trajectory in trajectories]
-        device, pad_id = self.policy.device, self.policy.tokenizer.pad_token_id
+        device, pad_id = self.policy.device, self.policy.pad_id
         figures = _BatchFigures()
-        self.policy.model.train()
         for places in micro_batches(samples, size=self.config.training.micro_batch_size):
             batch = collate([samples[place] for place in places], pad_id=pad_id, device=device)
             ids_BT, mask_BT = batch.token_ids_BT, batch.loss_mask_BT
@@ -176,11 +173,6 @@ def objective_settings(apo: ApoConfig) -> ApoSettings:
         advantage_clamp=apo.advantage_clamp,
         kl_coefficient=apo.kl_coefficient,
     )
-
-
-def value_temperature(apo: ApoConfig) -> float:
-    """The beta of `soft_value` for the configured baseline; inf is the mean of the returns."""
-    return math.inf if apo.value_baseline == "mean" else apo.beta1
 
 
 def _metrics(

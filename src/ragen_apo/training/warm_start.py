@@ -1,12 +1,12 @@
 """The warm start: what makes a reference policy out of randomly initialised weights.
 
 1. Copy curriculum. Shopping is copying: words of the task into the search, ids of the page into the
-   action. A model from nothing forms that circuit (induction heads) in a sudden transition, quickly on
-   tiled random segments and very slowly on demonstrations alone, so copying comes first.
+   action. A model from nothing forms that circuit (induction heads) in a sudden transition, quickly
+   on tiled random segments and very slowly on demonstrations alone, so copying comes first.
 2. Demonstrations. Supervised training on episodes of a scripted teacher, at its responses only.
 
-Both phases are plain next-token training. A batch is a function of (seed, phase, step), so a resumed
-phase sees the batches it would have seen.
+Both phases are plain next-token training. A batch is a function of (seed, phase, step), so a
+resumed phase sees the batches it would have seen.
 """
 
 from __future__ import annotations
@@ -90,13 +90,20 @@ def play_demonstrations(
     )
 
 
-def supervised_loss(model: LanguageModel, batch: SupervisedBatch) -> tuple[Tensor, SupervisedResult]:
-    """Mean cross-entropy at the targets, with gradients, and its figures."""
-    hidden_BTH = model.hidden_states(batch.token_ids_BT, use_cache=False)
-    predicts_BT = torch.zeros_like(batch.target_mask_BT)
-    predicts_BT[:, :-1] = batch.target_mask_BT[:, 1:]
-    logits_MV = model.logits(hidden_BTH[predicts_BT])
-    targets_M = batch.token_ids_BT[batch.target_mask_BT]
-    loss = torch.nn.functional.cross_entropy(logits_MV, targets_M)
-    accuracy = (logits_MV.argmax(-1) == targets_M).float().mean()
-    return loss, SupervisedResult(loss.item(), accuracy.item())
+def accumulate_supervised_gradients(
+    model: LanguageModel, parts: Sequence[SupervisedBatch]
+) -> SupervisedResult:
+    """Adds up the gradient of the mean cross-entropy over all targets of all parts."""
+    num_targets = sum(int(part.target_mask_BT.sum()) for part in parts)
+    loss_sum = num_correct = 0.0
+    for part in parts:
+        hidden_BTH = model.hidden_states(part.token_ids_BT, use_cache=False)
+        predicts_BT = torch.zeros_like(part.target_mask_BT)
+        predicts_BT[:, :-1] = part.target_mask_BT[:, 1:]
+        logits_MV = model.logits(hidden_BTH[predicts_BT])
+        targets_M = part.token_ids_BT[part.target_mask_BT]
+        loss = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="sum")
+        (loss / num_targets).backward()
+        loss_sum += loss.item()
+        num_correct += float((logits_MV.argmax(-1) == targets_M).sum())
+    return SupervisedResult(loss_sum / num_targets, num_correct / num_targets)

@@ -1,9 +1,10 @@
 """Stage 1: samples trajectories of the frozen reference and writes every return to the value store.
 
-Consumes tasks and an agent proxy that plays the reference; produces rows of the store, from which V*
-for any beta is computed. Episodes are played in chunks whose composition depends only on the schedule
-and on returns of earlier rounds. A chunk that is already stored is skipped, one that is partly stored is
-played again and what is there stays, so an interrupted Stage 1 ends with exactly the same rows.
+Consumes tasks and an agent proxy that plays the reference; produces rows of the store, from which
+V* for any beta is computed. Episodes are played in chunks whose composition depends only on the
+schedule and on returns of earlier rounds. A chunk that is already stored is skipped, one that is
+partly stored is played again and what is there stays, so an interrupted Stage 1 ends with exactly
+the same rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def collect_values(
     """
     lower, in_round = 0, list(tasks)
     for total in schedule.rounds():
+        if not in_round:
+            break
         wanted = [(task, index) for task in in_round for index in range(lower, total)]
         _play_missing(proxy, store, wanted, conditions=conditions, seed=seed, report=on_progress)
         successes = store.successes_by_task(conditions)
@@ -76,7 +79,6 @@ def _play_missing(
             def save(
                 ended: Sequence[tuple[int, Trajectory]],
                 chunk: Sequence[tuple[Task, int]] = chunk,
-                before: int = num_done,
             ) -> None:
                 nonlocal num_done
                 store.add_many(conditions, [(chunk[place][1], episode) for place, episode in ended])

@@ -29,9 +29,10 @@ class SamplingConditions:
     """
 
     reference_fingerprint: str
-    """Content hash of the reference's weights."""
+    """Content hash of the reference's weights, vocabulary and chat template."""
     environment: str
     environment_version: str
+    """Of data, text and dynamics, the limit on turns included."""
     environment_options: str
     """Canonical JSON of the options that the environment was made with; "{}" for none."""
     reward_version: str
@@ -40,7 +41,6 @@ class SamplingConditions:
     system_prompt: str
     parser_version: str
     """Changes whenever the same response would be read as another action."""
-    max_turns: int
     max_response_tokens: int
     """Per turn."""
     max_context_tokens: int
