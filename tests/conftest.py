@@ -1,13 +1,175 @@
 """What all tests share: two threads for torch, no deadlines, no request to the Hugging Face hub."""
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hypothesis
+import pytest
 import torch
 
 # A busy machine makes single examples slow; that is no failure.
 hypothesis.settings.register_profile("ragen-apo", deadline=None)
 hypothesis.settings.load_profile("ragen-apo")
 torch.set_num_threads(2)
+
+TINY_CONFIG = """
+seed: 0
+run: {num_threads: 1, device: cpu}
+environment: {name: shop, num_products: 24, max_turns: 3}
+agent: {max_response_tokens: 20, max_context_tokens: 320}
+policy:
+  small:
+    vocab_size: 400
+    hidden_size: 32
+    num_layers: 2
+    num_heads: 2
+    intermediate_size: 64
+    max_position: 512
+warm_start:
+  checkpoint_every: 10
+  copy: {max_steps: 12, batch_size: 4, sequence_length: 32}
+  demonstrations: {num_episodes_per_task: 1, num_steps: 40, batch_size: 8, learning_rate: 2.0e-2}
+apo:
+  num_value_samples: 1
+  adaptive_vstar: true
+  max_value_samples: 2
+  reference_refresh: {every_steps: 3}
+training:
+  max_steps: 6
+  tasks_per_step: 8
+  micro_batch_size: 4
+  num_rows: 24
+  eval_every: 3
+  eval_episodes: 4
+  checkpoint_every: 2
+evaluation: {num_episodes: 5}
+"""
+"""Every phase of a run in about three seconds; its agent answers in the right form now and then."""
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> str:
+    return TINY_CONFIG
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the tiny configuration, trained and evaluated without interruption; read only."""
+    from ragen_apo.cli import app
+
+    folder = tmp_path_factory.mktemp("finished")
+    config = folder / "tiny.yaml"
+    config.write_text(TINY_CONFIG)
+    with threads_restored():
+        train = ["train", "--config", str(config), "--run-dir", str(folder / "run")]
+        app([*train, "--no-evaluate"], result_action="return_value")
+        app(["evaluate", str(folder / "run")], result_action="return_value")
+    return folder / "run"
+
+
+@contextlib.contextmanager
+def threads_restored() -> Iterator[None]:
+    """A run sets torch's number of threads for the whole process."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def shop_texts() -> list[str]:
+    """What the teacher reads and writes on the shop's training tasks, three episodes a task."""
+    from ragen_apo.agent.environment_manager import EnvironmentManager
+    from ragen_apo.agent.proxy import EpisodeRequest
+    from ragen_apo.agent.scripted import play_scripted_episodes
+    from ragen_apo.environments.shop import ShopEnvironment
+
+    manager = EnvironmentManager(ShopEnvironment, format_penalty=0.0, invalid_action_penalty=0.0)
+    tasks = manager.tasks("train")
+    requests = [EpisodeRequest(task, seed) for seed in range(3) for task in tasks]
+    episodes = play_scripted_episodes(
+        manager.scripted_policies()["teacher"], manager, requests, policy_version="teacher"
+    )
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return [text for turn in turns for text in (turn.observation, turn.response)]
+
+
+@pytest.fixture(scope="session")
+def shop_tokenizer(shop_texts: list[str]):
+    """The project's own tokenizer with the vocabulary size of the default configuration."""
+    from ragen_apo.config import SmallModelConfig
+    from ragen_apo.policy.tokenizer import train_tokenizer
+
+    return train_tokenizer(shop_texts, vocab_size=SmallModelConfig().vocab_size)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(shop_tokenizer):
+    """The default architecture in miniature, untrained; tests leave its weights alone."""
+    from ragen_apo.policy.language_model import build_small_model
+
+    return build_small_model(
+        shop_tokenizer,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=64,
+        max_position=1024,
+        seed=0,
+    )
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def chatml_tokenizer(shop_texts: list[str]):
+    """A tokenizer as pretrained models have it: an end token, and tags of several tokens each."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(shop_texts[:200], trainer=trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHATML
+    return wrapped
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`say(model, token_ids)`: playing one row at a time, the model samples these tokens."""
+
+    def force(model, token_ids: Sequence[int]) -> None:
+        remaining = iter(token_ids)
+
+        def logits(hidden_NH: torch.Tensor) -> torch.Tensor:
+            assert len(hidden_NH) == 1, "one row at a time"
+            scores = torch.zeros(1, len(model.tokenizer))
+            scores[0, next(remaining)] = 1e4
+            return scores
+
+        monkeypatch.setattr(model, "logits", logits)
+
+    return force

@@ -68,7 +68,7 @@ def train(
     run, settings = _run_to_train(run_dir, config, list(overrides), resume=resume)
     with ConsoleProgress(console) as progress:
         train_run(settings, run, progress=progress)
-    console.print(f"trained policy: {run.policy}", highlight=False)
+    console.print(f"trained policy: {run.policy}", highlight=False, soft_wrap=True)
     if evaluate:
         section = settings.evaluation
         _evaluate(run, split=section.split, episodes=section.num_episodes, pass_k=section.pass_k)
@@ -159,7 +159,8 @@ def report(run: Path) -> None:
 
     open_run(run)
     paths = write_report(run)
-    console.print(f"report: {run / 'report' / 'report.html'} ({len(paths)} files)", highlight=False)
+    page = run / "report" / "report.html"
+    console.print(f"report: {page} ({len(paths)} files)", highlight=False, soft_wrap=True)
 
 
 @app.command
@@ -200,7 +201,7 @@ def _run_to_train(
         if config is None:
             raise ConfigError("--config is missing; give a YAML file such as configs/shop.yaml")
         settings = load_config(config, overrides)
-        _check_environment(settings)
+        _check_inputs(settings)
         return create_run(run_dir, config_yaml=resolved_yaml(settings)), settings
     run, settings = _existing_run(run_dir)
     if overrides and config is None:
@@ -216,11 +217,14 @@ def _run_to_train(
     return run, settings
 
 
-def _check_environment(settings: RunConfig) -> None:
-    """Refuses unknown environments and options before a run directory is made."""
+def _check_inputs(settings: RunConfig) -> None:
+    """Refuses what can be refused quickly before a run directory is made."""
     from ragen_apo.environments.base import make_environment
+    from ragen_apo.values.store import ValueStore
 
     make_environment(settings.environment.name, settings.environment.options)
+    if settings.apo.value_store is not None:
+        ValueStore(settings.apo.value_store, create=False).close()
 
 
 def _existing_run(path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -292,7 +296,10 @@ def main() -> None:
 
 
 def _fail(message: str, *, status: int) -> None:
-    Console(stderr=True).print(f"error: {message}", style="red", highlight=False, markup=False)
+    # No wrapping by us: it would break paths and commands that people copy.
+    Console(stderr=True).print(
+        f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True
+    )
     sys.exit(status)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ragen_apo.config_messages import Key, suggestion
 from ragen_apo.config_yaml import parse_yaml
+from ragen_apo.errors import ConfigError
 
 
 def parse_overrides(
@@ -52,6 +53,17 @@ def parse_overrides(
             value = text
         changes = merge(changes, _nested(path, value))
     return changes, problems
+
+
+def parse_options(tokens: Sequence[str]) -> dict[str, Any]:
+    """Options of an environment, `--max_turns 5`; raises ConfigError for anything else."""
+    prefixed = [
+        token.replace("--", "--environment.", 1) if token[:2] == "--" else token for token in tokens
+    ]
+    changes, problems = parse_overrides(prefixed, keys={}, open_section="environment")
+    if problems:
+        raise ConfigError("\n".join(problems).replace("--environment.", "--"))
+    return changes.get("environment", {})
 
 
 def _nested(path: str, value: Any) -> dict[str, Any]:

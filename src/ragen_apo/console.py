@@ -75,7 +75,7 @@ class ConsoleProgress:
 
     def say(self, message: str) -> None:
         """Prints a sentence above the bars."""
-        self.console.print(message, highlight=False, markup=False)
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     def _finish_phase(self) -> None:
         if not self._name:
@@ -89,4 +89,4 @@ class ConsoleProgress:
 
     def _print_line(self, suffix: str = "") -> None:
         line = f"{self._name}: {self._done}/{self._total}  {self._note}{suffix}"
-        self.console.print(line, highlight=False, markup=False)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)

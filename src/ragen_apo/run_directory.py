@@ -1,7 +1,7 @@
 """The files of a run, by name. Whoever writes or reads one of them asks here where it is.
 
 config.yaml        the resolved configuration          run.json            versions, seconds
-initial/           the untrained policy                references/N/       reference N (0: warm start)
+initial/           the untrained policy                references/N/       reference N, from 0
 warm_start.jsonl   its curves                          values.sqlite       every Stage 1 trajectory
 value_report.json  coverage of Stage 1                 metrics.jsonl       one row a Stage 2 step
 checkpoints/       to resume from                      policy/             the trained policy
@@ -76,6 +76,10 @@ class RunDirectory:
     def report(self) -> Path:
         return self.path / "report"
 
+    def value_report_of(self, version: int) -> Path:
+        """Coverage of Stage 1 under reference `version`; `value_report` is that of version 0."""
+        return self.value_report if version == 0 else self.path / f"value_report_{version}.json"
+
     def reference(self, version: int) -> Path:
         """The folder of a reference policy; version 0 is the warm-started one."""
         return self.path / "references" / str(version)
@@ -115,8 +119,8 @@ def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
     run = RunDirectory(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunDirectoryError(
-            f"{path} exists already and is not an empty directory. Continue that run with --resume, "
-            "or choose another --run-dir; nothing was changed."
+            f"{path} exists already and is not an empty directory. Continue that run with "
+            "--resume, or choose another --run-dir; nothing was changed."
         )
     write_text_atomically(run.config, config_yaml)
     return run

@@ -16,7 +16,7 @@ from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.values.conditions import SamplingConditions
 
-PARSER_VERSION = "think-answer-1"
+PARSER_VERSION = "think-answer-2"
 """Raise it whenever `parse_response` reads another action in the same text."""
 
 

@@ -16,6 +16,7 @@ from ragen_apo.errors import ContextError
 from ragen_apo.policy.language_model import CLOSING_TAG
 
 _RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_TAG = re.compile(r"</?(?:think|answer)>")
 _SENTINEL = "\u241f"
 """Stands for a response while the template is asked what it puts around one."""
 
@@ -30,9 +31,12 @@ class ParsedResponse:
 
 
 def parse_response(text: str) -> ParsedResponse:
-    """Reads `<think>thought</think><answer>action</answer>`; anything else is a format error."""
+    """Reads `<think>thought</think><answer>action</answer>`; anything else is a format error.
+
+    So is a tag inside the thought or the action.
+    """
     match = _RESPONSE.fullmatch(text)
-    if match is None or "<answer>" in match[1] or "<think>" in match[2]:
+    if match is None or _TAG.search(match[1]) or _TAG.search(match[2]):
         return ParsedResponse(thought="", action="", is_valid=False)
     return ParsedResponse(thought=match[1].strip(), action=match[2].strip(), is_valid=True)
 
@@ -69,7 +73,7 @@ class ContextManager:
             {"role": "user", "content": observation},
         ]
         text = self._render(messages, add_generation_prompt=True)
-        before, found, between = text.partition(_SENTINEL)
+        _, found, between = text.partition(_SENTINEL)
         if not found:
             raise ContextError(
                 "the chat template leaves out an earlier assistant message, so turns cannot be "
@@ -88,7 +92,9 @@ class ContextManager:
         """The text of a response without the template's end token, for people and for parsing."""
         if token_ids and token_ids[-1] == self._end_id and not self._ends_with_tag:
             token_ids = token_ids[:-1]
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        assert isinstance(text, str)
+        return text
 
     @property
     def _ends_with_tag(self) -> bool:

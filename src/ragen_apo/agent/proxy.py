@@ -109,14 +109,17 @@ class AgentProxy:
         waiting = deque(enumerate(requests))
         active: list[tuple[_Episode, Row]] = []
         finished: dict[int, Trajectory] = {}
-        while waiting or active:
-            while waiting and self.engine.num_free_rows > 0:
-                active.append(self._start(*waiting.popleft()))
-            ended = self._play_turn(active, temperature, policy_version)
-            active = [(episode, row) for episode, row in active if episode.index not in ended]
-            finished |= ended
-            if on_finished and ended:
-                on_finished(sorted(ended.items()))
+        try:
+            while waiting or active:
+                while waiting and self.engine.num_free_rows > 0:
+                    active.append(self._start(*waiting.popleft()))
+                ended = self._play_turn(active, temperature, policy_version)
+                active = [(episode, row) for episode, row in active if episode.index not in ended]
+                finished |= ended
+                if on_finished and ended:
+                    on_finished(sorted(ended.items()))
+        finally:
+            self.engine.close_all_rows()
         return [finished[index] for index in range(len(requests))]
 
     def _start(self, index: int, request: EpisodeRequest) -> tuple[_Episode, Row]:

@@ -2,8 +2,8 @@
 
     gymnasium.make("ragen_apo.environments.gymnasium:ragen_apo/Shop-v0", split="test", max_turns=5)
 
-Observations and actions are text. Keyword arguments that the adapter does not know are options of the
-environment.
+Observations and actions are text. Keyword arguments that the adapter does not know are options of
+the environment.
 """
 
 import string

@@ -39,7 +39,7 @@ class _View:
 
 
 class _RaggedLayer(CacheLayerMixin):
-    """Keys and values [rows, capacity + 1, heads, head_dim] of one layer; the last place is waste.
+    """Keys and values [rows, heads, capacity + 1, head_dim] of one layer; the last place is waste.
 
     Padding of a ragged batch of new tokens is written to the waste place, which no mask shows.
     """
@@ -50,7 +50,7 @@ class _RaggedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         _, heads, _, head_dim = key_states.shape
-        shape = (self.num_rows, self.capacity + 1, heads, head_dim)
+        shape = (self.num_rows, heads, self.capacity + 1, head_dim)
         # Zeros: a masked place still enters the product with weight zero, so it may hold no NaN.
         self.keys = torch.zeros(shape, dtype=key_states.dtype, device=key_states.device)
         shape = (*shape[:3], value_states.shape[-1])
@@ -64,10 +64,10 @@ class _RaggedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
         rows = torch.arange(self.view.num_rows, device=key_states.device)[:, None]
-        self.keys[rows, self.view.positions_BT] = key_states.transpose(1, 2)
-        self.values[rows, self.view.positions_BT] = value_states.transpose(1, 2)
-        written = (slice(0, self.view.num_rows), slice(0, self.view.length))
-        return self.keys[written].transpose(1, 2), self.values[written].transpose(1, 2)
+        self.keys[rows, :, self.view.positions_BT] = key_states.transpose(1, 2)
+        self.values[rows, :, self.view.positions_BT] = value_states.transpose(1, 2)
+        written = (slice(0, self.view.num_rows), slice(None), slice(0, self.view.length))
+        return self.keys[written], self.values[written]
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, *, length: int) -> None:
@@ -76,9 +76,9 @@ class _RaggedLayer(CacheLayerMixin):
             return
         assert self.keys is not None and self.values is not None
         for store in (self.keys, self.values):
-            kept = store[first, :length].clone()
-            store[first, :length] = store[second, :length]
-            store[second, :length] = kept
+            kept = store[first, :, :length].clone()
+            store[first, :, :length] = store[second, :, :length]
+            store[second, :, :length] = kept
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.view.length, 0
@@ -117,13 +117,7 @@ class StopRule:
 
     def __init__(self, model: LanguageModel) -> None:
         self._tokenizer = model.tokenizer
-        end_ids = (
-            model.model.generation_config.eos_token_id if model.model.generation_config else None
-        )
-        end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
-        self.end_ids = {
-            token for token in [*end_ids, model.tokenizer.eos_token_id] if token is not None
-        }
+        self.end_ids = set(model.end_ids)
         tag_ids = model.tokenizer.encode(CLOSING_TAG, add_special_tokens=False)
         if len(tag_ids) == 1:
             self.end_ids.add(tag_ids[0])
@@ -138,14 +132,14 @@ class StopRule:
             return True
         if token_ids[-1] not in self._may_close:
             return False
-        return CLOSING_TAG in self._tokenizer.decode(token_ids[-_TAIL_TOKENS:])
+        return CLOSING_TAG in self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]))
 
 
 class GenerationEngine:
     """Generates responses for many rows whose caches live from the first turn to the last.
 
     `capacity` is the longest context of a row in tokens. Memory: two tensors
-    [num_rows, capacity + 1, kv_heads, head_dim] a layer.
+    [num_rows, kv_heads, capacity + 1, head_dim] a layer.
     """
 
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
@@ -177,6 +171,10 @@ class GenerationEngine:
         self._exchange(row, last)
         self._rows.pop()
 
+    def close_all_rows(self) -> None:
+        """Gives every place back: nothing is left behind by episodes that were broken off."""
+        self._rows.clear()
+
     @torch.inference_mode()
     def respond(
         self,
@@ -198,8 +196,8 @@ class GenerationEngine:
                     f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
                     "raise agent.max_context_tokens or shorten turns"
                 )
+        for slot, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
             row.unread.extend(prompt)
-        for slot, row in enumerate(rows):
             self._exchange(row, self._rows[slot])
         sampled = [_Sampling(row, max_new_tokens) for row in rows]
         active = list(sampled)
@@ -251,7 +249,8 @@ class GenerationEngine:
         hidden_BTH = self.model.hidden_states(
             torch.from_numpy(token_ids).to(device),
             attention_mask=mask_BTL[:, None],
-            position_ids=positions_BT,
+            # Padding stands at a place that a table of learned positions has, too.
+            position_ids=positions_BT.clamp(max=self.capacity - 1),
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -276,12 +275,14 @@ class GenerationEngine:
 def inverse_cdf(logprobs_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """The token [B] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
 
-    In float64, and scaled by the total, so that rounding never selects past the last token.
+    In float64, scaled by the total and kept below it, so that rounding never selects a token of
+    probability zero or one past the last.
     """
     cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
-    tokens_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
-    return tokens_B.clamp_(max=logprobs_BV.shape[-1] - 1)
+    total_B = cumulative_BV[:, -1]
+    below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
+    target_B1 = torch.minimum(uniform_B * total_B, below_B)[:, None]
+    return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
 
 
 class _Sampling:

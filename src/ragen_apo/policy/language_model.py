@@ -31,9 +31,13 @@ from ragen_apo.errors import ModelError
 from ragen_apo.seeding import derive_seed
 
 CLOSING_TAG = "</answer>"
+ATTENTION = "sdpa"
+"""The implementation of attention that takes the boolean mask of a ragged cache."""
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best place is about 4 nats behind."""
+_HOUSEKEEPING = ("_name_or_path", "architectures", "dtype", "transformers_version")
+"""Keys of a model's configuration that change when it is saved, and change nothing it computes."""
 
 
 @dataclass
@@ -49,7 +53,7 @@ class LanguageModel:
                 "the tokenizer has no chat template; expected one that renders system, user and "
                 "assistant messages. Use an instruction-tuned model or set tokenizer.chat_template."
             )
-        self._projects_directly = self._logits_are_projected_hidden_states()
+        self._refuse_scaled_logits()
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +69,14 @@ class LanguageModel:
         token_id = self.tokenizer.pad_token_id
         return token_id if isinstance(token_id, int) else 0
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens after which the model says nothing more, in ascending order."""
+        generation = self.model.generation_config
+        configured = generation.eos_token_id if generation else None
+        found = configured if isinstance(configured, list) else [configured]
+        return tuple(sorted({t for t in [*found, self.tokenizer.eos_token_id] if t is not None}))
+
     def hidden_states(self, token_ids_BT: Tensor, **kwargs: Any) -> Tensor:
         """The body's output [B, T, H]; without a mask, attention is causal over the whole row.
 
@@ -75,15 +87,27 @@ class LanguageModel:
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Vocabulary logits [N, V] in float32 of selected hidden states [N, H]."""
-        return self.model.get_output_embeddings()(hidden_NH).float()
+        projection = self.model.get_output_embeddings()
+        assert projection is not None
+        return projection(hidden_NH).float()
 
     def fingerprint(self) -> str:
-        """A content hash of weights, vocabulary and chat template: the identity of a reference."""
-        tokenizer = [sorted(self.tokenizer.get_vocab().items()), str(self.tokenizer.chat_template)]
-        digest = hashlib.sha256(json.dumps(tokenizer).encode())
+        """A content hash of all that decides what the model says: the identity of a reference.
+
+        That is the weights, the architecture's numbers (a rotary base is not among the weights),
+        the vocabulary, the chat template and the end tokens.
+        """
+        architecture = self.config.to_diff_dict()
+        rest = {
+            "architecture": {k: v for k, v in architecture.items() if k not in _HOUSEKEEPING},
+            "vocabulary": sorted(self.tokenizer.get_vocab().items()),
+            "chat_template": str(self.tokenizer.chat_template),
+            "end_ids": self.end_ids,
+        }
+        digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            data = tensor.detach().cpu().contiguous().view(torch.uint8)
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(data.numpy().tobytes())
         return digest.hexdigest()[:16]
 
@@ -92,8 +116,8 @@ class LanguageModel:
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
-    def _logits_are_projected_hidden_states(self) -> bool:
-        """Refuses architectures that change logits after the vocabulary projection."""
+    def _refuse_scaled_logits(self) -> None:
+        """Raises ModelError if the model changes logits after the vocabulary projection."""
         probe = torch.tensor([[0, 1, 2]], device=self.device)
         with torch.inference_mode():
             whole = self.model(input_ids=probe).logits.float()
@@ -104,7 +128,6 @@ class LanguageModel:
                 "(soft-capping or scaling), which sampling and training here would leave out. "
                 "Use an architecture without it, such as Qwen or Llama."
             )
-        return True
 
 
 def load_language_model(
@@ -120,7 +143,11 @@ def load_language_model(
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+            path,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            attn_implementation=ATTENTION,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(
@@ -136,7 +163,8 @@ def load_language_model(
         raise
     tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
     _refuse_short_attention(model.config)
-    return LanguageModel(model.to(device).eval(), tokenizer)
+    torch.nn.Module.to(model, device)
+    return LanguageModel(model.eval(), tokenizer)
 
 
 def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -152,7 +180,10 @@ def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedT
 
 
 def _refuse_short_attention(config: Any) -> None:
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    layer_types = set(getattr(config, "layer_types", None) or [])
+    if not layer_types:
+        window = getattr(config, "sliding_window", None)
+        layer_types = {"full_attention" if window is None else f"sliding window of {window}"}
     if layer_types != {"full_attention"}:
         raise ModelError(
             f"the model has layers of type {sorted(layer_types)}; generation with a ragged cache "
@@ -177,6 +208,8 @@ def build_small_model(
     tag, one token of the project's own tokenizer, stored as the end token of generation.
     """
     closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSING_TAG)
+    pad_id = tokenizer.pad_token_id
+    assert isinstance(pad_id, int)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -189,7 +222,7 @@ def build_small_model(
         attention_bias=True,
         bos_token_id=None,
         eos_token_id=closing_tag_id,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=pad_id,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
     )
     with torch.random.fork_rng(devices=[]):
@@ -197,7 +230,7 @@ def build_small_model(
         model = LlamaForCausalLM(config)
     _look_at_previous_token(model)
     model.generation_config = GenerationConfig(
-        eos_token_id=closing_tag_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+        eos_token_id=closing_tag_id, pad_token_id=pad_id, do_sample=False
     )
     return LanguageModel(model.eval(), tokenizer)
 
@@ -212,7 +245,7 @@ def _look_at_previous_token(model: LlamaForCausalLM) -> None:
     is
     sum_f c^2 cos(theta_f (i - j - 1)) / sqrt(head_dim), largest at j = i - 1.
     """
-    attention = model.model.layers[0].self_attn
+    attention: Any = model.model.layers[0].self_attn
     head_dim = attention.head_dim
     frequencies = ROPE_THETA ** (-torch.arange(0, head_dim, 2) / head_dim)
     head = slice(0, head_dim)

@@ -1,11 +1,13 @@
 """The project's own byte-level BPE tokenizer, for models that start from nothing.
 
 Trained on texts of the environment. Numbers of up to three digits are one piece and carry no
-leading space, so an id is the same token in an observation and in an action: copying it is one step.
-The think and answer tags are single tokens. The chat template adds one token before each message.
+leading space, so an id is the same token in an observation and in an action: copying it is one
+step. The think and answer tags are single tokens. The chat template adds one token before each
+message.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -21,11 +23,19 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+_TEXTS_PER_NUMBER = 100
+"""Each number is added to the texts once for so many of them: it comes before rare words only."""
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{1,3}(?![0-9])")
 _PIECES = Regex(r"\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocab_size` tokens, the same for the same texts in the same order."""
+    """A tokenizer of at most `vocab_size` tokens, the same for the same texts in the same order.
+
+    Every number up to the largest of up to three digits in the texts gets a token, seen or not, as
+    far as `vocab_size` allows: ids of held-out products may never occur in the texts.
+    """
+    texts = list(texts)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -40,7 +50,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer=trainer)
+    tokenizer.train_from_iterator(texts + _numbers(texts), trainer=trainer)
     # Tags are ordinary text with ids of their own: decoding must keep them.
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     wrapped = PreTrainedTokenizerFast(
@@ -51,3 +61,9 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     )
     wrapped.chat_template = CHAT_TEMPLATE
     return wrapped
+
+
+def _numbers(texts: Sequence[str]) -> list[str]:
+    found = {int(number) for text in texts for number in _NUMBER.findall(text)}
+    times = 1 + len(texts) // _TEXTS_PER_NUMBER
+    return [" ".join([str(number)] * times) for number in range(max(found, default=0) + 1)]

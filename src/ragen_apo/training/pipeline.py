@@ -161,7 +161,8 @@ def _stage_one(session: Session, tasks: list[Task]) -> None:
         return
     reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):
-        estimate_values(session, reference, tasks)
+        report = estimate_values(session, reference, tasks)
+    write_json_atomically(session.run.value_report_of(0), report)
 
 
 def _note_versions(run: RunDirectory) -> None:

@@ -67,7 +67,10 @@ def estimate_run_values(
         )
     tasks = session.environments.tasks(split)
     with run.locked():
-        return estimate_values(session, session.load_model(run.reference(version)), tasks)
+        report = estimate_values(session, session.load_model(run.reference(version)), tasks)
+        if split == "train":
+            write_json_atomically(run.value_report_of(version), report)
+    return report
 
 
 def estimate_values(
@@ -103,7 +106,6 @@ def estimate_values(
         {task_id: successes[task_id] for task_id in task_ids},
         beta=config.apo.beta1,
     )
-    write_json_atomically(session.run.value_report, report)
     if report["advice"]:
         session.progress.say(str(report["advice"]))
     return report

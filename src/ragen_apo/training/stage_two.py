@@ -1,4 +1,4 @@
-"""Stage 2 of a run: the trainer's steps with metrics, evaluations, checkpoints and new references."""
+"""Stage 2 of a run: training steps with metrics, evaluations, checkpoints and new references."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import outcome_summary
-from ragen_apo.files import append_json_line
+from ragen_apo.files import append_json_line, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.training.checkpoint import Position, save_checkpoint
 from ragen_apo.training.optimization import Optimizer
@@ -127,5 +127,6 @@ def _refresh_reference(
     session.save_model(policy, session.run.reference(version))
     reference = session.load_model(session.run.reference(version))
     reference.model.requires_grad_(False)
-    estimate_values(session, reference, tasks)
+    report = estimate_values(session, reference, tasks)
+    write_json_atomically(session.run.value_report_of(version), report)
     return reference

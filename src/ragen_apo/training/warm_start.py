@@ -66,7 +66,8 @@ def copy_batch(
 
 def copyable_token_ids(model: LanguageModel) -> list[int]:
     """Every token id that ordinary text can have: all but those of the chat template."""
-    template = set(model.tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+    vocabulary = model.tokenizer.get_vocab()
+    template = {vocabulary[token] for token in SPECIAL_TOKENS if token in vocabulary}
     return [index for index in range(len(model.tokenizer)) if index not in template]
 
 

@@ -56,14 +56,16 @@ Want = Literal["all", "one", "some", "noise"]
 class Teacher:
     """Searches with some of the task's words and buys one of the results, often not the best."""
 
-    search_shares: Mapping[Want, float] = {"all": 0.45, "one": 0.30, "some": 0.15, "noise": 0.10}
+    search_shares: Mapping[Want, float] = {"all": 0.50, "one": 0.28, "some": 0.14, "noise": 0.08}
     """How often a search uses all product words, one, a part of them, or any word of the task."""
     buy_share = 0.70
     """With results on the page: buy one of them ..."""
     click_share = 0.15
     """... or open one; otherwise search again."""
-    first_result_share = 0.35
-    """Which result: the first, or any of those shown."""
+    first_result_share = 0.38
+    """Which result: the first, which is the best match ..."""
+    second_result_share = 0.42
+    """... or the second, as people do who take the first for an advertisement; otherwise any."""
     max_patience_turns = 4
     """After this many turns, whatever is shown is bought."""
 
@@ -90,8 +92,11 @@ class Teacher:
         return self._search()
 
     def _choose(self, offers: list[Listing]) -> Listing:
-        if self._generator.random() < self.first_result_share:
+        draw = self._generator.random()
+        if draw < self.first_result_share or len(offers) == 1:
             return offers[0]
+        if draw < self.first_result_share + self.second_result_share:
+            return offers[1]
         return offers[self._generator.integers(len(offers))]
 
     def _search(self) -> Reply:

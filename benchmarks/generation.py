@@ -1,0 +1,277 @@
+"""Episodes per second: our engine against `model.generate` that re-reads the transcript every turn.
+
+    python -m benchmarks.generation [--model RUN/references/0] [--episodes 128] [--rows 64]
+
+Both sides are driven by the same agent proxy through the same episodes: same tasks, same refilling
+of rows, same sampling temperature 1, one process, one after the other, `--repeats` times in turn.
+The other side keeps the token ids, left-pads the open transcripts into one batch and calls
+`generate` with its KV cache, once a turn; it never tokenises a response again.
+
+`forced`: no token ends a response and the shop executes scripted searches whatever is written, so
+both sides sample exactly `--tokens` tokens (10 is the mean of the teacher's responses) in each of
+`--turns` turns (10 is the shop's limit) and read the same pages.
+`sampled` (with --model): the model's own responses end where it ends them, and so do its episodes.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.small_model import default_model
+from benchmarks.tables import write_page
+
+from ragen_apo.agent.assembly import build_context, build_environments
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.config import RunConfig
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.policy.generation import GenerationEngine, Response
+from ragen_apo.policy.language_model import LanguageModel, load_language_model
+from ragen_apo.types import Trajectory
+
+
+class GuidedShop(ShopEnvironment):
+    """A shop that searches one word of the task each turn, whatever the agent says."""
+
+    def reset(self, task: Any, *, seed: int) -> tuple[str, dict[str, Any]]:
+        self._words = task.instruction.rstrip(".").split()
+        self._num_guided = 0
+        return super().reset(task, seed=seed)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._num_guided += 1
+        return super().step(f"search {self._words[-self._num_guided % len(self._words)]}")
+
+
+@dataclass(eq=False)
+class Transcript:
+    """One episode's tokens so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+
+
+class RereadingEngine:
+    """The interface of `GenerationEngine` on top of `generate`."""
+
+    def __init__(
+        self, model: LanguageModel, *, num_rows: int, capacity: int, end_ids: Sequence[int]
+    ) -> None:
+        self.model, self.num_rows, self.capacity = model, num_rows, capacity
+        self.end_ids = list(end_ids)
+        self._open: list[Transcript] = []
+
+    @property
+    def num_free_rows(self) -> int:
+        return self.num_rows - len(self._open)
+
+    def open_row(self, draws: np.random.Generator) -> Transcript:
+        self._open.append(Transcript())
+        return self._open[-1]
+
+    def close_row(self, row: Transcript) -> None:
+        self._open.remove(row)
+
+    def close_all_rows(self) -> None:
+        self._open.clear()
+
+    @torch.inference_mode()
+    def respond(
+        self,
+        rows: Sequence[Transcript],
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+    ) -> list[Response]:
+        for row, prompt in zip(rows, prompts, strict=True):
+            row.token_ids.extend(prompt)
+        width = max(len(row.token_ids) for row in rows)
+        token_ids = torch.full((len(rows), width), self.model.pad_id)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for index, row in enumerate(rows):
+            token_ids[index, width - len(row.token_ids) :] = torch.tensor(row.token_ids)
+            mask[index, width - len(row.token_ids) :] = 1
+        written = self.model.model.generate(
+            input_ids=token_ids,
+            attention_mask=mask,
+            max_new_tokens=max_new_tokens,
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            pad_token_id=self.model.pad_id,
+            eos_token_id=self.end_ids or None,
+        )
+        responses = [self._cut(row) for row in written[:, width:].tolist()]
+        for row, response in zip(rows, responses, strict=True):
+            row.token_ids.extend(response.token_ids)
+        return responses
+
+    def _cut(self, token_ids: list[int]) -> Response:
+        ends = [place for place, token in enumerate(token_ids) if token in self.end_ids]
+        kept = token_ids[: ends[0] + 1] if ends else token_ids
+        return Response(tuple(kept), (0.0,) * len(kept), bool(ends))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is played."""
+
+    name: str
+    config: RunConfig
+    make_manager: Callable[[], EnvironmentManager]
+    num_episodes: int
+    ends_responses: bool
+
+    def requests(self) -> list[EpisodeRequest]:
+        tasks = self.make_manager().tasks("train")
+        return [EpisodeRequest(tasks[i % len(tasks)], i) for i in range(self.num_episodes)]
+
+
+def make_engine(kind: str, model: LanguageModel, workload: Workload) -> Any:
+    """An engine of either kind with the workload's rows, capacity and end tokens."""
+    size = {
+        "num_rows": workload.config.training.num_rows,
+        "capacity": workload.config.agent.max_context_tokens,
+    }
+    ours = GenerationEngine(model, **size)
+    if not workload.ends_responses:
+        ours.stop_rule.end_ids.clear()
+    if kind == "ours":
+        return ours
+    return RereadingEngine(model, **size, end_ids=sorted(ours.stop_rule.end_ids))
+
+
+def make_proxy(kind: str, model: LanguageModel, workload: Workload) -> AgentProxy:
+    """An agent on an engine of either kind; like a trainer's, it serves all rollouts."""
+    manager = workload.make_manager()
+    return AgentProxy(
+        make_engine(kind, model, workload),
+        manager,
+        build_context(workload.config, model, manager),
+        max_response_tokens=workload.config.agent.max_response_tokens,
+    )
+
+
+def play(proxy: AgentProxy, requests: list[EpisodeRequest]) -> tuple[list[Trajectory], float]:
+    """The trajectories and the seconds they took."""
+    started = time.perf_counter()
+    trajectories = proxy.rollout(requests, temperature=1.0, policy_version="benchmark")
+    return trajectories, time.perf_counter() - started
+
+
+def compare(model: LanguageModel, workload: Workload, *, repeats: int) -> list[list[object]]:
+    """One table row for each side, from the median of the repeats."""
+    requests = workload.requests()
+    proxies = {kind: make_proxy(kind, model, workload) for kind in ("generate", "ours")}
+    seconds: dict[str, list[float]] = {kind: [] for kind in proxies}
+    played: dict[str, list[Trajectory]] = {}
+    for proxy in proxies.values():
+        play(proxy, requests[: workload.config.training.num_rows // 4])
+    for _ in range(repeats):
+        for kind, proxy in proxies.items():
+            played[kind], taken = play(proxy, requests)
+            seconds[kind].append(taken)
+    rates = {kind: workload.num_episodes / median(taken) for kind, taken in seconds.items()}
+    names = {
+        "generate": "`generate`, whole transcript every turn",
+        "ours": "engine of this project",
+    }
+    rows: list[list[object]] = []
+    for kind, episodes in sorted(played.items()):
+        turns = sum(len(episode.turns) for episode in episodes)
+        tokens = sum(episode.num_response_tokens for episode in episodes)
+        rows.append(
+            [
+                f"{workload.name}: {names[kind]}",
+                f"{turns / workload.num_episodes:.2f}",
+                f"{tokens / turns:.1f}",
+                f"{rates[kind]:.2f}",
+                f"{rates[kind] * tokens / workload.num_episodes:.0f}",
+                f"{rates[kind] / rates['generate']:.1f}",
+            ]
+        )
+    return rows
+
+
+def forced(arguments: argparse.Namespace) -> Workload:
+    """The same number of turns and of tokens for everybody."""
+    config = RunConfig.model_validate(
+        {
+            "agent": {
+                "max_response_tokens": arguments.tokens,
+                "max_context_tokens": arguments.capacity,
+            },
+            "training": {"num_rows": arguments.rows},
+        }
+    )
+
+    def make_manager() -> EnvironmentManager:
+        return EnvironmentManager(
+            lambda: GuidedShop(max_turns=arguments.turns),
+            format_penalty=0.0,
+            invalid_action_penalty=0.0,
+        )
+
+    return Workload("forced", config, make_manager, arguments.episodes, ends_responses=False)
+
+
+def sampled(arguments: argparse.Namespace) -> Workload:
+    """The default shop with the model's own responses."""
+    config = RunConfig.model_validate({"training": {"num_rows": arguments.rows}})
+    return Workload(
+        "sampled",
+        config,
+        lambda: build_environments(config),
+        arguments.episodes,
+        ends_responses=True,
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", type=Path, help="a model folder; default: untrained weights")
+    parser.add_argument("--episodes", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=64, help="episodes side by side")
+    parser.add_argument("--turns", type=int, default=10, help="of a forced episode")
+    parser.add_argument("--tokens", type=int, default=10, help="of a forced response")
+    parser.add_argument("--capacity", type=int, default=1024, help="tokens of a forced episode")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    workloads = [forced(arguments)]
+    if arguments.model:
+        model = load_language_model(arguments.model, device=torch.device("cpu"))
+        workloads.append(sampled(arguments))
+    else:
+        model = default_model(workloads[0].config)
+    rows = [
+        row for workload in workloads for row in compare(model, workload, repeats=arguments.repeats)
+    ]
+    write_page(
+        "generation",
+        title="Generation over many turns",
+        notes=(
+            f"{arguments.episodes} shop episodes, {arguments.rows} side by side, median of "
+            f"{arguments.repeats} runs. What the two sides do is described in "
+            "benchmarks/generation.py. Aim: 5 times the episodes per second."
+        ),
+        header=[
+            "workload and side",
+            "turns per episode",
+            "tokens per response",
+            "episodes/s",
+            "sampled tokens/s",
+            "ratio",
+        ],
+        rows=rows,
+    )
+
+
+if __name__ == "__main__":
+    main()

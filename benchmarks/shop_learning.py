@@ -1,0 +1,158 @@
+"""Does a small agent learn to shop? The quick start over several seeds, with its controls.
+
+    python -m benchmarks.shop_learning --seeds 0 1 2
+
+For each seed: the whole run of configs/shop.yaml, evaluated greedily on the 100 held-out products and
+on all 497. Then, from the same reference and with fewer steps, what V* is good for: A*-PO's V*, the
+mean of the reference's returns, 0, and a control with shuffled returns. Runs that are done are reused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.results import machine_description, write_table
+from ragen_apo.agent.assembly import build_proxy
+from ragen_apo.config import RunConfig, load_config, resolved_yaml
+from ragen_apo.console import ConsoleProgress
+from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
+from ragen_apo.evaluation.statistics import mean_and_spread
+from ragen_apo.evaluation.summary import by_category, outcome_summary
+from ragen_apo.files import write_json_atomically
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory, create_run, open_run
+from ragen_apo.training.pipeline import train
+from ragen_apo.training.session import open_session
+
+CONFIG = Path("configs/shop.yaml")
+VARIANTS: dict[str, list[str]] = {
+    "V* (A*-PO)": [],
+    "mean return": ["--apo.value_baseline", "mean"],
+    "zero": ["--apo.value_baseline", "zero"],
+    "shuffled returns": ["--apo.shuffle_returns", "true"],
+}
+EPISODES = {"test": 100, "all": 497}
+
+
+def finished_run(path: Path, config: RunConfig) -> RunDirectory:
+    """The run at `path`, trained to its end; what is done already is not done again."""
+    if path.exists():
+        run = open_run(path)
+    else:
+        run = create_run(path, config_yaml=resolved_yaml(config))
+    if not run.policy.exists():
+        started = time.perf_counter()
+        with ConsoleProgress(Console()) as progress:
+            train(config, run, progress=progress)
+        run.add_seconds("whole run", time.perf_counter() - started)
+    return run
+
+
+def outcome(run: RunDirectory, folder: Path, *, split: str) -> dict[str, Any]:
+    """The greedy outcome of a model folder on a split, kept beside the run."""
+    kept = run.path / f"benchmark-{folder.name}-{split}.json"
+    if not kept.exists():
+        config = load_config(run.config)
+        session = open_session(config, run, SilentProgress())
+        proxy = build_proxy(config, session.load_model(folder), session.environments)
+        plan = EvaluationPlan(split, EPISODES[split], 0.0, config.seed)
+        episodes = play_evaluation(proxy, plan, policy_version="benchmark")
+        document = outcome_summary(episodes) | {"by_category": by_category(episodes)}
+        write_json_atomically(kept, document)
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def percent(values: Iterable[float]) -> str:
+    """Mean and spread over seeds in percent."""
+    mean, spread = mean_and_spread(list(values))
+    return f"{100 * mean:.1f} ± {100 * spread:.1f}"
+
+
+def main_table(runs: Sequence[RunDirectory]) -> list[str]:
+    """One row a seed: reference, trained policy on held-out and on all products."""
+    rows = [
+        "| seed | reference, held-out | held-out success | mean steps | weakest category "
+        "| all 497 | mean steps | weakest category | minutes |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for seed, run in enumerate(runs):
+        reference = outcome(run, run.reference(0), split="test")
+        cells = [str(seed), f"{reference['success_rate']:.1%}"]
+        for split in ("test", "all"):
+            result = outcome(run, run.policy, split=split)
+            weakest = min(c["success_rate"] for c in result["by_category"].values())
+            cells += [
+                f"{result['success_rate']:.1%}",
+                f"{result['avg_steps']:.2f}",
+                f"{weakest:.1%}",
+            ]
+        seconds = run.read_status()["phases"].get("whole run", {}).get("seconds", float("nan"))
+        rows.append(f"| {' | '.join([*cells, f'{seconds / 60:.1f}'])} |")
+    return rows
+
+
+def ablation_table(runs: dict[str, list[RunDirectory]], *, num_steps: int) -> list[str]:
+    """One row a baseline value, mean and spread over seeds."""
+    rows = [
+        f"| baseline, {num_steps} steps | held-out success, greedy "
+        "| sampled training success, last 10 steps | variance of the residual, all steps |",
+        "|---|---|---|---|",
+    ]
+    for name, of_seeds in runs.items():
+        metrics = [_metrics(run) for run in of_seeds]
+        greedy = [outcome(run, run.policy, split="test")["success_rate"] for run in of_seeds]
+        late = [sum(r["success_rate"] for r in rows_[-10:]) / 10 for rows_ in metrics]
+        noise = [sum(r["residual_variance"] for r in rows_) / len(rows_) for rows_ in metrics]
+        mean_noise, spread_noise = mean_and_spread(noise)
+        cells = [name, percent(greedy), percent(late), f"{mean_noise:.3f} ± {spread_noise:.3f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _metrics(run: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> None:
+    """Runs what is missing and writes benchmarks/results/shop_learning.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, default=Path("runs/shop_learning"))
+    parser.add_argument("--ablation-steps", type=int, default=60)
+    arguments = parser.parse_args()
+    runs = [
+        finished_run(arguments.runs / f"seed-{seed}", load_config(CONFIG, ["--seed", str(seed)]))
+        for seed in arguments.seeds
+    ]
+    lines = ["# Learning to shop", "", machine_description(), "", *main_table(runs), ""]
+    write_table("shop_learning", lines)
+    variants: dict[str, list[RunDirectory]] = {name: [] for name in VARIANTS}
+    for seed, base in zip(arguments.seeds, runs, strict=True):
+        for name, overrides in VARIANTS.items():
+            config = load_config(
+                CONFIG,
+                [
+                    *("--seed", str(seed), "--warm_start.enabled", "false"),
+                    *("--policy.path", str(base.reference(0))),
+                    *("--apo.value_store", str(base.values)),
+                    *("--training.max_steps", str(arguments.ablation_steps)),
+                    *("--training.eval_every", str(arguments.ablation_steps)),
+                    *overrides,
+                ],
+            )
+            slug = name.split()[0].replace("*", "-star").lower()
+            path = arguments.runs / f"seed-{seed}-{slug}"
+            variants[name].append(finished_run(path, config))
+    lines += [*ablation_table(variants, num_steps=arguments.ablation_steps), ""]
+    write_table("shop_learning", lines)
+
+
+if __name__ == "__main__":
+    main()

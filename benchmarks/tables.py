@@ -1,0 +1,52 @@
+"""Results of a benchmark as a Markdown page: what was run, on which machine, and the table."""
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> str:
+    """Processor, cores, threads and versions in one line."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        names = [line.split(": ", 1)[1] for line in lines if line.startswith("model name")]
+        processor = names[0] if names else processor
+    return (
+        f"{processor}, {os.cpu_count()} cores, {torch.get_num_threads()} threads of torch "
+        f"{torch.__version__}, transformers {transformers.__version__}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def write_page(
+    name: str, *, title: str, notes: str, header: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    """Prints the page and writes it to benchmarks/results/NAME.md."""
+    command = " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]])
+    lines = [
+        f"# {title}",
+        "",
+        notes.strip(),
+        "",
+        f"- Machine: {machine()}",
+        f"- Load of the last minute when the page was written: {os.getloadavg()[0]:.1f}",
+        f"- Command: `{command}`",
+        "",
+        f"| {' | '.join(header)} |",
+        f"|{'|'.join(['---'] + ['---:'] * (len(header) - 1))}|",
+        *(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows),
+        "",
+    ]
+    RESULTS.mkdir(exist_ok=True)
+    page = "\n".join(lines)
+    (RESULTS / f"{name}.md").write_text(page, encoding="utf-8")
+    print(page)

@@ -1,0 +1,119 @@
+"""Costs, flags and hints are added in one place."""
+
+from typing import Any
+
+import pytest
+
+from ragen_apo.agent.context import ParsedResponse
+from ragen_apo.agent.environment_manager import FORMAT_HINT, EnvironmentManager
+from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.types import Task, make_task
+
+TASK = make_task(environment="echo", instruction="say", split="train", category="c", payload={})
+WELL_FORMED = ParsedResponse(thought="t", action="go", is_valid=True)
+MALFORMED = ParsedResponse(thought="", action="", is_valid=False)
+
+
+class Echo:
+    """Says what it was told; `bad` and the empty text are no actions, `win` ends the episode."""
+
+    properties = EnvironmentProperties(
+        name="echo",
+        version="1",
+        reward_version="1",
+        deterministic=True,
+        return_range=(-1.0, 1.0),
+        splits=("train",),
+        rules="",
+    )
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+
+    def tasks(self, split: str) -> list[Task]:
+        return [TASK]
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        self.seeds.append(seed)
+        return "start", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        info: dict[str, Any] = {"flags": ("seen",)} if action == "look" else {}
+        if action in {"", "bad"}:
+            info["invalid_action"] = True
+        if action == "win":
+            info["success"] = True
+        return f"heard {action!r}", 1, action == "win", action == "late", info
+
+    def state_key(self) -> str:
+        return "key"
+
+    def scripted_policies(self) -> dict:
+        return {}
+
+
+@pytest.fixture
+def manager() -> EnvironmentManager:
+    return EnvironmentManager(Echo, format_penalty=-0.25, invalid_action_penalty=-0.5)
+
+
+def act(action: str) -> ParsedResponse:
+    return ParsedResponse(thought="t", action=action, is_valid=True)
+
+
+def test_a_valid_action_earns_what_the_environment_says(manager: EnvironmentManager) -> None:
+    environment, observation = manager.start(TASK, seed=3)
+    assert observation == "start"
+    (outcome,) = manager.step([environment], [act("look")])
+    assert (outcome.observation, outcome.reward, outcome.flags) == ("heard 'look'", 1.0, ("seen",))
+    assert not (outcome.terminated or outcome.truncated or outcome.success)
+
+
+def test_a_bad_format_costs_its_penalty_and_the_agent_is_told(manager: EnvironmentManager) -> None:
+    environment, _ = manager.start(TASK, seed=0)
+    (outcome,) = manager.step([environment], [MALFORMED])
+    # The environment gives 1 for the turn; only the penalty for the format is added, -0.25.
+    assert outcome.reward == 0.75
+    assert outcome.flags == ("format_error",)
+    assert outcome.observation == f"{FORMAT_HINT}\nheard ''"
+
+
+def test_an_invalid_action_costs_its_penalty(manager: EnvironmentManager) -> None:
+    environment, _ = manager.start(TASK, seed=0)
+    (outcome,) = manager.step([environment], [act("bad")])
+    assert (outcome.reward, outcome.flags) == (0.5, ("invalid_action",))
+    assert FORMAT_HINT not in outcome.observation
+
+
+@pytest.mark.parametrize(
+    ("action", "terminated", "truncated", "success"),
+    [("win", True, False, True), ("late", False, True, False)],
+)
+def test_the_end_is_passed_on(
+    manager: EnvironmentManager, action: str, terminated: bool, truncated: bool, success: bool
+) -> None:
+    environment, _ = manager.start(TASK, seed=0)
+    (outcome,) = manager.step([environment], [act(action)])
+    assert (outcome.terminated, outcome.truncated) == (terminated, truncated)
+    assert outcome.success is success
+
+
+def test_environments_step_in_the_order_given(manager: EnvironmentManager) -> None:
+    environments = [manager.start(TASK, seed=0)[0] for _ in range(3)]
+    outcomes = manager.step(environments, [act("a"), MALFORMED, act("c")])
+    assert [outcome.observation for outcome in outcomes] == [
+        "heard 'a'",
+        f"{FORMAT_HINT}\nheard ''",
+        "heard 'c'",
+    ]
+
+
+def test_a_released_environment_plays_again_with_its_new_seed(manager: EnvironmentManager) -> None:
+    first, _ = manager.start(TASK, seed=1)
+    second, _ = manager.start(TASK, seed=2)
+    assert first is not second
+    manager.release(first)
+    third, _ = manager.start(TASK, seed=3)
+    assert third is first
+    assert isinstance(third, Echo)
+    assert third.seeds == [1, 3]

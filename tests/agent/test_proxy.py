@@ -1,0 +1,262 @@
+"""Episodes of a language model in the shop: order, refilling, limits, and what is recorded."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from ragen_apo.agent.context import ContextManager
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.errors import ContextError
+from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_sample
+
+MAX_RESPONSE_TOKENS = 12
+MAX_TURNS = 3
+
+
+@pytest.fixture
+def environments() -> EnvironmentManager:
+    return EnvironmentManager(
+        lambda: ShopEnvironment(max_turns=MAX_TURNS),
+        format_penalty=-0.05,
+        invalid_action_penalty=0.0,
+    )
+
+
+@pytest.fixture
+def requests(environments: EnvironmentManager) -> list[EpisodeRequest]:
+    return [EpisodeRequest(task, 100 + i) for i, task in enumerate(environments.tasks("test")[:7])]
+
+
+def proxy(
+    model: LanguageModel,
+    environments: EnvironmentManager,
+    *,
+    num_rows: int = 8,
+    capacity: int = 400,
+    max_response_tokens: int = MAX_RESPONSE_TOKENS,
+) -> AgentProxy:
+    engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
+    # An untrained model never writes the closing tag: let a fifth of the vocabulary end a response.
+    engine.stop_rule.end_ids |= set(range(0, len(model.tokenizer), 5))
+    context = ContextManager(model.tokenizer, system_prompt=None)
+    return AgentProxy(engine, environments, context, max_response_tokens=max_response_tokens)
+
+
+def play(agent: AgentProxy, requests: Sequence[EpisodeRequest], **options) -> list[Trajectory]:
+    return agent.rollout(requests, temperature=1.0, policy_version="tiny", **options)
+
+
+def without_logprobs(trajectory: Trajectory) -> Trajectory:
+    turns = tuple(dataclasses.replace(turn, logprobs=()) for turn in trajectory.turns)
+    return dataclasses.replace(trajectory, turns=turns)
+
+
+def assert_same(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> None:
+    """Everything equal; log-probabilities up to rounding, which depends on the batch."""
+    for one, other in zip(first, second, strict=True):
+        assert without_logprobs(one) == without_logprobs(other)
+        for turn, other_turn in zip(one.turns, other.turns, strict=True):
+            np.testing.assert_allclose(turn.logprobs, other_turn.logprobs, atol=1e-5)
+
+
+def test_results_come_in_the_order_of_the_requests(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    trajectories = play(proxy(tiny_model, environments), requests)
+    assert [(t.task, t.seed) for t in trajectories] == [(r.task, r.seed) for r in requests]
+    assert {t.policy_version for t in trajectories} == {"tiny"}
+
+
+def test_the_same_requests_give_the_same_bits(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    agent = proxy(tiny_model, environments, num_rows=3)
+    assert play(agent, requests) == play(agent, requests)
+    assert play(proxy(tiny_model, environments, num_rows=3), requests) == play(agent, requests)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_few_rows_that_are_refilled_play_what_many_rows_play(
+    tiny_model: LanguageModel,
+    environments: EnvironmentManager,
+    requests: list[EpisodeRequest],
+    num_rows: int,
+) -> None:
+    many = play(proxy(tiny_model, environments, num_rows=16), requests)
+    few = play(proxy(tiny_model, environments, num_rows=num_rows), requests)
+    assert_same(few, many)
+
+
+def test_another_seed_gives_another_episode(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    task = requests[0].task
+    agent = proxy(tiny_model, environments)
+    one, same, other = play(agent, [EpisodeRequest(task, seed) for seed in (1, 1, 2)])
+    assert without_logprobs(one) == without_logprobs(same)
+    assert one.turns[0].response_token_ids != other.turns[0].response_token_ids
+
+
+def test_finished_episodes_are_handed_over_once_and_early(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    calls: list[list[tuple[int, Trajectory]]] = []
+    agent = proxy(tiny_model, environments, num_rows=2)
+    trajectories = play(agent, requests, on_finished=lambda ended: calls.append(list(ended)))
+    assert sorted(index for call in calls for index, _ in call) == list(range(7))
+    assert all(trajectories[index] is ended for call in calls for index, ended in call)
+    assert all(call == sorted(call, key=lambda pair: pair[0]) for call in calls)
+    assert len(calls) >= 4, "two rows can end at most two episodes a turn"
+
+
+def test_no_requests_give_no_trajectories(
+    tiny_model: LanguageModel, environments: EnvironmentManager
+) -> None:
+    assert play(proxy(tiny_model, environments), []) == []
+
+
+def test_recorded_logprobs_equal_scored_ones(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    for trajectory in play(proxy(tiny_model, environments), requests):
+        sample = training_sample(trajectory)
+        mask = torch.tensor([sample.loss_mask])
+        scores = score_tokens(tiny_model, torch.tensor([sample.token_ids]), mask)
+        torch.testing.assert_close(
+            scores.logprobs_BT[0], torch.tensor(sample.logprobs), atol=1e-5, rtol=0
+        )
+
+
+def test_the_turn_limit_ends_an_episode(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    for trajectory in play(proxy(tiny_model, environments), requests):
+        assert len(trajectory.turns) == MAX_TURNS
+        assert trajectory.stop_reason is StopReason.TURN_LIMIT
+        assert (trajectory.terminated, trajectory.truncated) == (False, True)
+        assert all(TurnFlag.FORMAT_ERROR.value in turn.flags for turn in trajectory.turns)
+
+
+def test_a_response_that_the_token_limit_cuts_is_flagged(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    for trajectory in play(proxy(tiny_model, environments), requests):
+        for turn in trajectory.turns:
+            ended = turn.response_token_ids[-1] % 5 == 0
+            assert (TurnFlag.RESPONSE_TRUNCATED.value in turn.flags) is not ended
+
+
+def test_a_full_context_ends_an_episode(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    whole = play(proxy(tiny_model, environments), requests)
+    first = max(len(t.turns[0].prompt_token_ids) for t in whole)
+    capacity = first + 2 * MAX_RESPONSE_TOKENS + 20
+    cut = play(proxy(tiny_model, environments, capacity=capacity), requests)
+    assert {t.stop_reason for t in cut} >= {StopReason.CONTEXT_LIMIT}
+    for trajectory, full in zip(cut, whole, strict=True):
+        num_tokens = len(training_sample(trajectory).token_ids)
+        assert num_tokens <= capacity
+        if trajectory.stop_reason is StopReason.CONTEXT_LIMIT:
+            assert (trajectory.terminated, trajectory.truncated) == (False, True)
+            next_prompt = full.turns[len(trajectory.turns)].prompt_token_ids
+            assert num_tokens + len(next_prompt) + MAX_RESPONSE_TOKENS > capacity
+            assert trajectory.final_observation == full.turns[len(trajectory.turns)].observation
+
+
+def test_a_task_that_never_fits_is_refused_and_leaves_the_agent_usable(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    agent = proxy(tiny_model, environments, num_rows=4, capacity=120)
+    long_task = dataclasses.replace(requests[2].task, instruction="mug " * 200)
+    with pytest.raises(ContextError, match=rf"{long_task.task_id}.*max_context_tokens = 120"):
+        play(agent, [*requests[:2], EpisodeRequest(long_task, 0)])
+    assert agent.engine.num_free_rows == 4
+    assert len(play(agent, requests)) == len(requests)
+
+
+def test_an_interrupted_rollout_leaves_the_agent_usable(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    def interrupt(ended: object) -> None:
+        raise KeyboardInterrupt
+
+    agent = proxy(tiny_model, environments, num_rows=3)
+    with pytest.raises(KeyboardInterrupt):
+        play(agent, requests, on_finished=interrupt)
+    assert_same(play(agent, requests), play(proxy(tiny_model, environments), requests))
+
+
+def test_recorded_tokens_are_those_that_were_sampled_and_read(
+    tiny_model: LanguageModel,
+    environments: EnvironmentManager,
+    requests: list[EpisodeRequest],
+    say: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Responses are spelled in single characters, which no tokenizer would give for their text."""
+    vocabulary = tiny_model.tokenizer.get_vocab()
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    think, end_think, answer, end_answer = (vocabulary[tag] for tag in tags)
+    letters = [vocabulary[character] for character in "mug"]
+    search = [vocabulary[c] for c in "search"] + [vocabulary["\u0120"]]
+    response = [think, *letters, end_think, answer, *search, *letters, end_answer]
+    say(tiny_model, response * MAX_TURNS)
+    read: list[int] = []
+    hidden_states = tiny_model.hidden_states
+
+    def recorded(token_ids_BT: torch.Tensor, **kwargs):
+        read.extend(token_ids_BT[0].tolist())
+        return hidden_states(token_ids_BT, **kwargs)
+
+    monkeypatch.setattr(tiny_model, "hidden_states", recorded)
+    agent = proxy(tiny_model, environments, num_rows=1, max_response_tokens=30)
+    agent.engine.stop_rule.end_ids = {end_answer}
+    (trajectory,) = play(agent, requests[:1])
+    assert len(trajectory.turns) == MAX_TURNS
+    for turn in trajectory.turns:
+        assert turn.response_token_ids == tuple(response)
+        assert tiny_model.tokenizer.encode(turn.response) != response
+        assert turn.action == "search mug"
+        assert turn.flags in {(), (TurnFlag.TARGET_SHOWN.value,)}
+    assert tuple(read) == training_sample(trajectory).token_ids[:-1]
+
+
+def test_the_oracle_buys_every_product(environments: EnvironmentManager) -> None:
+    requests = [EpisodeRequest(task, 0) for task in environments.tasks("all")]
+    trajectories = play_scripted_episodes(
+        environments.scripted_policies()["oracle"], environments, requests, policy_version="oracle"
+    )
+    assert len(trajectories) == 497
+    assert all(t.success and t.terminated and len(t.turns) == 2 for t in trajectories)
+    # Helpful search 0.10, correct purchase 1.00, two turns at -0.01.
+    assert {round(t.episode_return, 9) for t in trajectories} == {1.08}
+
+
+def test_a_scripted_episode_has_the_tokens_that_the_model_would_have(
+    tiny_model: LanguageModel,
+    environments: EnvironmentManager,
+    requests: list[EpisodeRequest],
+    say: Callable[..., None],
+) -> None:
+    context = ContextManager(tiny_model.tokenizer, system_prompt=None)
+    (scripted,) = play_scripted_episodes(
+        environments.scripted_policies()["oracle"],
+        environments,
+        requests[:1],
+        policy_version="tiny",
+        context=context,
+    )
+    say(tiny_model, [token for turn in scripted.turns for token in turn.response_token_ids])
+    agent = proxy(tiny_model, environments, num_rows=1, max_response_tokens=40)
+    agent.engine.stop_rule.end_ids = {tiny_model.tokenizer.eos_token_id}
+    assert play(agent, requests[:1]) == [scripted]

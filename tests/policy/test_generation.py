@@ -1,0 +1,321 @@
+"""The generation engine against separate forward passes over whole, unpadded rows."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_apo.errors import ContextError
+from ragen_apo.policy.generation import GenerationEngine, Response, StopRule, inverse_cdf
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.seeding import generator
+
+CAPACITY = 128
+NUM_TURNS = 3
+MAX_NEW_TOKENS = 9
+
+
+@dataclasses.dataclass
+class Conversation:
+    """One row's prompts, turn by turn, and what was sampled."""
+
+    name: int
+    prompts: list[list[int]]
+    responses: list[Response] = dataclasses.field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        turns = zip(self.prompts, self.responses, strict=True)
+        return [token for prompt, response in turns for token in (*prompt, *response.token_ids)]
+
+    @property
+    def sampled_places(self) -> list[int]:
+        places: list[int] = []
+        end = 0
+        for prompt, response in zip(self.prompts, self.responses, strict=True):
+            start = end + len(prompt)
+            end = start + len(response.token_ids)
+            places += range(start, end)
+        return places
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [logprob for response in self.responses for logprob in response.logprobs]
+
+
+def conversations(names: Sequence[int], vocab_size: int) -> list[Conversation]:
+    """Prompts of 1 to 12 tokens that depend on the name of the row only."""
+    found = []
+    for name in names:
+        draws = np.random.default_rng(name)
+        lengths = draws.integers(1, 12, size=NUM_TURNS, endpoint=True)
+        found.append(
+            Conversation(name, [draws.integers(8, vocab_size, n).tolist() for n in lengths])
+        )
+    return found
+
+
+def play(
+    model: LanguageModel, names: Sequence[int], *, temperature: float = 1.0, num_turns: int = 3
+) -> list[Conversation]:
+    """Plays the rows side by side; a third of the vocabulary ends a response."""
+    engine = GenerationEngine(model, num_rows=len(names), capacity=CAPACITY)
+    engine.stop_rule.end_ids |= set(range(0, len(model.tokenizer), 3))
+    played = conversations(names, len(model.tokenizer))
+    rows = [engine.open_row(generator(row.name, "draws")) for row in played]
+    for turn in range(num_turns):
+        responses = engine.respond(
+            rows,
+            [row.prompts[turn] for row in played],
+            max_new_tokens=MAX_NEW_TOKENS,
+            temperature=temperature,
+        )
+        for row, response in zip(played, responses, strict=True):
+            row.responses.append(response)
+    for row in played:
+        del row.prompts[num_turns:]
+    return played
+
+
+@torch.no_grad()
+def logits_of(model: LanguageModel, row: Conversation) -> torch.Tensor:
+    """Logits [sampled tokens, V] from the whole model on this row alone."""
+    whole = model.model(input_ids=torch.tensor([row.token_ids])).logits[0]
+    return whole[torch.tensor(row.sampled_places) - 1]
+
+
+def sampled_tokens(row: Conversation) -> list[int]:
+    return [row.token_ids[place] for place in row.sampled_places]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_logprobs_equal_those_of_separate_forward_passes(
+    any_model: LanguageModel, temperature: float
+) -> None:
+    for row in play(any_model, range(7), temperature=temperature):
+        expected = torch.log_softmax(logits_of(any_model, row) / temperature, dim=-1)
+        expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_greedy_tokens_equal_those_of_separate_forward_passes(any_model: LanguageModel) -> None:
+    for row in play(any_model, range(7), temperature=0.0):
+        logits = logits_of(any_model, row)
+        assert sampled_tokens(row) == logits.argmax(-1).tolist()
+        expected = torch.log_softmax(logits, dim=-1).amax(-1)
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_sampled_tokens_follow_the_rows_own_draws(any_model: LanguageModel) -> None:
+    for row in play(any_model, range(7), temperature=0.7):
+        draws = generator(row.name, "draws")
+        uniform = [draws.random(MAX_NEW_TOKENS)[: len(r.token_ids)] for r in row.responses]
+        logprobs = torch.log_softmax(logits_of(any_model, row) / 0.7, dim=-1)
+        expected = inverse_cdf(logprobs, torch.from_numpy(np.concatenate(uniform)))
+        assert sampled_tokens(row) == expected.tolist()
+
+
+def test_responses_have_different_lengths(llama: LanguageModel) -> None:
+    """Otherwise the tests above would not see a ragged cache."""
+    lengths = {
+        len(response.token_ids) for row in play(llama, range(7)) for response in row.responses
+    }
+    assert len(lengths) > 4
+
+
+@pytest.mark.parametrize("names", [[3], [5, 3], [3, 5, 0, 1], [6, 5, 4, 3, 2, 1, 0], [9, 3, 8]])
+def test_a_trajectory_does_not_depend_on_its_neighbours(
+    llama: LanguageModel, names: list[int]
+) -> None:
+    together = {row.name: row for row in play(llama, range(7))}
+    for row in play(llama, names):
+        if row.name in together:
+            assert row.token_ids == together[row.name].token_ids
+            np.testing.assert_allclose(row.logprobs, together[row.name].logprobs, atol=1e-5)
+
+
+def test_a_finished_row_is_not_computed(
+    llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_per_pass: list[int] = []
+    hidden_states = llama.hidden_states
+
+    def counted(token_ids_BT: torch.Tensor, **kwargs):
+        rows_per_pass.append(len(token_ids_BT))
+        return hidden_states(token_ids_BT, **kwargs)
+
+    monkeypatch.setattr(llama, "hidden_states", counted)
+    played = play(llama, range(7), num_turns=1)
+    lengths = [len(row.responses[0].token_ids) for row in played]
+    # Pass k computes exactly the rows that sample a k-th token.
+    assert rows_per_pass == [sum(n > k for n in lengths) for k in range(max(lengths))]
+
+
+def test_nothing_is_read_twice(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    hidden_states = llama.hidden_states
+
+    def recorded(token_ids_BT: torch.Tensor, **kwargs):
+        read.extend(token_ids_BT[0].tolist())
+        return hidden_states(token_ids_BT, **kwargs)
+
+    monkeypatch.setattr(llama, "hidden_states", recorded)
+    (row,) = play(llama, [3])
+    assert read == row.token_ids[:-1]
+
+
+def test_a_place_that_was_given_back_starts_empty(llama: LanguageModel) -> None:
+    engine = GenerationEngine(llama, num_rows=2, capacity=CAPACITY)
+
+    def respond(name: int) -> Response:
+        (row,) = conversations([name], len(llama.tokenizer))
+        place = engine.open_row(generator(name))
+        prompt = row.prompts[0]
+        (response,) = engine.respond([place], [prompt], max_new_tokens=6, temperature=1.0)
+        engine.close_row(place)
+        return response
+
+    fresh = respond(1)
+    respond(2)
+    assert respond(1).token_ids == fresh.token_ids
+    assert engine.num_free_rows == 2
+
+
+def test_rows_of_a_call_may_be_any_of_the_open_ones(llama: LanguageModel) -> None:
+    """Some rows rest for a turn, in another order than they were opened."""
+    expected = {row.name: row for row in play(llama, range(4))}
+    engine = GenerationEngine(llama, num_rows=4, capacity=CAPACITY)
+    engine.stop_rule.end_ids |= set(range(0, len(llama.tokenizer), 3))
+    played = conversations(range(4), len(llama.tokenizer))
+    rows = [engine.open_row(generator(row.name, "draws")) for row in played]
+    for name in (2, 0, 3, 3, 1, 0, 2, 1, 2, 0, 3, 1):
+        row = played[name]
+        prompt = row.prompts[len(row.responses)]
+        (response,) = engine.respond(
+            [rows[name]], [prompt], max_new_tokens=MAX_NEW_TOKENS, temperature=1.0
+        )
+        row.responses.append(response)
+    for row in played:
+        assert row.token_ids == expected[row.name].token_ids
+
+
+def test_a_context_that_does_not_fit_is_refused_and_changes_nothing(llama: LanguageModel) -> None:
+    engine = GenerationEngine(llama, num_rows=2, capacity=20)
+    rows = [engine.open_row(generator(index)) for index in range(2)]
+    # 12 prompt tokens and 8 sampled ones fill the cache of 20 exactly; one more does not fit.
+    with pytest.raises(ContextError, match="21 tokens does not fit the cache of 20"):
+        engine.respond(rows, [[9] * 3, [9] * 13], max_new_tokens=8, temperature=1.0)
+    assert [row.unread for row in rows] == [[], []]
+    responses = engine.respond(rows, [[9] * 3, [9] * 12], max_new_tokens=8, temperature=1.0)
+    assert len(responses) == 2
+
+
+def test_a_response_ends_at_the_token_limit(llama: LanguageModel, say: Callable) -> None:
+    token_ids = llama.tokenizer.encode("<think>a</think><answer>buy 3</answer>")
+    say(llama, token_ids)
+    engine = GenerationEngine(llama, num_rows=1, capacity=64)
+    row = engine.open_row(generator(0))
+    (cut,) = engine.respond([row], [[9]], max_new_tokens=3, temperature=1.0)
+    assert cut.token_ids == tuple(token_ids[:3])
+    assert not cut.stopped
+
+
+def test_a_response_ends_after_the_closing_tag(llama: LanguageModel, say: Callable) -> None:
+    token_ids = llama.tokenizer.encode("<think>a</think><answer>buy 3</answer>")
+    say(llama, [*token_ids, 9, 9])
+    engine = GenerationEngine(llama, num_rows=1, capacity=64)
+    row = engine.open_row(generator(0))
+    (response,) = engine.respond([row], [[9]], max_new_tokens=30, temperature=1.0)
+    assert response == Response(tuple(token_ids), (0.0,) * len(token_ids), stopped=True)
+
+
+@pytest.fixture(scope="session")
+def chat_model(llama: LanguageModel, chatml_tokenizer) -> LanguageModel:
+    return LanguageModel(llama.model, chatml_tokenizer)
+
+
+@pytest.mark.parametrize("ending", ["</answer>", "</answer>\n"])
+def test_a_closing_tag_of_several_tokens_ends_a_response(
+    chat_model: LanguageModel, say: Callable, ending: str
+) -> None:
+    token_ids = chat_model.tokenizer.encode(f"<think>a</think><answer>buy 3{ending}")
+    tag_ids = chat_model.tokenizer.encode("</answer>")
+    assert len(tag_ids) > 1
+    say(chat_model, [*token_ids, 9, 9, 9])
+    engine = GenerationEngine(chat_model, num_rows=1, capacity=64)
+    row = engine.open_row(generator(0))
+    (response,) = engine.respond([row], [[9]], max_new_tokens=50, temperature=1.0)
+    assert response.stopped
+    closed = "<think>a</think><answer>buy 3</answer>"
+    assert chat_model.tokenizer.decode(list(response.token_ids)).rstrip() == closed
+
+
+def test_a_closing_tag_spelled_in_single_characters_is_recognised(chat_model) -> None:
+    vocabulary = chat_model.tokenizer.get_vocab()
+    spelled = [vocabulary[character] for character in "</answer>"]
+    rule = StopRule(chat_model)
+    assert [rule.is_over(spelled[: n + 1]) for n in range(9)] == [False] * 8 + [True]
+
+
+def test_other_tags_do_not_end_a_response(chat_model: LanguageModel) -> None:
+    rule = StopRule(chat_model)
+    for text in ("<think>", "</think>", "<answer>", "a > b", "/answer>"):
+        assert not rule.is_over(chat_model.tokenizer.encode(text)), text
+
+
+def test_end_tokens_of_the_tokenizer_and_of_the_model_end_a_response(
+    chat_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_model.model.generation_config, "eos_token_id", [40, 41])
+    rule = StopRule(chat_model)
+    end_id = chat_model.tokenizer.eos_token_id
+    assert all(rule.is_over([50, token]) for token in (40, 41, end_id))
+    assert not rule.is_over([40, 50])
+
+
+PROBABILITIES = [0.5, 0.0, 0.25, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"),
+    [
+        (0.0, 0),
+        (0.5 - 1e-6, 0),
+        (0.5 + 1e-6, 2),  # token 1 has probability 0: its interval is empty
+        (0.75 + 1e-6, 3),
+        (np.nextafter(1.0, 0.0), 3),  # never token 4
+        (1.0, 3),  # outside of [0, 1), and still a token that is possible
+    ],
+)
+def test_inverse_cdf_finds_the_interval_of_a_draw(uniform: float, token: int) -> None:
+    logprobs = torch.tensor([PROBABILITIES]).log()
+    assert inverse_cdf(logprobs, torch.tensor([uniform], dtype=torch.float64)).item() == token
+
+
+def test_inverse_cdf_skips_leading_tokens_of_probability_zero() -> None:
+    logprobs = torch.tensor([[0.0, 0.0, 1.0]]).log()
+    assert inverse_cdf(logprobs, torch.zeros(1, dtype=torch.float64)).item() == 2
+
+
+def test_evenly_spaced_draws_reproduce_the_distribution() -> None:
+    num_draws = 20_000
+    logprobs = torch.log_softmax(3 * torch.randn(1, 40, generator=torch.manual_seed(0)), dim=-1)
+    uniform = (torch.arange(num_draws, dtype=torch.float64) + 0.5) / num_draws
+    tokens = inverse_cdf(logprobs.expand(num_draws, -1), uniform)
+    shares = torch.bincount(tokens, minlength=40) / num_draws
+    # An interval of length p holds p N evenly spaced draws, give or take one.
+    assert (shares - logprobs.exp()[0]).abs().max() < 1.5 / num_draws
+
+
+@given(
+    logits=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_no_draw_selects_an_impossible_token(logits: list[float], uniform: float) -> None:
+    logprobs = torch.log_softmax(torch.tensor([logits]), dim=-1)
+    token = inverse_cdf(logprobs, torch.tensor([uniform], dtype=torch.float64)).item()
+    assert logprobs[0, int(token)].double().exp() > 0

@@ -1,0 +1,258 @@
+"""Loading, saving and identifying a model; what is refused."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from ragen_apo.agent.context import ContextManager
+from ragen_apo.errors import ModelError
+from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.language_model import LanguageModel, build_small_model, load_language_model
+from ragen_apo.seeding import generator
+
+CPU = torch.device("cpu")
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def lively(model: LanguageModel) -> LanguageModel:
+    """A copy with larger random weights: its greedy text differs from prompt to prompt."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        changed = copy.deepcopy(model.model)
+        for parameter in changed.parameters():
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return LanguageModel(changed, model.tokenizer)
+
+
+@pytest.fixture
+def folder(tiny_model: LanguageModel, tmp_path: Path) -> Path:
+    tiny_model.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_model_writes_the_same_text_in_plain_transformers(
+    tiny_model: LanguageModel, tmp_path: Path
+) -> None:
+    ours = lively(tiny_model)
+    ours.save(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    context = ContextManager(ours.tokenizer, system_prompt=None)
+    observations = ["TASK: User wants to buy blue mug.", "Found 0 results.", "Find red shoe."]
+    prompts = [context.first_prompt(observation) for observation in observations]
+    engine = GenerationEngine(ours, num_rows=3, capacity=100)
+    rows = [engine.open_row(generator(index)) for index in range(3)]
+    responses = engine.respond(rows, prompts, max_new_tokens=24, temperature=0.0)
+    assert len({response.token_ids for response in responses}) == 3
+    for prompt, response in zip(prompts, responses, strict=True):
+        written = plain.generate(torch.tensor([prompt]), max_new_tokens=24)[0, len(prompt) :]
+        assert tokenizer.decode(written) == context.decode(response.token_ids)
+
+
+def test_the_end_token_of_a_saved_model_is_the_closing_tag(folder: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode([plain.generation_config.eos_token_id]) == "</answer>"
+
+
+def test_the_weights_are_a_function_of_the_seed(shop_tokenizer) -> None:
+    def fingerprint(seed: int) -> str:
+        sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
+        model = build_small_model(shop_tokenizer, **sizes, max_position=64, seed=seed)
+        return model.fingerprint()
+
+    torch.manual_seed(5)
+    first, state = fingerprint(0), torch.get_rng_state()
+    torch.manual_seed(6)
+    assert fingerprint(0) == first != fingerprint(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
+
+
+def test_the_first_head_looks_at_the_previous_token(tiny_model: LanguageModel) -> None:
+    eager = copy.deepcopy(tiny_model.model)
+    eager.set_attn_implementation("eager")
+    token_ids = torch.arange(8, 40)[None]
+    weights = eager(token_ids, output_attentions=True).attentions[0][0, 0]
+    assert weights.diagonal(-1).min() > 0.5
+
+
+def test_the_fingerprint_survives_saving_and_loading(
+    tiny_model: LanguageModel, folder: Path
+) -> None:
+    loaded = load_language_model(folder, device=CPU)
+    assert loaded.fingerprint() == tiny_model.fingerprint()
+
+
+def change_a_weight(model: LanguageModel) -> None:
+    parameter = next(model.model.parameters())
+    parameter.data[3, 2] = torch.nextafter(parameter.data[3, 2], torch.tensor(1.0))
+
+
+def change_the_rotary_base(model: LanguageModel) -> None:
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 9_999.0}
+
+
+def change_the_template(model: LanguageModel) -> None:
+    model.tokenizer.chat_template += " "
+
+
+def change_the_end_token(model: LanguageModel) -> None:
+    assert model.model.generation_config is not None
+    model.model.generation_config.eos_token_id = 17
+
+
+def change_the_vocabulary(model: LanguageModel) -> None:
+    model.tokenizer.add_tokens(["sneaker-123"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_a_weight,
+        change_the_rotary_base,
+        change_the_template,
+        change_the_end_token,
+        change_the_vocabulary,
+    ],
+)
+def test_the_fingerprint_changes_with_whatever_decides_the_text(
+    tiny_model: LanguageModel, change: Callable[[LanguageModel], None]
+) -> None:
+    model = copy.deepcopy(tiny_model)
+    assert model.fingerprint() == tiny_model.fingerprint()
+    change(model)
+    assert model.fingerprint() != tiny_model.fingerprint()
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no causal language model could be loaded"):
+        load_language_model(tmp_path / "nothing", device=CPU)
+
+
+def test_a_folder_without_tokenizer_is_refused(folder: Path) -> None:
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(ModelError, match="no tokenizer"):
+        load_language_model(folder, device=CPU)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.5, 0.99])
+def test_weights_that_were_cut_off_are_refused(folder: Path, share: float) -> None:
+    weights = folder / "model.safetensors"
+    contents = weights.read_bytes()
+    weights.write_bytes(contents[: int(share * len(contents))])
+    with pytest.raises(ModelError, match="safetensors"):
+        load_language_model(folder, device=CPU)
+
+
+def test_pickled_weights_are_refused(tiny_model: LanguageModel, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(tiny_model.model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="safetensors"):
+        load_language_model(folder, device=CPU)
+
+
+def test_a_tokenizer_without_chat_template_is_refused(
+    tiny_model: LanguageModel, folder: Path
+) -> None:
+    tokenizer = copy.deepcopy(tiny_model.tokenizer)
+    tokenizer.chat_template = None
+    (folder / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match="chat template"):
+        load_language_model(folder, device=CPU)
+
+
+def mistral(vocab_size: int, **changes) -> MistralConfig:
+    return MistralConfig(vocab_size=vocab_size, **SIZES, **changes)
+
+
+def qwen(vocab_size: int) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=vocab_size,
+        **SIZES,
+        use_sliding_window=True,
+        sliding_window=16,
+        max_window_layers=1,
+    )
+
+
+def save_model(model: PreTrainedModel, tokenizer, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture"),
+    [
+        (lambda size: mistral(size, sliding_window=16), MistralForCausalLM),
+        (qwen, Qwen2ForCausalLM),
+    ],
+    ids=["mistral", "qwen2"],
+)
+def test_attention_to_a_window_is_refused(
+    shop_tokenizer,
+    tmp_path: Path,
+    config: Callable[[int], PretrainedConfig],
+    architecture: Callable[[PretrainedConfig], PreTrainedModel],
+) -> None:
+    model = architecture(config(len(shop_tokenizer)))
+    save_model(model, shop_tokenizer, tmp_path)
+    with pytest.raises(ModelError, match="full attention only"):
+        load_language_model(tmp_path, device=CPU)
+
+
+def test_a_mistral_that_reads_the_whole_context_is_accepted(shop_tokenizer, tmp_path: Path) -> None:
+    model = MistralForCausalLM(mistral(len(shop_tokenizer), sliding_window=None))
+    save_model(model, shop_tokenizer, tmp_path)
+    assert load_language_model(tmp_path, device=CPU).config.model_type == "mistral"
+
+
+def test_an_architecture_without_masked_sdpa_is_refused(shop_tokenizer, tmp_path: Path) -> None:
+    config = GPTNeoConfig(
+        vocab_size=len(shop_tokenizer),
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        attention_types=[[["global"], 2]],
+    )
+    save_model(GPTNeoForCausalLM(config), shop_tokenizer, tmp_path)
+    with pytest.raises(ModelError, match="scaled_dot_product_attention"):
+        load_language_model(tmp_path, device=CPU)
+
+
+def test_logits_that_are_scaled_after_the_projection_are_refused(
+    shop_tokenizer, tmp_path: Path
+) -> None:
+    config = GraniteConfig(
+        vocab_size=len(shop_tokenizer), **SIZES, logits_scaling=8.0, initializer_range=1.0
+    )
+    save_model(GraniteForCausalLM(config), shop_tokenizer, tmp_path)
+    with pytest.raises(ModelError, match="after the vocabulary projection"):
+        load_language_model(tmp_path, device=CPU)

@@ -1,0 +1,413 @@
+"""The command line: what people type, what they read, and the exit status that scripts see."""
+
+import errno
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from ragen_apo import cli
+from ragen_apo.files import read_json_lines
+
+# Cyclopts suspects a mistake when the real command line is read inside a test.
+pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+
+VERBS = ("train", "estimate-values", "evaluate", "report", "play")
+
+
+class Result:
+    """What a command left behind."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, " ".join(err.split())
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """Runs the entry point in this process; messages come back on one line."""
+
+    def command(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as exit_request:
+            status = exit_request.code if isinstance(exit_request.code, int) else 0
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    before = torch.get_num_threads()
+    yield command
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def config(tiny_config: str, tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tiny_config)
+    return path
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may damage."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    assert result.status == 2, result.err
+    assert result.err.startswith("error: ")
+    assert "Traceback" not in result.err
+    for part in parts:
+        assert part in result.err
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+# Help and a whole run
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)])
+def test_every_verb_explains_itself(arguments: list[str], command: Command) -> None:
+    result = command(*arguments)
+    assert result.status == 0
+    assert "Usage: ragen-apo" in result.out
+    names = VERBS if arguments == ["--help"] else [arguments[0]]
+    assert all(name in result.out for name in names)
+
+
+def test_an_unknown_verb_is_refused_with_status_2(command: Command) -> None:
+    assert command("trian").status == 2
+
+
+def test_train_evaluates_and_reports_in_one_command(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    quick = ["--warm_start.enabled", "false", "--training.max_steps", 1]
+    result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick)
+    assert result.status == 0, result.err
+    for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
+        assert (tmp_path / "new" / name).exists()
+    assert "trained policy:" in result.out
+    assert "report:" in result.out
+    assert "95% interval" in result.out
+
+
+def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, run: Path) -> None:
+    result = command("estimate-values", run, "--samples", 3)
+    assert result.status == 0, result.err
+    coverage = json.loads(result.out[result.out.index("{") :])
+    assert coverage["tasks_by_num_samples"] == {"3": 21}
+
+
+def test_values_of_another_split_leave_the_report_on_training_tasks_alone(
+    command: Command, run: Path
+) -> None:
+    before = (run / "value_report.json").read_bytes()
+    assert command("estimate-values", run, "--samples", 1, "--split", "test").status == 0
+    assert (run / "value_report.json").read_bytes() == before
+
+
+# Bad input: a clear message, status 2, and nothing lost
+
+
+def test_a_missing_configuration(command: Command, tmp_path: Path) -> None:
+    result = command("train", "--config", tmp_path / "no.yaml", "--run-dir", tmp_path / "new")
+    assert_refused(result, "no.yaml", "There is no configuration", "configs/")
+    assert not (tmp_path / "new").exists()
+
+
+def test_no_configuration_at_all(command: Command, tmp_path: Path) -> None:
+    result = command("train", "--run-dir", tmp_path / "new")
+    assert_refused(result, "--config is missing", "configs/shop.yaml")
+
+
+def test_a_malformed_configuration(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("apo: {beta2: [1, 2")
+    result = command("train", "--config", tmp_path / "bad.yaml", "--run-dir", tmp_path / "new")
+    assert_refused(result, "bad.yaml is not YAML", "line 1")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        (["--apo.beta3", 1], ["apo.beta3: unknown key", "apo.beta"]),
+        (["--training.max_step", 1], ["unknown key", "training.max_steps"]),
+        (["--apo.beta2", -1], ["apo.beta2", "-1", "greater than 0"]),
+        (["--environment.max_turn", 3], ["environment.max_turn: unknown key", "max_turns"]),
+        (["--environment.name", "shpo"], ["'shpo'", "did you mean 'shop'"]),
+    ],
+)
+def test_an_unknown_key_or_a_value_out_of_range(
+    override: list, parts: list[str], command: Command, config: Path, tmp_path: Path
+) -> None:
+    result = command("train", "--config", config, "--run-dir", tmp_path / "new", *override)
+    assert_refused(result, *parts)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_folder_without_tokenizer(
+    command: Command, config: Path, run: Path, tmp_path: Path
+) -> None:
+    for file in (run / "policy").glob("tokenizer*"):
+        file.unlink()
+    model = ["--policy.path", run / "policy"]
+    result = command("train", "--config", config, "--run-dir", tmp_path / "new", *model)
+    assert_refused(result, str(run / "policy"), "no tokenizer", "tokenizer.save_pretrained")
+
+
+def test_a_value_store_of_another_reference_names_the_field_that_differs(
+    command: Command, config: Path, run: Path, tmp_path: Path
+) -> None:
+    before = snapshot(run)["values.sqlite"]
+    result = command(
+        "train",
+        *("--config", config, "--run-dir", tmp_path / "new", "--no-evaluate"),
+        *(
+            "--apo.value_store",
+            run / "values.sqlite",
+            "--apo.reference_refresh.every_steps",
+            "null",
+        ),
+        *("--warm_start.demonstrations.num_steps", 3),
+    )
+    assert_refused(result, "reference_fingerprint: store has", "ragen-apo estimate-values")
+    assert (run / "values.sqlite").read_bytes() == before
+
+
+def test_a_value_store_that_does_not_exist_is_refused_before_a_run_is_made(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    result = command(
+        "train",
+        *("--config", config, "--run-dir", tmp_path / "new"),
+        *("--apo.value_store", tmp_path / "no.sqlite"),
+        *("--apo.reference_refresh.every_steps", "null"),
+    )
+    assert_refused(result, "no value store at", "no.sqlite", "ragen-apo estimate-values")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_truncated_checkpoint_on_resume(command: Command, run: Path) -> None:
+    file = run / "checkpoints" / "3-apo-000006" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    before = snapshot(run / "checkpoints")
+    result = command("train", "--run-dir", run, "--resume")
+    assert_refused(result, "3-apo-000006", "cannot be read", "Remove the folder", "3-apo-000004")
+    assert snapshot(run / "checkpoints") == before
+    shutil.rmtree(file.parent)
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
+
+
+def disk_full(*_: Any, **__: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+
+def disk_full_for_rust(*_: Any, **__: Any) -> NoReturn:
+    # What tokenizers and safetensors raise; safetensors wraps it in an exception of its own.
+    raise Exception("No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    ("target", "failure"),
+    [
+        ("ragen_apo.training.stage_two.append_json_line", disk_full),
+        ("ragen_apo.training.checkpoint.save_file", disk_full),
+        ("ragen_apo.policy.language_model.LanguageModel.save", disk_full_for_rust),
+    ],
+)
+def test_a_full_disk_loses_nothing(
+    target: str,
+    failure: Callable,
+    command: Command,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = snapshot(run / "policy")
+    shutil.rmtree(run / "policy")
+    shutil.rmtree(run / "checkpoints" / "3-apo-000006")
+    with monkeypatch.context() as patch:
+        patch.setattr(target, failure)
+        result = command("train", "--run-dir", run, "--resume", "--no-evaluate")
+    assert_refused(result, "No space left on device", "--resume")
+    assert (run / "checkpoints" / "3-apo-000004").is_dir()
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
+    assert snapshot(run / "policy") == expected
+
+
+def test_a_run_directory_that_exists_is_left_alone(
+    command: Command, config: Path, run: Path
+) -> None:
+    before = snapshot(run)
+    result = command("train", "--config", config, "--run-dir", run)
+    assert_refused(result, str(run), "exists already", "--resume", "--run-dir")
+    assert snapshot(run) == before
+
+
+def test_a_catalogue_with_a_duplicate_id(command: Command, config: Path, tmp_path: Path) -> None:
+    from ragen_apo.environments import shop
+
+    catalogue = json.loads(
+        (Path(shop.__file__).parent / "catalogue.json").read_text(encoding="utf-8")
+    )
+    catalogue["products"][1]["id"] = catalogue["products"][0]["id"]
+    (tmp_path / "twice.json").write_text(json.dumps(catalogue))
+    result = command(
+        *("train", "--config", config, "--run-dir", tmp_path / "new"),
+        *("--environment.catalogue", tmp_path / "twice.json"),
+    )
+    assert_refused(result, "twice.json", "twice", "expected unique ids")
+    assert not (tmp_path / "new").exists()
+
+
+def test_resume_of_what_is_no_run(command: Command, tmp_path: Path) -> None:
+    result = command("train", "--run-dir", tmp_path / "none", "--resume")
+    assert_refused(result, "is not a run", "config.yaml")
+    assert not (tmp_path / "none").exists()
+
+
+def test_resume_with_another_configuration(command: Command, config: Path, run: Path) -> None:
+    result = command(
+        *("train", "--config", config, "--run-dir", run, "--resume"), *("--apo.beta2", 0.5)
+    )
+    assert_refused(result, "started with another configuration")
+    assert_refused(
+        command("train", "--run-dir", run, "--resume", "--apo.beta2", 0.5),
+        "overrides are not possible",
+    )
+
+
+def test_evaluate_of_an_unfinished_run(command: Command, run: Path) -> None:
+    shutil.rmtree(run / "policy")
+    before = (run / "evaluation" / "results.json").read_bytes()
+    result = command("evaluate", run)
+    assert_refused(result, "no trained policy yet", f"ragen-apo train --run-dir {run} --resume")
+    assert (run / "evaluation" / "results.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--split", "tset"], ["'tset'", "train, test, all"]),
+        (["--episodes", 0], ["--episodes", "at least 1", "got 0"]),
+        (["--pass-k", 0], ["--pass-k", "at least 1"]),
+    ],
+)
+def test_evaluate_with_bad_arguments(
+    arguments: list, parts: list[str], command: Command, run: Path
+) -> None:
+    assert_refused(command("evaluate", run, *arguments), *parts)
+
+
+def test_report_without_evaluation(command: Command, run: Path) -> None:
+    shutil.rmtree(run / "evaluation")
+    result = command("report", run)
+    assert_refused(result, "no finished evaluation", f"ragen-apo evaluate {run}")
+
+
+def test_values_of_a_reference_that_does_not_exist(command: Command, run: Path) -> None:
+    assert_refused(command("estimate-values", run, "--reference", 7), "has no reference 7")
+    assert_refused(command("estimate-values", run, "--samples", 0), "--samples", "got 0")
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_says_what_is_kept_and_training_continues(
+    command: Command, run: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(run / "checkpoints" / "3-apo-000006")
+    shutil.rmtree(run / "policy")
+
+    def interrupt(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ragen_apo.training.trainer.Trainer.step", interrupt)
+        result = command("train", "--run-dir", run, "--resume")
+    assert result.status == 130
+    assert "interrupted" in result.err
+    assert "--resume" in result.err
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
+    assert snapshot(run / "policy") == snapshot(finished_run / "policy")
+
+
+def test_a_real_sigint_ends_training_with_status_130(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "new"
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ragen_apo.cli", "train", "--config", config),
+            *("--run-dir", run, "--training.max_steps", "100000"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        while process.poll() is None and not read_json_lines(run / "metrics.jsonl"):
+            try:
+                process.wait(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                continue
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+
+
+# Play
+
+
+def test_play_reads_actions_from_standard_input(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("search classic blanket\ndance\nquit\n"))
+    result = command("play", "shop", "--task", 0)
+    assert result.status == 0, result.err
+    assert "TASK: " in result.out
+    assert "Top 5" in result.out
+    assert "Invalid action" in result.out
+    assert "in 2 turns" in result.out
+
+
+def test_play_takes_options_of_the_environment(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("dance\nbuy 1\n"))
+    result = command("play", "shop", "--max_turns", 1, "--num_products", 8)
+    assert "Available: 8 products" in result.out
+    assert "No turns left" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["shop", "--task", 10_000], ["--task must be from 0 to 396", "got 10000"]),
+        (["shpo"], ["'shpo'", "did you mean 'shop'"]),
+        (["shop", "--max_turn", 3], ["max_turn: unknown key", "max_turns"]),
+    ],
+)
+def test_play_with_bad_arguments(arguments: list, parts: list[str], command: Command) -> None:
+    assert_refused(command("play", *arguments), *parts)

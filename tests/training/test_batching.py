@@ -1,0 +1,69 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_apo.training.batching import collate, epoch_slice, micro_batches
+from ragen_apo.types import TrainingSample
+
+CPU = torch.device("cpu")
+
+
+def sample(length: int) -> TrainingSample:
+    return TrainingSample(
+        token_ids=tuple(range(1, length + 1)),
+        loss_mask=tuple(place > 0 for place in range(length)),
+        logprobs=tuple(-0.5 * place for place in range(length)),
+    )
+
+
+def test_collate_pads_on_the_right_up_to_the_longest_sample() -> None:
+    batch = collate([sample(2), sample(3)], pad_id=99, device=CPU)
+    assert batch.token_ids_BT.tolist() == [[1, 2, 99], [1, 2, 3]]
+    assert batch.loss_mask_BT.tolist() == [[False, True, False], [False, True, True]]
+    assert batch.sampled_logprobs_BT.tolist() == [[0.0, -0.5, 0.0], [0.0, -0.5, -1.0]]
+    assert batch.token_ids_BT.dtype == torch.int64
+    assert batch.loss_mask_BT.dtype == torch.bool
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20), size=st.integers(1, 8))
+def test_micro_batches_hold_every_sample_once_and_neighbours_in_length(
+    lengths: list[int], size: int
+) -> None:
+    groups = micro_batches([sample(length) for length in lengths], size=size)
+    in_order = [index for group in groups for index in group]
+    assert sorted(in_order) == list(range(len(lengths)))
+    assert all(1 <= len(group) <= size for group in groups)
+    assert [lengths[index] for index in in_order] == sorted(lengths)
+
+
+def slices(*, num_items: int, batch_size: int, num_steps: int) -> list[int]:
+    return [
+        index
+        for step in range(num_steps)
+        for index in epoch_slice(
+            num_items=num_items, batch_size=batch_size, step=step, seed=3, purpose="test"
+        )
+    ]
+
+
+@given(num_items=st.integers(1, 20), batch_size=st.integers(1, 45))
+def test_every_epoch_is_a_permutation_of_all_items(num_items: int, batch_size: int) -> None:
+    num_steps = -(-3 * num_items // batch_size)
+    drawn = slices(num_items=num_items, batch_size=batch_size, num_steps=num_steps)
+    assert len(drawn) == num_steps * batch_size
+    for epoch in range(len(drawn) // num_items):
+        items = drawn[epoch * num_items : (epoch + 1) * num_items]
+        assert sorted(items) == list(range(num_items))
+
+
+def test_epochs_have_different_orders() -> None:
+    drawn = slices(num_items=50, batch_size=50, num_steps=2)
+    assert drawn[:50] != drawn[50:]
+
+
+@pytest.mark.parametrize("changed", [{"step": 8}, {"seed": 4}, {"purpose": "other"}])
+def test_a_slice_is_a_function_of_step_seed_and_purpose(changed: dict) -> None:
+    arguments = {"num_items": 50, "batch_size": 20, "step": 7, "seed": 3, "purpose": "test"}
+    assert epoch_slice(**arguments) == epoch_slice(**arguments)
+    assert epoch_slice(**arguments) != epoch_slice(**{**arguments, **changed})

@@ -1,0 +1,147 @@
+"""A*-PO makes a small model better at a toy task, and returns that say nothing do not.
+
+The environment shows one of eight words, and the agent has to say it in two turns. The reference is
+trained on a teacher that says any word every other time; all beyond has to come from the returns.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragen_apo.config import parse_config, resolved_yaml
+from ragen_apo.environments.base import EnvironmentProperties, Reply, ScriptedPolicy
+from ragen_apo.files import read_json_lines
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import create_run
+from ragen_apo.seeding import generator
+from ragen_apo.training.pipeline import train
+from ragen_apo.types import Task, make_task
+
+WORDS = ("apple", "brick", "cloud", "drum", "eagle", "flute", "grape", "horse")
+
+
+class Distracted:
+    """Says the word every other time, else any word."""
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self._draws = generator(seed, "any-word")
+
+    def act(self, observation: str) -> Reply:
+        any_word = str(self._draws.choice(WORDS))
+        on_purpose = self._draws.random() < 0.5
+        return Reply(
+            thought="", action=observation.rsplit(maxsplit=1)[-1] if on_purpose else any_word
+        )
+
+
+class EchoEnvironment:
+    """A success when the word is said in the first turn and in the second."""
+
+    properties = EnvironmentProperties(
+        name="echo",
+        version="1",
+        reward_version="1",
+        deterministic=True,
+        return_range=(0.0, 1.0),
+        splits=("train", "test"),
+        rules="Say the word.",
+    )
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [
+            make_task(
+                environment="echo", instruction=word, split=split, category="word", payload={}
+            )
+            for word in WORDS
+        ]
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        self._word, self._num_turns = task.instruction, 0
+        return f"say {self._word}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._num_turns += 1
+        right = action == self._word
+        success = right and self._num_turns == 2
+        return (
+            f"again {self._word}",
+            float(success),
+            success or not right,
+            False,
+            {"success": success},
+        )
+
+    def state_key(self) -> str:
+        return f"{self._word} {self._num_turns}"
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        return {"random": Distracted}
+
+
+CONFIG = """
+seed: 0
+run: {num_threads: 2, device: cpu}
+environment: {name: echo}
+agent: {max_response_tokens: 8, max_context_tokens: 64}
+policy:
+  small:
+    vocab_size: 400
+    hidden_size: 32
+    num_layers: 2
+    num_heads: 2
+    intermediate_size: 64
+    max_position: 128
+warm_start:
+  copy: {max_steps: 300, sequence_length: 16}
+  demonstrations:
+    teacher: random
+    num_episodes_per_task: 40
+    num_steps: 200
+    batch_size: 32
+    learning_rate: 5.0e-3
+apo: {num_value_samples: 8, beta1: 0.5, beta2: 0.05, learning_rate: 1.0e-3}
+training:
+  max_steps: 60
+  tasks_per_step: 64
+  micro_batch_size: 32
+  num_rows: 64
+  eval_every: null
+"""
+
+
+@pytest.fixture
+def learning_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """The success rate of every step of Stage 2."""
+
+    def learning_curve(**changes: bool) -> list[float]:
+        monkeypatch.setattr(
+            "ragen_apo.agent.assembly.make_environment", lambda name, options: EchoEnvironment()
+        )
+        overrides = [f"--apo.{name}={str(value).lower()}" for name, value in changes.items()]
+        config = parse_config(CONFIG, source="echo", overrides=overrides)
+        run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+        train(config, run, progress=SilentProgress())
+        return [row["success_rate"] for row in read_json_lines(run.metrics)]
+
+    before = torch.get_num_threads()
+    yield learning_curve
+    torch.set_num_threads(before)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_success_rises_far_above_the_reference(learning_curve: Callable) -> None:
+    curve = learning_curve()
+    # A reference that copies half the time and guesses else: (1/2 + 1/2 * 1/8)^2 = 0.32.
+    assert 0.05 < curve[0] < 0.45
+    assert mean(curve[-10:]) > 0.75
+
+
+def test_shuffled_returns_teach_nothing(learning_curve: Callable) -> None:
+    curve = learning_curve(shuffle_returns=True)
+    assert mean(curve[-10:]) < 0.5

@@ -1,0 +1,47 @@
+"""docs/metrics.md names exactly the fields that a run writes."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.files import read_json_lines
+from ragen_apo.training.session import Session
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+
+def documented(heading: str) -> list[str]:
+    """The names in the first column of all tables under a heading."""
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+
+
+def fields(rows: Iterable[dict]) -> set[str]:
+    return {name for row in rows for name in row}
+
+
+def test_every_metric_of_stage_two_is_documented_once(session: Session) -> None:
+    names = documented("metrics.jsonl")
+    assert len(names) == len(set(names))
+    written = fields(read_json_lines(session.run.metrics))
+    # Absent in a run as short as this one, when no step has a success.
+    assert set(names) == written | {"v_star_success_correlation"}
+
+
+@pytest.mark.parametrize("name", ["loss", "residual_variance", "gradient_norm", "entropy"])
+def test_metrics_are_finite_numbers_that_move(name: str, session: Session) -> None:
+    values = [row[name] for row in read_json_lines(session.run.metrics)]
+    assert len(set(values)) == len(values)
+
+
+def test_every_field_of_the_warm_start_is_documented(session: Session) -> None:
+    assert set(documented("warm_start.jsonl")) == fields(read_json_lines(session.run.warm_start))
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_every_field_of_the_value_report_is_documented(version: int, session: Session) -> None:
+    report = json.loads(session.run.value_report_of(version).read_text())
+    assert set(documented("value_report.json")) == set(report)

@@ -1,0 +1,187 @@
+"""A run that was killed with SIGKILL and resumed ends with the same files as one that was not.
+
+Each case is a fault point: a function, and at which of its calls the process dies. The killed runs
+are forks of one process (`kill_server.py`), they are resumed here by the command line.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ragen_apo.cli import app
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import PARTIAL_MARK, read_json_lines
+from ragen_apo.run_directory import RunDirectory, open_run
+
+UPDATE = "ragen_apo.training.supervised:accumulate_supervised_gradients"
+SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
+FLUSH = "ragen_apo.files:sync_to_disk"
+
+# The tiny configuration makes 12 copy updates, 40 updates on demonstrations (a checkpoint every 10)
+# and 6 steps of Stage 2 (a checkpoint every 2, a new reference after 3).
+FAULTS = {
+    "in the demonstrations": (UPDATE, 12 + 35),
+    "inside a transaction of Stage 1": ("ragen_apo.values.store:ValueStore._insert", 9),
+    "in Stage 2 between checkpoints": ("ragen_apo.training.trainer:Trainer.step", 4),
+    "between a row of metrics and its checkpoint": (
+        "ragen_apo.training.stage_two:save_checkpoint",
+        2,
+    ),
+    "while a new reference is saved": (SAVE_MODEL, 3),
+    "between the tensors of a checkpoint": ("ragen_apo.training.checkpoint:save_file", 2 * 7 + 2),
+    "while an old checkpoint is removed": ("ragen_apo.training.checkpoint:shutil.rmtree", 7),
+    "while the trained policy is saved": (SAVE_MODEL, 4),
+    "between the files of the evaluation": (
+        "ragen_apo.evaluation.evaluate:write_json_atomically",
+        1,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def run_until_killed(tiny_config: str) -> Iterator[Callable[..., int]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("kill_server.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+
+        def run(folder: Path, *, target: str, call: int) -> int:
+            config = folder / "tiny.yaml"
+            config.write_text(tiny_config)
+            job = {"run": str(folder / "run"), "config": str(config)}
+            server.stdin.write(json.dumps({**job, "target": target, "call": call}) + "\n")
+            server.stdin.flush()
+            return int(server.stdout.readline())
+
+        yield run
+        server.stdin.close()
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_killed(
+    fault: str, run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
+) -> None:
+    target, call = FAULTS[fault]
+    status = run_until_killed(tmp_path, target=target, call=call)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    resume(tmp_path / "run")
+    assert_same_run(tmp_path / "run", finished_run)
+
+
+def test_a_run_killed_again_and_again_at_every_fiftieth_flush_to_disk(
+    run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
+) -> None:
+    statuses = [run_until_killed(tmp_path, target=FLUSH, call=50)]
+    while os.WIFSIGNALED(statuses[-1]) and len(statuses) < 10:
+        statuses.append(run_until_killed(tmp_path, target=FLUSH, call=50))
+    assert statuses[-1] == 0
+    assert len(statuses) >= 3
+    assert_same_run(tmp_path / "run", finished_run)
+
+
+def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path\n"
+        "from ragen_apo.run_directory import open_run\n"
+        "with open_run(Path(sys.argv[1])).locked():\n"
+        "    print('locked', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(finished_run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "locked\n"
+        with pytest.raises(RunDirectoryError, match="another process is working on"):
+            app(["train", "--run-dir", str(finished_run), "--resume"])
+        other.communicate("")
+    with open_run(finished_run).locked():
+        pass
+
+
+def test_a_run_whose_only_checkpoint_was_removed_goes_on_from_its_reference(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    for name in ("checkpoints", "policy", "references/1"):
+        shutil.rmtree(tmp_path / "run" / name)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    resume(tmp_path / "run")
+    assert_same_run(tmp_path / "run", finished_run)
+
+
+def resume(path: Path) -> None:
+    train = ["train", "--run-dir", str(path), "--resume", "--no-evaluate"]
+    app(train, result_action="return_value")
+    app(["evaluate", str(path)], result_action="return_value")
+
+
+def assert_same_run(actual: Path, expected: Path) -> None:
+    for name in ("warm_start.jsonl", "metrics.jsonl"):
+        assert rows(actual / name) == rows(expected / name)
+    for folder in ("initial", "references/0", "references/1", "policy"):
+        assert_same_tensors(actual / folder, expected / folder)
+    assert samples(actual) == samples(expected)
+    for name in ("value_report.json", "value_report_1.json", "evaluation/results.json"):
+        assert document(actual / name) == document(expected / name)
+    episodes = [read_json_lines(RunDirectory(run).episodes) for run in (actual, expected)]
+    assert [without(row, "policy") for row in episodes[0]] == [
+        without(row, "policy") for row in episodes[1]
+    ]
+    assert not list(actual.rglob(f"*{PARTIAL_MARK}*"))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    found = read_json_lines(path)
+    assert found
+    return [{key: row[key] for key in row if not key.endswith("seconds")} for row in found]
+
+
+def document(path: Path) -> dict[str, Any]:
+    return without(json.loads(path.read_text()), "policy")
+
+
+def without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}
+
+
+def assert_same_tensors(actual: Path, expected: Path) -> None:
+    left, right = (load_file(folder / "model.safetensors") for folder in (actual, expected))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def samples(run: Path) -> list[tuple]:
+    with sqlite3.connect(RunDirectory(run).values) as connection:
+        found = connection.execute(
+            "SELECT conditions, task_id, sample_index, episode_return, success, zlib_json "
+            "FROM samples JOIN trajectories USING (conditions, task_id, sample_index) "
+            "ORDER BY conditions, task_id, sample_index"
+        ).fetchall()
+    connection.close()
+    assert found
+    return found

@@ -1,0 +1,141 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ragen_apo.config import CopyConfig
+from ragen_apo.errors import ConfigError
+from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
+from ragen_apo.training.session import Session
+from ragen_apo.training.supervised import copy_phase, demonstrations_phase
+from ragen_apo.training.warm_start import (
+    SupervisedBatch,
+    accumulate_supervised_gradients,
+    copy_batch,
+    copyable_token_ids,
+    play_demonstrations,
+)
+
+CONFIG = CopyConfig(batch_size=16, sequence_length=20)
+TOKEN_IDS = range(100, 1100)
+
+
+def batch(*, seed: int = 0, step: int = 0) -> SupervisedBatch:
+    return copy_batch(CONFIG, token_ids=TOKEN_IDS, seed=seed, step=step)
+
+
+def test_the_targets_of_a_copy_batch_are_exactly_the_repeats() -> None:
+    drawn = batch()
+    periods = []
+    for tokens, targets in zip(
+        drawn.token_ids_BT.tolist(), drawn.target_mask_BT.tolist(), strict=True
+    ):
+        period = targets.index(True)
+        assert targets == [place >= period for place in range(20)]
+        assert all(tokens[place] == tokens[place - period] for place in range(period, 20))
+        periods.append(period)
+    assert min(periods) >= 2
+    assert max(periods) <= 10
+    assert len(set(periods)) > 3
+    assert set(drawn.token_ids_BT.flatten().tolist()) <= set(TOKEN_IDS)
+
+
+def test_a_copy_batch_is_a_function_of_seed_and_step() -> None:
+    assert torch.equal(batch(seed=1, step=2).token_ids_BT, batch(seed=1, step=2).token_ids_BT)
+    for other in (batch(seed=1, step=3), batch(seed=2, step=2)):
+        assert not torch.equal(batch(seed=1, step=2).token_ids_BT, other.token_ids_BT)
+
+
+def test_tokens_of_the_chat_template_are_not_copied(session: Session) -> None:
+    model = session.load_model(session.run.initial)
+    token_ids = copyable_token_ids(model)
+    template = set(model.tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+    assert len(template) == len(SPECIAL_TOKENS)
+    assert set(token_ids) | template == set(range(len(model.tokenizer)))
+    assert not set(token_ids) & template
+
+
+def test_demonstrations_are_the_same_for_the_same_seed_and_of_training_tasks(
+    session: Session,
+) -> None:
+    tasks = session.environments.tasks("train")
+    teacher = session.environments.scripted_policies()["teacher"]
+    first, again, other = (
+        play_demonstrations(
+            teacher, session.environments, None, tasks, num_episodes_per_task=2, seed=seed
+        )
+        for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+    assert [episode.task for episode in first] == [task for task in tasks for _ in range(2)]
+    assert {episode.task.split for episode in first} == {"train"}
+
+
+def test_a_phase_has_the_same_batch_at_the_same_step(session: Session) -> None:
+    model = session.load_model(session.run.initial)
+    for make_phase in (copy_phase, demonstrations_phase):
+        left, right = make_phase(session, model).batch(7), make_phase(session, model).batch(7)
+        for one, two in zip(left, right, strict=True):
+            assert torch.equal(one.token_ids_BT, two.token_ids_BT)
+            assert torch.equal(one.target_mask_BT, two.target_mask_BT)
+
+
+def test_demonstrations_train_on_the_teachers_responses_only(session: Session) -> None:
+    model = session.load_model(session.run.initial)
+    for part in demonstrations_phase(session, model).batch(0):
+        for tokens, targets in zip(part.token_ids_BT, part.target_mask_BT, strict=True):
+            text = model.tokenizer.decode(tokens[targets], skip_special_tokens=False)
+            assert text.startswith("<think>")
+            assert text.endswith("</answer>")
+            assert "TASK" not in text
+            assert "<|user|>" not in text
+
+
+def test_the_supervised_gradient_does_not_depend_on_how_a_batch_is_cut(session: Session) -> None:
+    model = session.load_model(session.run.reference(0))
+    ids = torch.randint(8, 200, (6, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(12)[None, :] >= torch.tensor([[2], [3], [5], [7], [9], [11]])
+    gradients, results = [], []
+    for size in (6, 2):
+        model.model.zero_grad()
+        parts = [
+            SupervisedBatch(ids[start : start + size], mask[start : start + size])
+            for start in range(0, 6, size)
+        ]
+        results.append(accumulate_supervised_gradients(model, parts))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.model.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
+    assert results[0].accuracy == results[1].accuracy
+    # The mean over targets of -log p, computed from the whole model's own logits.
+    with torch.no_grad():
+        logprobs = model.model(input_ids=ids).logits.log_softmax(-1)
+    chosen = logprobs[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2)[mask[:, 1:]]
+    assert results[0].loss == pytest.approx(-chosen.mean().item(), rel=1e-5)
+
+
+def test_an_unknown_teacher_is_refused_with_the_names_there_are(session: Session) -> None:
+    demonstrations = session.config.warm_start.demonstrations.model_copy(
+        update={"teacher": "headmaster"}
+    )
+    warm_start = session.config.warm_start.model_copy(update={"demonstrations": demonstrations})
+    config = session.config.model_copy(update={"warm_start": warm_start})
+    model = session.load_model(session.run.initial)
+    with pytest.raises(ConfigError, match=r"'headmaster'; it has .*heuristic.*teacher"):
+        demonstrations_phase(replace(session, config=config), model)
+
+
+def test_the_curves_have_both_phases_in_order(finished_run: Path) -> None:
+    from ragen_apo.files import read_json_lines
+
+    rows = read_json_lines(finished_run / "warm_start.jsonl")
+    assert [(row["phase"], row["step"]) for row in rows] == [
+        *(("copy", step) for step in (10, 12)),
+        *(("demonstrations", step) for step in (10, 20, 30, 40)),
+    ]
+    losses = [row["loss"] for row in rows if row["phase"] == "demonstrations"]
+    assert np.diff(losses).max() < 0.5
+    assert losses[-1] < losses[0] - 1
