@@ -28,8 +28,6 @@ $(READY): pyproject.toml constraints.txt
 quickstart: setup ## train a small shopping agent, evaluate it, write the report (about 10 minutes)
 	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
 	  $(if $(wildcard $(QUICKSTART)),--resume)
-	$(BIN)/ragen-apo evaluate $(QUICKSTART) --split test --episodes 100
-	$(BIN)/ragen-apo report $(QUICKSTART)
 
 test: setup ## run the tests
 	$(BIN)/pytest

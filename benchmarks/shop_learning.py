@@ -2,9 +2,10 @@
 
     python -m benchmarks.shop_learning --seeds 0 1 2
 
-For each seed: the whole run of configs/shop.yaml, evaluated greedily on the 100 held-out products and
-on all 497. Then, from the same reference and with fewer steps, what V* is good for: A*-PO's V*, the
-mean of the reference's returns, 0, and a control with shuffled returns. Runs that are done are reused.
+For each seed: the whole run of configs/shop.yaml, evaluated greedily on the 100 held-out products
+and on all 497. Then, from the same reference and with fewer steps, what V* is good for: A*-PO's V*,
+the mean of the reference's returns, 0, and a control with shuffled returns. Runs that are done are
+reused.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import RESULTS, machine
 from rich.console import Console
 
-from benchmarks.results import machine_description, write_table
 from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.console import ConsoleProgress
@@ -41,12 +42,21 @@ VARIANTS: dict[str, list[str]] = {
 EPISODES = {"test": 100, "all": 497}
 
 
+NOTES = """Greedy play, one episode a task. The held-out products are the goal of no demonstration,
+no Stage 1 sample and no training rollout. The teacher of the demonstrations is scripted and
+mediocre (about 30% success). Success is the share of episodes that buy the right product."""
+
+
+def write(lines: Sequence[str]) -> None:
+    """Prints the page and writes it to benchmarks/results/shop_learning.md."""
+    page = "\n".join(lines)
+    (RESULTS / "shop_learning.md").write_text(page, encoding="utf-8")
+    print(page)
+
+
 def finished_run(path: Path, config: RunConfig) -> RunDirectory:
     """The run at `path`, trained to its end; what is done already is not done again."""
-    if path.exists():
-        run = open_run(path)
-    else:
-        run = create_run(path, config_yaml=resolved_yaml(config))
+    run = open_run(path) if path.exists() else create_run(path, config_yaml=resolved_yaml(config))
     if not run.policy.exists():
         started = time.perf_counter()
         with ConsoleProgress(Console()) as progress:
@@ -131,8 +141,9 @@ def main() -> None:
         finished_run(arguments.runs / f"seed-{seed}", load_config(CONFIG, ["--seed", str(seed)]))
         for seed in arguments.seeds
     ]
-    lines = ["# Learning to shop", "", machine_description(), "", *main_table(runs), ""]
-    write_table("shop_learning", lines)
+    lines = ["# Learning to shop", "", NOTES, "", f"- Machine: {machine()}"]
+    lines += ["- Command: `python -m benchmarks.shop_learning`", "", *main_table(runs), ""]
+    write(lines)
     variants: dict[str, list[RunDirectory]] = {name: [] for name in VARIANTS}
     for seed, base in zip(arguments.seeds, runs, strict=True):
         for name, overrides in VARIANTS.items():
@@ -151,7 +162,7 @@ def main() -> None:
             path = arguments.runs / f"seed-{seed}-{slug}"
             variants[name].append(finished_run(path, config))
     lines += [*ablation_table(variants, num_steps=arguments.ablation_steps), ""]
-    write_table("shop_learning", lines)
+    write(lines)
 
 
 if __name__ == "__main__":

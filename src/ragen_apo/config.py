@@ -160,6 +160,9 @@ class PolicyConfig(Section):
     """A Hugging Face model folder or hub name; null builds the small model."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model; only for models you trust."""
+    freeze_embeddings: bool = False
+    """Leave token embeddings as they are after the copy curriculum: nothing is learned about one
+    token that does not hold for all, which helps with ids and words that training never names."""
     small: SmallModelConfig = SmallModelConfig()
 
 

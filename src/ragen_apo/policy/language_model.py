@@ -91,6 +91,10 @@ class LanguageModel:
         assert projection is not None
         return projection(hidden_NH).float()
 
+    def freeze_embeddings(self) -> None:
+        """Keeps the token embeddings, and with tied weights the projection, as they are."""
+        self.model.get_input_embeddings().requires_grad_(False)
+
     def fingerprint(self) -> str:
         """A content hash of all that decides what the model says: the identity of a reference.
 

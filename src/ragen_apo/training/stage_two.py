@@ -34,6 +34,8 @@ def run_stage_two(
 ) -> None:
     """Trains `policy` in place from `position` to the last step."""
     config = session.config
+    if config.policy.freeze_embeddings:
+        policy.freeze_embeddings()
     optimizer = Optimizer(policy.model, weight_decay=config.apo.weight_decay)
     optimizer.load_state_tensors(moments)
     version = position.counters.get("reference_version", 0)

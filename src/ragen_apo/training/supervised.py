@@ -67,6 +67,8 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
 def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
     """The teacher's episodes on training tasks, its responses as targets."""
     config = session.config.warm_start.demonstrations
+    if session.config.policy.freeze_embeddings:
+        model.freeze_embeddings()
     policies = session.environments.scripted_policies()
     if config.teacher not in policies:
         raise ConfigError(
