@@ -161,8 +161,8 @@ class PolicyConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the model; only for models you trust."""
     freeze_embeddings: bool = False
-    """Leave token embeddings as they are after the copy curriculum: nothing is learned about one
-    token that does not hold for all, which helps with ids and words that training never names."""
+    """Leave token embeddings as they are in Stage 2: less is learned about one id that does not
+    hold for all of them."""
     small: SmallModelConfig = SmallModelConfig()
 
 
@@ -188,6 +188,9 @@ class DemonstrationsConfig(Section):
     """Name of a scripted policy of the environment."""
     num_episodes_per_task: Count = 3
     """Demonstrations per training task."""
+    relabel_numbers: bool = False
+    """Give the numbers of each demonstration other values, the same one for the same number, so
+    that ids are copied and not learned by heart; for environments whose numbers are names."""
     num_steps: CountOrZero = 250
     """Optimizer steps; 0 leaves it out."""
     batch_size: Count = 64

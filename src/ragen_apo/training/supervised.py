@@ -21,7 +21,9 @@ from ragen_apo.training.warm_start import (
     accumulate_supervised_gradients,
     copy_batch,
     copyable_token_ids,
+    number_token_ids,
     play_demonstrations,
+    relabel,
 )
 from ragen_apo.types import training_sample
 
@@ -67,8 +69,6 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
 def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
     """The teacher's episodes on training tasks, its responses as targets."""
     config = session.config.warm_start.demonstrations
-    if session.config.policy.freeze_embeddings:
-        model.freeze_embeddings()
     policies = session.environments.scripted_policies()
     if config.teacher not in policies:
         raise ConfigError(
@@ -85,7 +85,7 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         seed=session.config.seed,
     )
     samples = [training_sample(trajectory) for trajectory in trajectories]
-    pad_id = model.pad_id
+    pad_id, numbers = model.pad_id, number_token_ids(model)
 
     def batch(step: int) -> list[SupervisedBatch]:
         indices = epoch_slice(
@@ -96,6 +96,8 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
             purpose="demonstration-order",
         )
         chosen = [samples[index] for index in indices]
+        if config.relabel_numbers:
+            chosen = relabel(chosen, token_ids=numbers, seed=session.config.seed, step=step)
         parts = [
             collate([chosen[place] for place in places], pad_id=pad_id, device=session.device)
             for places in micro_batches(chosen, size=session.config.training.micro_batch_size)

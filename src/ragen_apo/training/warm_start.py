@@ -12,7 +12,7 @@ resumed phase sees the batches it would have seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.seeding import derive_seed, generator
-from ragen_apo.types import Task, Trajectory
+from ragen_apo.types import Task, TrainingSample, Trajectory
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,30 @@ def copyable_token_ids(model: LanguageModel) -> list[int]:
     vocabulary = model.tokenizer.get_vocab()
     template = {vocabulary[token] for token in SPECIAL_TOKENS if token in vocabulary}
     return [index for index in range(len(model.tokenizer)) if index not in template]
+
+
+def number_token_ids(model: LanguageModel) -> list[int]:
+    """The tokens that are nothing but digits."""
+    vocabulary = model.tokenizer.get_vocab()
+    return sorted(index for token, index in vocabulary.items() if token.isdecimal())
+
+
+def relabel(
+    samples: Sequence[TrainingSample], *, token_ids: Sequence[int], seed: int, step: int
+) -> list[TrainingSample]:
+    """The samples with the given tokens permuted among themselves, each sample in its own way.
+
+    Where a number is a name, what is right after relabelling was right before: only copying it from
+    the page works every time, and a policy that copies can name ids that no demonstration chose.
+    """
+    draws = generator(seed, "relabelled-numbers", step)
+    permuted = np.asarray(token_ids)
+    relabelled = []
+    for sample in samples:
+        names = dict(zip(token_ids, draws.permutation(permuted).tolist(), strict=True))
+        renamed = tuple(names.get(token, token) for token in sample.token_ids)
+        relabelled.append(replace(sample, token_ids=renamed))
+    return relabelled
 
 
 def play_demonstrations(
