@@ -173,3 +173,17 @@ def test_a_refresh_makes_a_new_reference_and_keeps_the_old_values(session: Sessi
     ]
     assert values[0].keys() == values[1].keys()
     assert values[0] != values[1]
+
+
+def test_frozen_embeddings_stay_as_they_are_while_the_rest_learns(session: Session) -> None:
+    policy = session.load_model(session.run.reference(1))
+    policy.freeze_embeddings()
+    before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    trainer = trainer_of(session)
+    trainer.policy, trainer.optimizer = policy, Optimizer(policy.model)
+    trainer.proxy = build_proxy(session.config, policy, session.environments)
+    trainer.step(0)
+    after = policy.model.state_dict()
+    same = {name for name, value in after.items() if torch.equal(value, before[name])}
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= same
+    assert "model.layers.0.mlp.up_proj.weight" not in same

@@ -15,8 +15,11 @@ from ragen_apo.training.warm_start import (
     accumulate_supervised_gradients,
     copy_batch,
     copyable_token_ids,
+    number_token_ids,
     play_demonstrations,
+    relabel,
 )
+from ragen_apo.types import TrainingSample
 
 CONFIG = CopyConfig(batch_size=16, sequence_length=20)
 TOKEN_IDS = range(100, 1100)
@@ -139,3 +142,30 @@ def test_the_curves_have_both_phases_in_order(finished_run: Path) -> None:
     losses = [row["loss"] for row in rows if row["phase"] == "demonstrations"]
     assert np.diff(losses).max() < 0.5
     assert losses[-1] < losses[0] - 1
+
+
+def test_relabelled_numbers_stay_the_same_number_within_an_episode_and_nothing_else_moves() -> None:
+    numbers = [10, 11, 12, 13, 14, 15, 16, 17]
+    sample = TrainingSample(
+        token_ids=(1, 10, 2, 11, 3, 10, 4),
+        loss_mask=(False, False, False, False, True, True, True),
+        logprobs=(0.0,) * 7,
+    )
+    seen = set()
+    for step in range(20):
+        (changed,) = relabel([sample], token_ids=numbers, seed=0, step=step)
+        ids = changed.token_ids
+        assert [ids[place] for place in (0, 2, 4, 6)] == [1, 2, 3, 4]
+        assert ids[1] == ids[5] != ids[3]
+        assert {ids[1], ids[3]} <= set(numbers)
+        assert changed.loss_mask == sample.loss_mask
+        assert relabel([sample], token_ids=numbers, seed=0, step=step) == [changed]
+        seen.add(ids[1])
+    assert len(seen) > 4, "the same number gets other names in other steps"
+
+
+def test_number_tokens_are_the_ids_of_the_shop(tiny_model) -> None:
+    numbers = number_token_ids(tiny_model)
+    texts = [tiny_model.tokenizer.decode([token]) for token in numbers]
+    assert all(text.isdecimal() for text in texts)
+    assert {"1", "42"} <= set(texts)

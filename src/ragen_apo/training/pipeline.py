@@ -11,6 +11,8 @@ that was not (`seconds` aside).
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,7 +79,7 @@ def _initial_model(session: Session) -> LanguageModel:
     """The model that training starts from: the configured one, or a small one built on the spot."""
     config, folder = session.config, session.run.initial
     if config.policy.path is not None:
-        return session.load_model(config.policy.path)  # type: ignore[arg-type]
+        return session.load_model(config.policy.path)
     if not folder.exists():
         small = config.policy.small
         model = build_small_model(
@@ -127,7 +129,7 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     return position, moments
 
 
-def _keep_rows(path: Any, keep: Any) -> None:
+def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     rows = read_json_lines(path)
     if path.exists():
         write_json_lines_atomically(path, [row for row in rows if keep(row)])

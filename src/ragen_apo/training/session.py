@@ -32,7 +32,7 @@ class Session:
     dtype: torch.dtype
     progress: Progress
 
-    def load_model(self, folder: Path) -> LanguageModel:
+    def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names."""
         return load_language_model(
             folder,
