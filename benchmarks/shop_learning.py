@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,10 +57,8 @@ def finished_run(path: Path, config: RunConfig) -> RunDirectory:
     """The run at `path`, trained to its end; what is done already is not done again."""
     run = open_run(path) if path.exists() else create_run(path, config_yaml=resolved_yaml(config))
     if not run.policy.exists():
-        started = time.perf_counter()
         with ConsoleProgress(Console()) as progress:
             train(config, run, progress=progress)
-        run.add_seconds("whole run", time.perf_counter() - started)
     return run
 
 
@@ -103,7 +100,7 @@ def main_table(runs: Sequence[RunDirectory]) -> list[str]:
                 f"{result['avg_steps']:.2f}",
                 f"{weakest:.1%}",
             ]
-        seconds = run.read_status()["phases"].get("whole run", {}).get("seconds", float("nan"))
+        seconds = sum(phase["seconds"] for phase in run.read_status()["phases"].values())
         rows.append(f"| {' | '.join([*cells, f'{seconds / 60:.1f}'])} |")
     return rows
 
