@@ -31,10 +31,15 @@ def sync_to_disk(path: Path) -> None:
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Replaces `path` by a file with this text, or leaves it untouched and raises OSError."""
+    write_bytes_atomically(path, text.encode("utf-8"))
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Replaces `path` by a file with this content, or leaves it untouched and raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_path(path)
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         sync_to_disk(partial)
         partial.replace(path)
     except BaseException:

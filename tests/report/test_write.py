@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ragen_apo import files
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.report import write, write_report
 
@@ -74,7 +75,7 @@ def test_a_failure_while_writing_a_file_leaves_no_partial_file(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(write, "report_files", lambda run: {"summary.csv": b"new"})
-    monkeypatch.setattr(write, "sync_to_disk", full_disk)
+    monkeypatch.setattr(files, "sync_to_disk", full_disk)
     directory = build_run()
     with pytest.raises(OSError, match="No space left"):
         write_report(directory)

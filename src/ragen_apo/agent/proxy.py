@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ragen_apo.agent.context import ContextManager, parse_response
+from ragen_apo.agent.context import ContextManager, ParsedResponse, parse_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.environments.base import TextEnvironment
 from ragen_apo.errors import ContextError
@@ -41,9 +41,16 @@ class _Episode:
     num_context_tokens: int = 0
     turns: list[Turn] = field(default_factory=list)
 
-    def record(self, response: Response, text: str, outcome: Outcome, *, state_key: str) -> None:
+    def record(
+        self,
+        response: Response,
+        text: str,
+        parsed: ParsedResponse,
+        outcome: Outcome,
+        *,
+        state_key: str,
+    ) -> None:
         """Writes the turn down before the next observation replaces the present one."""
-        parsed = parse_response(text)
         truncated = () if response.stopped else (TurnFlag.RESPONSE_TRUNCATED.value,)
         self.turns.append(
             Turn(
@@ -147,14 +154,13 @@ class AgentProxy:
             temperature=temperature,
         )
         texts = [self.context.decode(response.token_ids) for response in responses]
-        outcomes = self.environments.step(
-            [episode.environment for episode in episodes], [parse_response(text) for text in texts]
-        )
+        parsed = [parse_response(text) for text in texts]
+        outcomes = self.environments.step([episode.environment for episode in episodes], parsed)
         ended: dict[int, Trajectory] = {}
-        for (episode, row), response, text, outcome, state_key in zip(
-            active, responses, texts, outcomes, state_keys, strict=True
+        for (episode, row), response, text, reading, outcome, state_key in zip(
+            active, responses, texts, parsed, outcomes, state_keys, strict=True
         ):
-            episode.record(response, text, outcome, state_key=state_key)
+            episode.record(response, text, reading, outcome, state_key=state_key)
             if outcome.terminated or outcome.truncated or not self._has_room(episode, response):
                 ended[episode.index] = episode.finish(outcome, policy_version=policy_version)
                 self.engine.close_row(row)

@@ -6,11 +6,10 @@ replaced as a whole.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from ragen_apo.files import PARTIAL_MARK, sync_to_disk
+from ragen_apo.files import write_bytes_atomically
 from ragen_apo.report import plots
 from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.load import RunData, load_run
@@ -33,7 +32,7 @@ def write_report(run_directory: Path) -> list[Path]:
     directory = RunDirectory(run_directory).report
     directory.mkdir(exist_ok=True)
     for name, content in contents.items():
-        _replace_file(directory / name, content)
+        write_bytes_atomically(directory / name, content)
     if not run.trained:
         (directory / LEARNING_CURVES).unlink(missing_ok=True)
     return [directory / name for name in contents]
@@ -51,19 +50,6 @@ def report_files(run: RunData) -> Mapping[str, bytes]:
         "slides.pptx": slides(run),
         "report.html": _encoded(page(run, learning_curves=curves)),
     }
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """As `files.write_text_atomically` does it, for bytes."""
-    partial = path.with_name(f"{path.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
-    try:
-        partial.write_bytes(content)
-        sync_to_disk(partial)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_to_disk(path.parent)
 
 
 def _encoded(text: str) -> bytes:
