@@ -75,8 +75,8 @@ def test_a_failure_while_writing_a_file_leaves_no_partial_file(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(write, "report_files", lambda run: {"summary.csv": b"new"})
-    monkeypatch.setattr(files, "sync_to_disk", full_disk)
     directory = build_run()
+    monkeypatch.setattr(files, "sync_to_disk", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_report(directory)
     assert list((directory / "report").iterdir()) == []
