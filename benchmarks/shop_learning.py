@@ -152,6 +152,7 @@ def main() -> None:
                     *("--apo.value_store", str(base.values)),
                     *("--training.max_steps", str(arguments.ablation_steps)),
                     *("--training.eval_every", str(arguments.ablation_steps)),
+                    *("--apo.reference_refresh.every_steps", "null"),
                     *overrides,
                 ],
             )

@@ -45,6 +45,14 @@ def test_the_targets_of_a_copy_batch_are_exactly_the_repeats() -> None:
     assert set(drawn.token_ids_BT.flatten().tolist()) <= set(TOKEN_IDS)
 
 
+def test_rows_of_a_copy_batch_have_small_and_large_alphabets() -> None:
+    config = CopyConfig(batch_size=256, sequence_length=64)
+    rows = copy_batch(config, token_ids=TOKEN_IDS, seed=0, step=0).token_ids_BT.tolist()
+    sizes = [len(set(row[:32])) for row in rows]
+    assert sum(size <= 6 for size in sizes) > 10
+    assert sum(size > 20 for size in sizes) > 25
+
+
 def test_a_copy_batch_is_a_function_of_seed_and_step() -> None:
     assert torch.equal(batch(seed=1, step=2).token_ids_BT, batch(seed=1, step=2).token_ids_BT)
     for other in (batch(seed=1, step=3), batch(seed=2, step=2)):

@@ -207,8 +207,8 @@ def build_small_model(
 ) -> LanguageModel:
     """A randomly initialised Llama decoder with tied embeddings for this tokenizer.
 
-    The weights are a function of the seed alone. One attention head of the first layer starts out
-    looking at the previous token (see `_look_at_previous_token`). Responses end with the closing
+    The weights are a function of the seed alone. Attention heads of the first layer start
+    out looking at the previous tokens (see `_look_at_previous_tokens`). Responses end with the closing
     tag, one token of the project's own tokenizer, stored as the end token of generation.
     """
     closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSING_TAG)
@@ -232,7 +232,7 @@ def build_small_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model-weights"))
         model = LlamaForCausalLM(config)
-    _look_at_previous_token(model)
+    _look_at_previous_tokens(model)
     model.generation_config = GenerationConfig(
         eos_token_id=closing_tag_id, pad_token_id=pad_id, do_sample=False
     )
@@ -240,25 +240,28 @@ def build_small_model(
 
 
 @torch.no_grad()
-def _look_at_previous_token(model: LlamaForCausalLM) -> None:
-    """Sets queries and keys of the first layer's first head to constants that point one place back.
+def _look_at_previous_tokens(model: LlamaForCausalLM) -> None:
+    """Sets queries and keys of heads of the first layer to constants that point 1, 2, ... back.
 
     Copying needs two heads in sequence: one that brings each token's predecessor along, one that
     looks for it. Neither is of use without the other, which is why their formation takes so long
-    from random weights (docs/log.md has the measurement). With constant q and k the score of a pair
-    is
-    sum_f c^2 cos(theta_f (i - j - 1)) / sqrt(head_dim), largest at j = i - 1.
+    from random weights (docs/log.md has the measurement). Several offsets, because the place to
+    copy from is often known by several words only, as an id by the whole title before it. One head
+    stays as it was drawn. With constant q and k the score of a pair at offset o is
+    sum_f c^2 cos(theta_f (i - j - o)) / sqrt(head_dim), largest at j = i - o.
     """
     attention: Any = model.model.layers[0].self_attn
     head_dim = attention.head_dim
     frequencies = ROPE_THETA ** (-torch.arange(0, head_dim, 2) / head_dim)
-    head = slice(0, head_dim)
-    attention.q_proj.weight[head] = 0.0
-    attention.k_proj.weight[head] = 0.0
     still = torch.cat([torch.ones(head_dim // 2), torch.zeros(head_dim // 2)])
-    back = torch.cat([torch.cos(frequencies), -torch.sin(frequencies)])
-    attention.k_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * still
-    attention.q_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * back
+    for index in range(max(model.config.num_attention_heads - 1, 1)):
+        angles = frequencies * (index + 1)
+        back = torch.cat([torch.cos(angles), -torch.sin(angles)])
+        head = slice(index * head_dim, (index + 1) * head_dim)
+        attention.q_proj.weight[head] = 0.0
+        attention.k_proj.weight[head] = 0.0
+        attention.k_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * still
+        attention.q_proj.bias[head] = PREVIOUS_TOKEN_SHARPNESS * back
 
 
 transformers.logging.set_verbosity_error()

@@ -29,6 +29,9 @@ from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.types import Task, TrainingSample, Trajectory
 
+SMALLEST_ALPHABET = 4
+"""Different tokens in a row of the copy curriculum, at least."""
+
 
 @dataclass(frozen=True)
 class SupervisedBatch:
@@ -51,13 +54,20 @@ def copy_batch(
 ) -> SupervisedBatch:
     """Rows of a random segment repeated to the end; targets are the repeats.
 
-    Each row has its own period between 2 and half the length, so the distance to copy over varies.
+    Each row has its own period between 2 and half the length, so the distance to copy over varies,
+    and its own alphabet of 4 tokens up to all of them: with few tokens, only the last two or three
+    tokens together say where to copy from.
     """
     draws = generator(seed, "copy-curriculum", step)
     rows, length = config.batch_size, config.sequence_length
     vocabulary = np.asarray(token_ids, dtype=np.int64)
     periods = draws.integers(2, length // 2, size=rows, endpoint=True)
-    segments = vocabulary[draws.integers(0, len(vocabulary), size=(rows, length))]
+    smallest = min(SMALLEST_ALPHABET, len(vocabulary))
+    log_sizes = draws.uniform(np.log(smallest), np.log(len(vocabulary)), size=(rows, 1))
+    alphabets = vocabulary[draws.integers(0, len(vocabulary), size=(rows, length))]
+    num_letters = np.minimum(np.exp(log_sizes).astype(np.int64), length)
+    letters = draws.integers(0, num_letters, size=(rows, length))
+    segments = np.take_along_axis(alphabets, letters, axis=1)
     places = np.arange(length)[None, :] % periods[:, None]
     token_ids_BT = np.take_along_axis(segments, places, axis=1)
     target_mask_BT = np.arange(length)[None, :] >= periods[:, None]

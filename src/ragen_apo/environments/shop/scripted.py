@@ -85,10 +85,10 @@ class Teacher:
         draw = self._generator.random()
         if draw < self.buy_share or self._num_turns > self.max_patience_turns:
             title, product_id = self._choose(offers)
-            return Reply(thought=title, action=f"buy {product_id}")
+            return Reply(thought=f"{title} {product_id}", action=f"buy {product_id}")
         if draw < self.buy_share + self.click_share and len(offers) > 1:
             title, product_id = self._choose(offers)
-            return Reply(thought=f"look at {title}", action=f"click {product_id}")
+            return Reply(thought=f"look at {title} {product_id}", action=f"click {product_id}")
         return self._search()
 
     def _choose(self, offers: list[Listing]) -> Listing:
@@ -131,7 +131,7 @@ class Oracle:
             return Reply(thought=f"find {keywords}", action=f"search {keywords}")
         shown = {product_id: title for title, product_id in listings(observation)}
         title = shown.get(str(self._goal_id), "the product")
-        return Reply(thought=title, action=f"buy {self._goal_id}")
+        return Reply(thought=f"{title} {self._goal_id}", action=f"buy {self._goal_id}")
 
 
 class Heuristic:
@@ -145,7 +145,7 @@ class Heuristic:
         offers = listings(observation)
         if offers:
             title, product_id = offers[0]
-            return Reply(thought=title, action=f"buy {product_id}")
+            return Reply(thought=f"{title} {product_id}", action=f"buy {product_id}")
         keyword = (product_words(task_words(observation)) or ["product"])[-1]
         return Reply(thought=f"find {keyword}", action=f"search {keyword}")
 
