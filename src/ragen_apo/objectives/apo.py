@@ -181,10 +181,10 @@ def sequence_log_ratio(
     Summed in at least float32; 0 for a sequence without sampled tokens. The gradient flows into
     `logprobs_BT` at sampled tokens only.
     """
-    return _token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT).sum(dim=1)
+    return token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT).sum(dim=1)
 
 
-def _token_log_ratio(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def token_log_ratio(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
     dtype = torch.promote_types(logprobs_BT.dtype, torch.float32)
     difference_BT = logprobs_BT.to(dtype) - reference_logprobs_BT.detach().to(dtype)
     # where, not a product: 0 * NaN at a padded position would be NaN.
@@ -244,7 +244,7 @@ def sequence_kl(logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor, mask_BT: 
     noisy than Delta. Carries no gradient.
     """
     with torch.no_grad():
-        token_BT = _token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
+        token_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
         return (torch.expm1(-token_BT) + token_BT).sum(dim=1)
 
 

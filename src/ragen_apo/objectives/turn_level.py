@@ -1,0 +1,112 @@
+"""Turn-level A*-PO: the optimal advantage of each segment of an episode instead of the whole.
+
+Consumes log-probabilities, the rewards of segments (turns between two states of known value) and
+the values of their first states; produces a scalar loss and the same monitors as `objectives.apo`.
+
+With V of the state after the end 0, and Delta_h the log ratio of segment h:
+
+    delta_h = r_h + V(s_{h+1}) - V(s_h) - beta Delta_h                 (`segment_residuals`)
+    A_h     = sum_{l >= 0} lambda^l delta_{h+l}                        (`traced`)
+    loss    = -sum_h detach(A_h) Delta_h
+
+lambda = 0 is the regression of every segment on its own optimal advantage: right where V is V*, and
+as wrong as V is elsewhere. lambda = 1 is (return to go - beta log ratio to go) - V(s_h): on-policy
+its expected gradient is that of the trajectory form for any V, as V(s_h) does not depend on what is
+written in s_h, and its variance is lower, as it leaves out what was earned before s_h and knows how
+good s_h was. Values between the two trade bias for variance (Schulman et al., arXiv 1506.02438, for
+returns without KL).
+
+Axes: B sequences, T token positions, S segments.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ragen_apo.errors import ConfigError
+from ragen_apo.objectives.apo import ApoLoss, sequence_kl, token_log_ratio
+
+
+def turn_level_loss(
+    logprobs_BT: Tensor,
+    *,
+    reference_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    segment_BT: Tensor,
+    rewards_BS: Tensor,
+    values_BS: Tensor,
+    beta2: float,
+    trace: float,
+    advantage_clamp: float | None = None,
+    num_sequences: int,
+) -> ApoLoss:
+    """The loss of some sequences out of a batch of `num_sequences`.
+
+    `segment_BT` [B, T] int64 says which segment a sampled token belongs to; its other entries do
+    not matter. `rewards_BS` and `values_BS` [B, S] are 0 for segments that a sequence does not
+    have. `trace` is lambda. `ApoLoss.residual` is the sum of the segments' residuals, which is the
+    residual of the whole trajectory. Raises ConfigError for a trace outside [0, 1] and ValueError
+    for shapes that do not agree.
+    """
+    if not 0.0 <= trace <= 1.0:
+        raise ConfigError(f"trace must lie between 0 and 1, got {trace}")
+    if not (logprobs_BT.shape == mask_BT.shape == segment_BT.shape):
+        raise ValueError(
+            "logprobs_BT, mask_BT and segment_BT must have one shape, got "
+            f"{tuple(logprobs_BT.shape)}, {tuple(mask_BT.shape)} and {tuple(segment_BT.shape)}"
+        )
+    if rewards_BS.shape != values_BS.shape or len(rewards_BS) != len(logprobs_BT):
+        raise ValueError(
+            f"rewards_BS and values_BS must have one shape [{len(logprobs_BT)}, S], got "
+            f"{tuple(rewards_BS.shape)} and {tuple(values_BS.shape)}"
+        )
+    token_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
+    log_ratio_BS = segment_sums(token_BT, mask_BT=mask_BT, segment_BT=segment_BT, like=values_BS)
+    residual_BS = segment_residuals(
+        log_ratio_BS.detach(), rewards_BS=rewards_BS, values_BS=values_BS, beta2=beta2
+    )
+    advantage_BS = traced(residual_BS, trace=trace)
+    if advantage_clamp is not None:
+        advantage_BS = advantage_BS.clamp(min=-advantage_clamp, max=advantage_clamp)
+    loss_B = -(advantage_BS * log_ratio_BS).sum(dim=1)
+    return ApoLoss(
+        loss=loss_B.sum() / num_sequences,
+        residual=residual_BS.sum(dim=1),
+        log_ratio=log_ratio_BS.detach().sum(dim=1),
+        kl=sequence_kl(logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT),
+        num_tokens=mask_BT.sum(dim=1),
+    )
+
+
+def segment_sums(token_BT: Tensor, *, mask_BT: Tensor, segment_BT: Tensor, like: Tensor) -> Tensor:
+    """The sum of a per-token quantity over each segment's sampled tokens, in the shape of `like`.
+
+    0 for a segment without sampled tokens. Gradients flow into the sampled tokens.
+    """
+    index_BT = torch.where(mask_BT, segment_BT, torch.zeros_like(segment_BT))
+    sums_BS = torch.zeros(like.shape, dtype=token_BT.dtype, device=token_BT.device)
+    return sums_BS.scatter_add(1, index_BT, torch.where(mask_BT, token_BT, 0.0))
+
+
+def segment_residuals(
+    log_ratio_BS: Tensor, *, rewards_BS: Tensor, values_BS: Tensor, beta2: float
+) -> Tensor:
+    """Residuals delta [B, S]: reward + next value - value - beta2 Delta; they telescope.
+
+    A sequence with fewer than S segments has zeros at the end of all three, so the value after its
+    last segment is 0, as it has to be.
+    """
+    next_values_BS = torch.cat([values_BS[:, 1:], torch.zeros_like(values_BS[:, :1])], dim=1)
+    advantage_BS = (rewards_BS + next_values_BS - values_BS).to(log_ratio_BS.dtype)
+    return advantage_BS - beta2 * log_ratio_BS
+
+
+def traced(residual_BS: Tensor, *, trace: float) -> Tensor:
+    """sum_{l >= 0} trace^l residual_{h+l} [B, S]: this segment's residual and those after it."""
+    following_B = torch.zeros_like(residual_BS[:, 0])
+    columns: list[Tensor] = []
+    for residual_B in reversed(residual_BS.unbind(dim=1)):
+        following_B = residual_B + trace * following_B
+        columns.append(following_B)
+    return torch.stack(columns[::-1], dim=1)

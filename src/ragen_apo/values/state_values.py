@@ -1,0 +1,84 @@
+"""V* of the states that Stage 1 visited on its way, for turn-level A*-PO.
+
+Consumes the reference's trajectories, whose turns name the state they were written in, and produces
+values of states and, for a trajectory of the policy, the segments between known states. Pure.
+
+    V_hat(s) = beta log mean exp(G / beta),   G = return-to-go of the reference from s
+
+No episode is played for this: every trajectory that estimates the value of its task passes through
+states that other trajectories of the task pass through as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ragen_apo.types import Trajectory
+from ragen_apo.values.estimator import soft_value
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Turns of one episode from a state of known value up to the next such state, or the end."""
+
+    first_turn: int
+    num_turns: int
+    reward: float
+    """Sum of the turns' rewards."""
+    value: float
+    """V_hat of the state in which the first turn was written."""
+
+
+def state_values(
+    trajectories: Iterable[Trajectory], *, beta: float, min_visits: int
+) -> dict[str, float]:
+    """V_hat of every state that at least `min_visits` of the trajectories visit.
+
+    A trajectory counts once a state, from its first visit, so the samples are independent. Turns
+    without a state key count for no state. `beta` as in `soft_value`.
+    """
+    if min_visits < 1:
+        raise ValueError(f"min_visits must be at least 1, got {min_visits}")
+    returns_to_go: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        first_visits: dict[str, float] = {}
+        to_go = 0.0
+        for turn in reversed(trajectory.turns):
+            to_go += turn.reward
+            if turn.state_key is not None:
+                first_visits[turn.state_key] = to_go
+        for state_key, value in first_visits.items():
+            returns_to_go[state_key].append(value)
+    return {
+        state_key: soft_value(samples, beta=beta)
+        for state_key, samples in returns_to_go.items()
+        if len(samples) >= min_visits
+    }
+
+
+def segments(
+    trajectory: Trajectory, *, task_value: float, values: Mapping[str, float]
+) -> list[Segment]:
+    """Cuts an episode at the states whose value is known; the first turn opens the first segment.
+
+    `task_value` is V_hat of the first state. Where no later state is known, the whole episode is
+    one segment: the trajectory form of A*-PO. The values and rewards telescope: the sum over
+    segments of (reward + next value - value), with 0 after the end, is return - `task_value`.
+    """
+    starts = [(0, task_value)] + [
+        (index, values[turn.state_key])
+        for index, turn in enumerate(trajectory.turns)
+        if index > 0 and turn.state_key in values
+    ]
+    ends = [start for start, _ in starts[1:]] + [len(trajectory.turns)]
+    return [
+        Segment(
+            first_turn=start,
+            num_turns=end - start,
+            reward=sum(turn.reward for turn in trajectory.turns[start:end]),
+            value=value,
+        )
+        for (start, value), end in zip(starts, ends, strict=True)
+    ]

@@ -1,0 +1,80 @@
+import pytest
+
+from ragen_apo.types import StopReason, Trajectory, Turn, make_task
+from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.state_values import segments, state_values
+
+TASK = make_task(environment="shop", instruction="buy", split="train", category="c", payload={})
+
+
+def episode(*turns: tuple[str | None, float]) -> Trajectory:
+    """An episode from (state key, reward) pairs."""
+    return Trajectory(
+        task=TASK,
+        turns=tuple(
+            Turn(
+                observation="",
+                prompt_token_ids=(),
+                response_token_ids=(),
+                logprobs=(),
+                response="",
+                thought="",
+                action="",
+                reward=reward,
+                state_key=state_key,
+            )
+            for state_key, reward in turns
+        ),
+        terminated=True,
+        truncated=False,
+        stop_reason=StopReason.TERMINATED,
+        success=False,
+        final_observation="",
+        policy_version="reference",
+        seed=0,
+    )
+
+
+EPISODES = [
+    episode(("start", 0.1), ("found", 1.0)),
+    episode(("start", 0.1), ("found", -0.1)),
+    episode(("start", 0.0), ("lost", 0.0), ("found", 1.0)),
+    episode(("start", 0.0), ("lost", 0.0)),
+]
+
+
+def test_a_state_has_the_soft_value_of_the_returns_to_go_of_all_that_visit_it() -> None:
+    values = state_values(EPISODES, beta=0.5, min_visits=1)
+    assert values == pytest.approx(
+        {
+            "start": soft_value([1.1, 0.0, 1.0, 0.0], beta=0.5),
+            "found": soft_value([1.0, -0.1, 1.0], beta=0.5),
+            "lost": soft_value([1.0, 0.0], beta=0.5),
+        }
+    )
+
+
+def test_a_state_with_too_few_visits_has_no_value() -> None:
+    assert set(state_values(EPISODES, beta=0.5, min_visits=3)) == {"start", "found"}
+    with pytest.raises(ValueError, match="min_visits must be at least 1"):
+        state_values(EPISODES, beta=0.5, min_visits=0)
+
+
+def test_a_state_that_an_episode_comes_back_to_counts_once_from_the_first_visit() -> None:
+    loop = episode(("start", 0.1), ("start", 0.2), (None, 0.4))
+    assert state_values([loop], beta=0.0, min_visits=1) == pytest.approx({"start": 0.7})
+
+
+def test_segments_end_at_known_states_and_telescope() -> None:
+    trajectory = episode(("start", 0.1), ("unknown", 0.2), ("found", 0.3), (None, 0.4))
+    cut = segments(trajectory, task_value=0.5, values={"found": 0.9, "start": 7.0})
+    assert [(s.first_turn, s.num_turns, s.value) for s in cut] == [(0, 2, 0.5), (2, 2, 0.9)]
+    assert [s.reward for s in cut] == pytest.approx([0.3, 0.7])
+    next_values = [s.value for s in cut[1:]] + [0.0]
+    residuals = [s.reward + n - s.value for s, n in zip(cut, next_values, strict=True)]
+    assert sum(residuals) == pytest.approx(trajectory.episode_return - 0.5)
+
+
+def test_without_a_known_state_the_episode_is_one_segment() -> None:
+    (only,) = segments(EPISODES[2], task_value=0.5, values={})
+    assert (only.first_turn, only.num_turns, only.reward) == (0, 3, pytest.approx(1.0))
