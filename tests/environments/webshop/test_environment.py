@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragen_apo.environments.webshop import WebShopEnvironment
-from ragen_apo.environments.webshop.session import parse_action
+from ragen_apo.environments.webshop.session import parse_action, parse_plain_action
 from ragen_apo.errors import ConfigError
 
 Make = Callable[..., WebShopEnvironment]
@@ -25,7 +25,7 @@ def to_item(environment: WebShopEnvironment, number: int = 0) -> str:
     wanted = environment.catalog.product(environment.catalog.number_of(task.payload["asin"]))
     page = environment.step(f"search[{wanted.title}]")[0]
     for _ in range(5):
-        if wanted.asin in page:
+        if wanted.asin.lower() in page.lower():
             return environment.step(f"click[{wanted.asin}]")[0]
         page = environment.step("click[next >]")[0]
     raise AssertionError("the product's own title does not find it")
@@ -353,7 +353,7 @@ def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(tmp_path: P
 def test_a_value_named_like_a_button_is_shown_and_never_chosen_by_a_policy(tmp_path: Path) -> None:
     environment = one_product(tmp_path, ["Reviews", "search", "red", "a[b"])
     item = to_item(environment)
-    assert "style: [reviews] [search] [red] [a[b]" in item
+    assert "style: reviews | search | red | a[b" in item
     assert environment.step("click[search]")[4]["invalid_action"]
     assert environment.step("click[reviews]")[0].startswith("Reviews: none")
     for task in environment.tasks("test"):
@@ -370,3 +370,20 @@ def test_a_value_named_like_a_button_is_shown_and_never_chosen_by_a_policy(tmp_p
                 if terminated:
                     break
             assert terminated
+
+
+@pytest.mark.parametrize(
+    ("action", "parsed"),
+    [
+        ("click b07hrfsnl4", ("click", "b07hrfsnl4")),
+        ("  Search Red [wool] Shirt \nclick x", ("search", "red [wool] shirt")),
+        ("click[< prev]", ("click", "< prev")),
+        ("click [buy now]", ("click ", "buy now")),
+        ("click", None),
+        ("buy now", None),
+    ],
+)
+def test_the_compact_mode_reads_actions_with_and_without_brackets(
+    action: str, parsed: tuple[str, str] | None
+) -> None:
+    assert parse_plain_action(action) == parsed

@@ -5,7 +5,7 @@ import pytest
 
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.policies import instruction_queries, mentioned_value
-from ragen_apo.environments.webshop.session import parse_action
+from ragen_apo.environments.webshop.session import parse_plain_action
 
 Make = Callable[..., WebShopEnvironment]
 
@@ -59,7 +59,7 @@ def test_the_teacher_searches_words_of_the_instruction_only(make: Make) -> None:
     for task in environment.tasks("test")[:30]:
         policy = environment.scripted_policies()["teacher"]()
         policy.begin(task, seed=0)
-        parsed = parse_action(policy.act("").action)
+        parsed = parse_plain_action(policy.act("").action)
         assert parsed is not None
         assert parsed[0] == "search"
         assert words(parsed[1]) <= words(task.instruction.lower())

@@ -37,24 +37,30 @@ from ragen_apo.environments.webshop.pages import (
 )
 from ragen_apo.environments.webshop.policies import policies_for
 from ragen_apo.environments.webshop.reward import RewardRule, RewardVariant, Score
-from ragen_apo.environments.webshop.session import Page, Session, parse_action
+from ragen_apo.environments.webshop.session import Page, Session, parse_action, parse_plain_action
 from ragen_apo.environments.webshop.store import AUTO, open_catalog, open_prepared
 from ragen_apo.environments.webshop.views import ProductViews, product_views
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 1
+TEXT_VERSION = 2
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
 EPISODE_OVER = "The episode is over."
 
-RULES = (
-    "You shop for a customer. Actions: search[words] anywhere; click[target] for what the page "
-    "offers: a product id, an option, next >, < prev, back to search, description, features, "
-    "reviews, buy now. Find what the task asks for, select the asked options, then "
-    "click[buy now]; buying ends the episode."
-)
+
+def rules(observation: ObservationMode) -> str:
+    """What a system prompt says about the shop; the actions as the mode writes them."""
+    search, click, buy = "search[words]", "click[target]", "click[buy now]"
+    if observation is ObservationMode.COMPACT:
+        search, click, buy = "search <words>", "click <target>", "click buy now"
+    return (
+        f"You shop for a customer. Actions: {search} anywhere; {click} for what the page offers: "
+        "a product id, an option, next >, < prev, back to search, description, features, reviews, "
+        f"buy now. Find what the task asks for, select the asked options, then {buy}; buying ends "
+        "the episode."
+    )
 
 
 class WebShopOptions(BaseModel):
@@ -134,7 +140,7 @@ class WebShopEnvironment:
             deterministic=True,
             return_range=(0.0, 1.0),
             splits=SPLITS,
-            rules=RULES,
+            rules=rules(options.observation),
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -218,6 +224,11 @@ class WebShopEnvironment:
         return self._session
 
     @property
+    def writes_plain_actions(self) -> bool:
+        """Whether the mode writes actions without brackets; with brackets works in every mode."""
+        return self.options.observation is ObservationMode.COMPACT
+
+    @property
     def views(self) -> ProductViews:
         """The texts of the catalogue's products."""
         return self._views
@@ -233,7 +244,7 @@ class WebShopEnvironment:
 
     def _follow(self, action: str) -> bool:
         """Carries an action out; False where it is none, or none that the page offers."""
-        parsed = parse_action(action)
+        parsed = (parse_plain_action if self.writes_plain_actions else parse_action)(action)
         if parsed is None:
             return False
         name, argument = parsed

@@ -1,9 +1,10 @@
 """What the shopper reads and may click: a `Session` rendered in one of three modes.
 
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
-made for language models: no instruction repeated on every page, titles cut, selected options
-shown, and a last line that says what can be done. All are put together from the cached pieces of
-views.py.
+made for language models that read the whole episode: what is read once is not repeated. Titles are
+cut, words and product ids are written as they are searched and clicked (lower case, a space before
+each), the selected options are shown and then only the groups that are still open, and a last line
+says what can be done. All are put together from the cached pieces of views.py.
 """
 
 import json
@@ -47,16 +48,17 @@ _SUB_PAGE_CLICKABLES = ("back to search", "< prev")
 _RESULTS_CLICKABLES = ("back to search", "next >")
 _LATER_RESULTS_CLICKABLES = ("back to search", "< prev", "next >")
 
-_START_ACTIONS = "Actions: search[words]"
-_RESULTS_ACTIONS = "Actions: click[product id], click[next >], click[back to search], search[words]"
+_START_ACTIONS = "Actions: search <words>"
+_RESULTS_ACTIONS = "Actions: click <product id>, click next >, click back to search, search <words>"
 _LATER_RESULTS_ACTIONS = (
-    "Actions: click[product id], click[next >], click[< prev], click[back to search], search[words]"
+    "Actions: click <product id>, click next >, click < prev, click back to search, search <words>"
 )
 _ITEM_ACTIONS = (
-    "click[buy now], click[description], click[features], click[reviews], click[< prev], "
-    "click[back to search], search[words]"
+    "click buy now, click < prev, click description, click features, click reviews, "
+    "click back to search, search <words>"
 )
-_SUB_PAGE_ACTIONS = "Actions: click[< prev], click[back to search], search[words]"
+_SELECTED_ACTIONS = "Actions: click buy now, click <option>, click < prev, search <words>"
+_SUB_PAGE_ACTIONS = "Actions: click < prev, click back to search, search <words>"
 
 _BACK_RICH = lines([button("Back to Search")])
 _BACK_AND_PREVIOUS_RICH = _BACK_RICH + lines([button("< Prev")])
@@ -137,11 +139,11 @@ def render_compact(session: Session, instruction: str, views: ProductViews) -> s
         return f"{session.sub_page}: {shown or 'none'}\n{_SUB_PAGE_ACTIONS}"
     if not view.option_names:
         return f"{view.item_compact}\nActions: {_ITEM_ACTIONS}"
+    if not session.selected:
+        return f"{view.item_compact}\nSelected: nothing\nActions: click <option>, {_ITEM_ACTIONS}"
     selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
-    return (
-        f"{view.item_compact}\nSelected: {selected or 'nothing'}\n"
-        f"Actions: click[option], {_ITEM_ACTIONS}"
-    )
+    still_open = [line for name, line in view.option_lines_compact if name not in session.selected]
+    return "\n".join([f"Selected: {selected}", *still_open, _SELECTED_ACTIONS])
 
 
 def _compact_results(session: Session, views: ProductViews) -> str:

@@ -39,6 +39,8 @@ class Shop(Protocol):
     def views(self) -> ProductViews: ...
     @property
     def catalog(self) -> Catalog: ...
+    @property
+    def writes_plain_actions(self) -> bool: ...
     def reset(self, task: Task, *, seed: int) -> object: ...
     def step(self, action: str) -> object: ...
     def available_actions(self) -> AvailableActions | None: ...
@@ -77,6 +79,16 @@ class _Shopper:
     def _choose(self) -> Reply:
         raise NotImplementedError
 
+    def _search(self, thought: str, words: str) -> Reply:
+        return self._reply(thought, "search", words)
+
+    def _click(self, thought: str, target: str) -> Reply:
+        return self._reply(thought, "click", target)
+
+    def _reply(self, thought: str, verb: str, argument: str) -> Reply:
+        plain = self.shop.writes_plain_actions
+        return Reply(thought, f"{verb} {argument}" if plain else f"{verb}[{argument}]")
+
 
 class RandomShopper(_Shopper):
     """Clicks what the page offers; searches one to three words of the instruction."""
@@ -89,8 +101,8 @@ class RandomShopper(_Shopper):
         if "search" in targets or not targets or self.draws.random() < SEARCH_AGAIN_SHARE:
             words = searchable(self.task.instruction).split()
             chosen = self.draws.sample(words, min(len(words), self.draws.randint(1, 3)))
-            return Reply("I search some words.", f"search[{' '.join(chosen)}]")
-        return Reply("I click something.", f"click[{self.draws.choice(targets)}]")
+            return self._search("I search some words.", " ".join(chosen))
+        return self._click("I click something.", self.draws.choice(targets))
 
 
 def mentioned_value(values: tuple[str, ...], instruction: str) -> str | None:
@@ -116,13 +128,13 @@ class RuleShopper(_Shopper):
         session = self.shop.session
         if session.page is Page.RESULTS and session.shown:
             link = self.shop.views.view(session.shown[0]).link
-            return Reply("The first result will do.", f"click[{link}]")
+            return self._click("The first result will do.", link)
         if session.page is Page.ITEM:
             return self._select_or_buy()
         if session.page is Page.START:
-            return Reply("I search the request.", f"search[{searchable(self.task.instruction)}]")
+            return self._search("I search the request.", searchable(self.task.instruction))
         word = self.words_left.pop() if self.words_left else "product"
-        return Reply("Nothing was found; I search one word.", f"search[{word}]")
+        return self._search("Nothing was found; I search one word.", word)
 
     def _select_or_buy(self) -> Reply:
         session = self.shop.session
@@ -133,8 +145,8 @@ class RuleShopper(_Shopper):
             if value is None or view.selectable.get(value) != name:
                 continue
             if session.selected.get(name) != value:
-                return Reply(f"The request names {value}.", f"click[{value}]")
-        return Reply("I buy it.", "click[buy now]")
+                return self._click(f"The request names {value}.", value)
+        return self._click("I buy it.", "buy now")
 
 
 class GoalShopper(_Shopper):
@@ -163,20 +175,20 @@ class GoalShopper(_Shopper):
             return self._choose_result()
         if session.page is Page.ITEM:
             return self._select_or_buy()
-        return Reply("I search for what is asked.", f"search[{self.query}]")
+        return self._search("I search for what is asked.", self.query)
 
     def _choose_result(self) -> Reply:
         session = self.shop.session
         if self.goal.product in session.shown:
             link = self.shop.views.view(self.goal.product).link
-            return Reply("This is what is asked for.", f"click[{link}]")
+            return self._click("This is what is asked for.", link)
         later = session.results[session.page_number * PAGE_SIZE :]
         if self.goal.product in later:
-            return Reply("It is not on this page.", "click[next >]")
+            return self._click("It is not on this page.", "next >")
         if not session.shown:
-            return Reply("Nothing was found.", f"search[{searchable(self.task.instruction)}]")
+            return self._search("Nothing was found.", searchable(self.task.instruction))
         link = self.shop.views.view(session.shown[0]).link
-        return Reply("The first result comes close.", f"click[{link}]")
+        return self._click("The first result comes close.", link)
 
     def _select_or_buy(self) -> Reply:
         session = self.shop.session
@@ -187,8 +199,8 @@ class GoalShopper(_Shopper):
         for name, wanted in self.goal.options:
             value = _closest(wanted, [value for value, of in offered.items() if name in ("", of)])
             if value is not None and value not in taken and name not in session.selected:
-                return Reply(f"It should be {value}.", f"click[{value}]")
-        return Reply("Everything fits, I buy it.", "click[buy now]")
+                return self._click(f"It should be {value}.", value)
+        return self._click("Everything fits, I buy it.", "buy now")
 
 
 class Oracle(GoalShopper):

@@ -7,6 +7,7 @@ plain object without global state: it is freed with its owner, and two visits ne
     Back to Search leads to start from everywhere, `< Prev` one step back, Buy Now ends the visit.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -45,6 +46,17 @@ def parse_action(action: str) -> tuple[str, str] | None:
     if opening < 0:
         return None
     return line[:opening], line[opening + 1 : close].lower()
+
+
+_PLAIN_ACTION = re.compile(r"\s*(search|click)\s+(\S[^\n]*)", re.IGNORECASE)
+
+
+def parse_plain_action(action: str) -> tuple[str, str] | None:
+    """`name argument` without brackets, how `compact` is written; or as `parse_action`."""
+    found = _PLAIN_ACTION.match(action)
+    if found is None or found[2].startswith("["):
+        return parse_action(action)
+    return found[1].lower(), found[2].strip().lower()
 
 
 @dataclass

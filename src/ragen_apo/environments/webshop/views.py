@@ -16,7 +16,7 @@ from ragen_apo.environments.webshop.catalog import Catalog, Product
 SEPARATOR = " [SEP] "
 RATING = "Rating: N.A."
 VIEW_CACHE_SIZE = 2048
-MAX_COMPACT_TITLE = 100
+MAX_COMPACT_TITLE = 64
 MAX_COMPACT_TEXT = 1000
 _ASCII_BLANKS = " \n\t\f\r"
 _ITEM_BUTTONS = ("Description", "Features", "Reviews", "Buy Now")
@@ -99,10 +99,13 @@ class ProductView:
         return f"\n{button(self.product.asin, clicked=clicked)}\n{self._in_results_details}"
 
     @functools.cached_property
+    def _title_compact(self) -> str:
+        return shortened(self.product.title, MAX_COMPACT_TITLE).lower()
+
+    @functools.cached_property
     def in_results_compact(self) -> str:
         """The product among results, one line of the mode `compact`."""
-        title = shortened(self.product.title, MAX_COMPACT_TITLE)
-        return f"{self.product.asin} | {title} | {self.product.price_tag}"
+        return f"- {self.link} | {self._title_compact} | {self.product.price_tag}"
 
     @functools.cached_property
     def item_text(self) -> str:
@@ -144,13 +147,15 @@ class ProductView:
     @functools.cached_property
     def item_compact(self) -> str:
         """Title, price and options, mode `compact`."""
-        product = self.product
-        head = f"{shortened(product.title, MAX_COMPACT_TEXT)} | {product.price_tag}"
-        options = (
-            f"{name}: {' '.join(f'[{value}]' for value in values)}"
-            for name, values in product.options.items()
-        )
-        return "\n".join([head, *options])
+        head = f"{self._title_compact} | {self.product.price_tag}"
+        return "\n".join([head, *(line for _, line in self.option_lines_compact)])
+
+    @functools.cached_property
+    def option_lines_compact(self) -> list[tuple[str, str]]:
+        """Name and line of each group of options, mode `compact`."""
+        return [
+            (name, f"{name}: {' | '.join(values)}") for name, values in self.product.options.items()
+        ]
 
     def sub_page(self, name: str) -> list[str]:
         """The nodes of a sub-page after its buttons to go back."""
