@@ -117,8 +117,8 @@ def test_a_catalogue_of_ones_own_is_sold(tmp_path: Path) -> None:
     shop = ShopEnvironment(catalogue=catalogue_file(tmp_path, rows))
     observation, _ = shop.reset(shop.tasks("train")[0], seed=0)
     assert "Available: 2 products across 1 categories." in observation
-    assert shop.step("search kite")[0] == "Found 2 results. Top 2: Red Kite 4; Blue Kite 7"
-    assert shop.step("click 7")[0] == "Blue Kite 7: home, $3.50, large."
+    assert shop.step("search kite")[0] == "Found 2 results. Top 2: 4 Red Kite; 7 Blue Kite"
+    assert shop.step("click 7")[0] == "7 Blue Kite: home, $3.50, large."
 
 
 def test_another_price_is_another_version(tmp_path: Path) -> None:
@@ -196,6 +196,6 @@ def test_no_synonym_leads_to_another_synonym_and_all_keys_are_singular() -> None
         assert all(singular(token) == token for token in stands_for)
 
 
-def test_a_product_page_names_title_id_category_price_and_attributes() -> None:
+def test_a_product_page_names_id_title_category_price_and_attributes() -> None:
     item = Product(5, "Wool Rug", "home", 40.0, (("colour", "red"), ("material", "wool")), "train")
-    assert item.details == "Wool Rug 5: home, $40, red, wool."
+    assert item.details == "5 Wool Rug: home, $40, red, wool."

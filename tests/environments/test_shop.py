@@ -59,7 +59,7 @@ def test_a_search_for_unknown_words_finds_nothing() -> None:
 def test_a_click_shows_the_product_in_one_line() -> None:
     shop = shop_with_goal()
     observation, reward, terminated, _, info = shop.step(f"click {GOAL_ID}")
-    assert observation.startswith(f"History Atlas {GOAL_ID}: books, $")
+    assert observation.startswith(f"{GOAL_ID} History Atlas: books, $")
     assert "\n" not in observation
     assert (reward, terminated) == (-0.01, False)
     assert info == {"flags": ("target_shown",)}

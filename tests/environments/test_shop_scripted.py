@@ -64,8 +64,9 @@ def test_all_that_the_teacher_writes_can_be_copied_from_what_it_read() -> None:
                 assert set(argument.split()) <= set(task_words(read))
                 assert turn.reply.thought == f"find {argument}"
             else:
-                assert turn.reply.thought.removeprefix("look at ") in read
-                assert turn.reply.thought.endswith(f" {argument}")
+                named = turn.reply.thought.removeprefix("look at ")
+                assert named in read
+                assert named.startswith(f"{argument} ")
 
 
 def test_the_teacher_plays_optimally_in_more_than_a_tenth_of_the_episodes() -> None:

@@ -55,8 +55,12 @@ class Product:
 
     @property
     def listing(self) -> str:
-        """How a results line names the product: the title, then the id to click or buy."""
-        return f"{self.title} {self.product_id}"
+        """How a results line names the product: the id to click or buy, then the title.
+
+        The id stands first because a title is often the end of another one: what follows an id is
+        one title, what follows the words of a title may be several ids.
+        """
+        return f"{self.product_id} {self.title}"
 
     @property
     def details(self) -> str:

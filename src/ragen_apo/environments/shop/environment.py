@@ -21,7 +21,7 @@ from ragen_apo.environments.shop.tasks import SPLITS, make_tasks
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 1
+TEXT_VERSION = 2
 """Raise it whenever the words of an observation, the search or the dynamics change."""
 
 RULES = (

@@ -1,7 +1,7 @@
 """Scripted shoppers: a mediocre teacher, an oracle, and two baselines.
 
 All but the oracle read observations only. What they write can be copied from what they read: search
-words stand in the TASK line in the same spelling, ids and the thought before buying stand on the
+words stand in the TASK line in the same spelling, the thought before buying (id and title) on the
 results line.
 """
 
@@ -19,8 +19,8 @@ from ragen_apo.types import Task
 
 _TASK_LINE = re.compile(r"TASK: (.*)")
 _RESULTS = re.compile(r"Found \d+ results?\. Top \d+: (.*)")
-_LISTING = re.compile(r"([^;]*\S) (\d+)")
-_PAGE = re.compile(r"([^;:]*\S) (\d+): ")
+_LISTING = re.compile(r"(\d+) (\S[^;]*)")
+_PAGE = re.compile(r"(\d+) (\S[^;:]*): ")
 
 Listing = tuple[str, str]
 """A title and its id, as shown."""
@@ -42,12 +42,12 @@ def listings(observation: str) -> list[Listing]:
     results = _RESULTS.match(observation)
     if results:
         return [
-            (entry[1], entry[2])
+            (entry[2], entry[1])
             for part in results[1].split("; ")
             if (entry := _LISTING.fullmatch(part))
         ]
     page = _PAGE.match(observation)
-    return [(page[1], page[2])] if page else []
+    return [(page[2], page[1])] if page else []
 
 
 Want = Literal["all", "one", "some", "noise"]
@@ -56,15 +56,15 @@ Want = Literal["all", "one", "some", "noise"]
 class Teacher:
     """Searches with some of the task's words and buys one of the results, often not the best."""
 
-    search_shares: Mapping[Want, float] = {"all": 0.50, "one": 0.28, "some": 0.14, "noise": 0.08}
+    search_shares: Mapping[Want, float] = {"all": 0.54, "one": 0.26, "some": 0.13, "noise": 0.07}
     """How often a search uses all product words, one, a part of them, or any word of the task."""
     buy_share = 0.70
     """With results on the page: buy one of them ..."""
     click_share = 0.15
     """... or open one; otherwise search again."""
-    first_result_share = 0.38
+    first_result_share = 0.32
     """Which result: the first, which is the best match ..."""
-    second_result_share = 0.42
+    second_result_share = 0.48
     """... or the second, as people do who take the first for an advertisement; otherwise any."""
     max_patience_turns = 4
     """After this many turns, whatever is shown is bought."""
@@ -85,10 +85,10 @@ class Teacher:
         draw = self._generator.random()
         if draw < self.buy_share or self._num_turns > self.max_patience_turns:
             title, product_id = self._choose(offers)
-            return Reply(thought=f"{title} {product_id}", action=f"buy {product_id}")
+            return Reply(thought=f"{product_id} {title}", action=f"buy {product_id}")
         if draw < self.buy_share + self.click_share and len(offers) > 1:
             title, product_id = self._choose(offers)
-            return Reply(thought=f"look at {title} {product_id}", action=f"click {product_id}")
+            return Reply(thought=f"look at {product_id} {title}", action=f"click {product_id}")
         return self._search()
 
     def _choose(self, offers: list[Listing]) -> Listing:
@@ -131,7 +131,7 @@ class Oracle:
             return Reply(thought=f"find {keywords}", action=f"search {keywords}")
         shown = {product_id: title for title, product_id in listings(observation)}
         title = shown.get(str(self._goal_id), "the product")
-        return Reply(thought=f"{title} {self._goal_id}", action=f"buy {self._goal_id}")
+        return Reply(thought=f"{self._goal_id} {title}", action=f"buy {self._goal_id}")
 
 
 class Heuristic:
@@ -145,7 +145,7 @@ class Heuristic:
         offers = listings(observation)
         if offers:
             title, product_id = offers[0]
-            return Reply(thought=f"{title} {product_id}", action=f"buy {product_id}")
+            return Reply(thought=f"{product_id} {title}", action=f"buy {product_id}")
         keyword = (product_words(task_words(observation)) or ["product"])[-1]
         return Reply(thought=f"find {keyword}", action=f"search {keyword}")
 
