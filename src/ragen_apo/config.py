@@ -67,7 +67,9 @@ class MachineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs; auto takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the policy's computations."""
+    """Number format of the policy's weights, and without mixed precision of all it computes."""
+    mixed_precision: Literal["none", "bfloat16"] = "none"
+    """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
 
 
 class EnvironmentConfig(Section):
@@ -311,6 +313,8 @@ class TrainingConfig(Section):
 
     max_steps: CountOrZero = 60
     """Optimizer steps."""
+    max_tasks: Count | None = None
+    """Training tasks of Stage 1 and Stage 2, drawn from the seed; null for the whole split."""
     tasks_per_step: Count = 64
     """Tasks per step, one rollout each."""
     micro_batch_size: Count = 16

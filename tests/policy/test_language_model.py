@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -259,3 +260,25 @@ def test_logits_that_are_scaled_after_the_projection_are_refused(
     save_model(GraniteForCausalLM(config), shop_tokenizer, tmp_path)
     with pytest.raises(ModelError, match="after the vocabulary projection"):
         load_language_model(tmp_path, device=CPU)
+
+
+def test_mixed_precision_computes_nearly_the_same_and_is_another_reference(
+    tiny_model: LanguageModel,
+) -> None:
+    mixed = replace(tiny_model, autocast=torch.bfloat16)
+    token_ids = torch.arange(8, 40)[None]
+    with torch.inference_mode():
+        exact = tiny_model.logits(tiny_model.hidden_states(token_ids)).log_softmax(-1)
+        rounded = mixed.logits(mixed.hidden_states(token_ids)).log_softmax(-1)
+    assert rounded.dtype == torch.float32
+    assert 0 < (exact - rounded).abs().max() < 0.1
+    assert mixed.fingerprint() != tiny_model.fingerprint()
+
+
+def test_gradients_in_mixed_precision_have_the_format_of_the_weights(
+    tiny_model: LanguageModel,
+) -> None:
+    model = copy.deepcopy(replace(tiny_model, autocast=torch.bfloat16))
+    model.logits(model.hidden_states(torch.arange(8, 40)[None])).logsumexp(-1).sum().backward()
+    gradients = [parameter.grad for parameter in model.model.parameters()]
+    assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)

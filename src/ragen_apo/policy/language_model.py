@@ -46,6 +46,8 @@ class LanguageModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    autocast: torch.dtype | None = None
+    """Format of the body's matrix products; None for that of the weights."""
 
     def __post_init__(self) -> None:
         if self.tokenizer.chat_template is None:
@@ -82,14 +84,16 @@ class LanguageModel:
 
         Rows padded on the right need no mask: a token never sees what comes after it.
         """
-        output = self.model.base_model(input_ids=token_ids_BT, **kwargs)
+        enabled = self.autocast is not None
+        with torch.autocast(self.device.type, dtype=self.autocast, enabled=enabled):
+            output = self.model.base_model(input_ids=token_ids_BT, **kwargs)
         return output.last_hidden_state
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Vocabulary logits [N, V] in float32 of selected hidden states [N, H]."""
         projection = self.model.get_output_embeddings()
         assert projection is not None
-        return projection(hidden_NH).float()
+        return projection(hidden_NH.to(projection.weight.dtype)).float()
 
     def freeze_embeddings(self) -> None:
         """Keeps the token embeddings, and with tied weights the projection, as they are."""
@@ -108,6 +112,8 @@ class LanguageModel:
             "chat_template": str(self.tokenizer.chat_template),
             "end_ids": self.end_ids,
         }
+        if self.autocast is not None:
+            rest["autocast"] = str(self.autocast)
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -126,7 +132,8 @@ class LanguageModel:
         with torch.inference_mode():
             whole = self.model(input_ids=probe).logits.float()
             parts = self.logits(self.hidden_states(probe))
-        if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
+        tolerance = 1e-3 if self.autocast is None else 0.1
+        if not torch.allclose(whole, parts, rtol=tolerance, atol=tolerance):
             raise ModelError(
                 f"{type(self.model).__name__} changes its logits after the vocabulary projection "
                 "(soft-capping or scaling), which sampling and training here would leave out. "
@@ -139,6 +146,7 @@ def load_language_model(
     *,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
+    autocast: torch.dtype | None = None,
     trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Loads a local folder or a hub name. Only safetensors weights are read.
@@ -168,7 +176,7 @@ def load_language_model(
     tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
     _refuse_short_attention(model.config)
     torch.nn.Module.to(model, device)
-    return LanguageModel(model.eval(), tokenizer)
+    return LanguageModel(model.eval(), tokenizer, autocast)
 
 
 def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 import ragen_apo
 from ragen_apo.config import RunConfig
-from ragen_apo.errors import ConfigError
 from ragen_apo.files import (
     read_json_lines,
     remove_partial_files,
@@ -49,7 +48,7 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     session = open_session(config, run, progress)
     with run.locked():
         _note_versions(run)
-        tasks = _training_tasks(session)
+        tasks = session.training_tasks()
         for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
             remove_partial_files(folder)
         policy = _initial_model(session)
@@ -63,16 +62,6 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
             run_stage_two(session, policy, tasks, position=position, moments=moments)
         if not run.policy.exists():
             session.save_model(policy, run.policy)
-
-
-def _training_tasks(session: Session) -> list[Task]:
-    tasks = list(session.environments.tasks("train"))
-    if not tasks:
-        raise ConfigError(
-            f"the environment {session.config.environment.name!r} has no task in the split 'train' "
-            "with these options; raise environment.num_products or use other data"
-        )
-    return tasks
 
 
 def _initial_model(session: Session) -> LanguageModel:

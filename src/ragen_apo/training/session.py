@@ -15,10 +15,13 @@ import torch
 from ragen_apo.agent.assembly import build_environments, set_up_machine
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
+from ragen_apo.errors import ConfigError
 from ragen_apo.files import directory_written_atomically
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.seeding import generator
+from ragen_apo.types import Task
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,31 @@ class Session:
     dtype: torch.dtype
     progress: Progress
 
+    def training_tasks(self) -> list[Task]:
+        """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
+
+        Raises ConfigError if there is none.
+        """
+        tasks = list(self.environments.tasks("train"))
+        if not tasks:
+            raise ConfigError(
+                f"the environment {self.config.environment.name!r} has no task in the split "
+                "'train' with these options; raise environment.num_products or use other data"
+            )
+        limit = self.config.training.max_tasks
+        if limit is None or limit >= len(tasks):
+            return tasks
+        chosen = generator(self.config.seed, "training-tasks").permutation(len(tasks))[:limit]
+        return [tasks[index] for index in sorted(chosen.tolist())]
+
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names."""
+        precision = self.config.run.mixed_precision
         return load_language_model(
             folder,
             device=self.device,
             dtype=self.dtype,
+            autocast=None if precision == "none" else getattr(torch, precision),
             trust_remote_code=self.config.policy.trust_remote_code,
         )
 

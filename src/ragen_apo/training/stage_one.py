@@ -65,7 +65,7 @@ def estimate_run_values(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
             "warm start and later ones where apo.reference_refresh asks for them"
         )
-    tasks = session.environments.tasks(split)
+    tasks = session.training_tasks() if split == "train" else session.environments.tasks(split)
     with run.locked():
         report = estimate_values(session, session.load_model(run.reference(version)), tasks)
         if split == "train":
