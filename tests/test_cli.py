@@ -175,6 +175,7 @@ def test_a_model_folder_without_tokenizer(
     model = ["--policy.path", run / "policy"]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *model)
     assert_refused(result, str(run / "policy"), "no tokenizer", "tokenizer.save_pretrained")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_value_store_of_another_reference_names_the_field_that_differs(

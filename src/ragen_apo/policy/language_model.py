@@ -179,12 +179,17 @@ def load_language_model(
     return LanguageModel(model.eval(), tokenizer, autocast)
 
 
-def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def check_model_folder(path: str | Path) -> None:
+    """Raises ModelError for a local folder without a tokenizer; looks at names only."""
     if Path(path).is_dir() and not any(Path(path).glob("tokenizer*")):
         raise ModelError(
             f"'{path}' holds a model but no tokenizer (tokenizer.json, tokenizer_config.json); "
             "save the tokenizer into the same folder with tokenizer.save_pretrained."
         )
+
+
+def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    check_model_folder(path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
