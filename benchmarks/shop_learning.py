@@ -43,7 +43,8 @@ EPISODES = {"test": 100, "all": 497}
 
 NOTES = """Greedy play, one episode a task. The held-out products are the goal of no demonstration,
 no Stage 1 sample and no training rollout. The teacher of the demonstrations is scripted and
-mediocre (about 30% success). Success is the share of episodes that buy the right product."""
+mediocre (28% success). Success is the share of episodes that buy the right product. The settings
+were tuned on another split of the catalogue (docs/log.md); nothing was tried with these seeds."""
 
 
 def write(lines: Sequence[str]) -> None:
@@ -132,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5])
     parser.add_argument("--runs", type=Path, default=Path("runs/shop_learning"))
-    parser.add_argument("--ablation-steps", type=int, default=60)
+    parser.add_argument("--ablation-steps", type=int, default=40)
     arguments = parser.parse_args()
     runs = {
         seed: finished_run(
