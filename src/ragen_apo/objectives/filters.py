@@ -1,0 +1,221 @@
+"""Choose the tasks of a batch that are worth an update, by a score of their rollouts.
+
+Consumes one number per trajectory (return, entropy, length) and the task that it belongs to,
+produces a mask of the trajectories to train on. StarPO-S of RAGEN (arXiv 2504.20073) keeps the
+tasks whose returns vary most: where all rollouts score the same, group-relative advantages are 0
+and only the noise of the other terms is left. Assumes several rollouts per task.
+
+    top_p          best groups first, until they hold the fraction p of the sum of all scores
+    top_p_softmax  the same with softmax(scores) instead of the scores
+    top_k          the k best groups
+    top_fraction   the fraction p of the groups, rounded down, at least one
+    min_p          groups with score >= p * best score
+
+"Best" is largest or smallest. Equal scores are taken in the order in which their groups first
+appear in the batch. At least one group is kept, unless all were dropped for having no variance, and
+then the result says so.
+
+Axes: B trajectories in any order, G groups in order of first appearance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ragen_apo.objectives.tensors import (
+    at_least_float32,
+    check_ids,
+    check_range,
+    check_vectors,
+    enum_member,
+    group_statistics,
+)
+
+
+class ScoreStatistic(str, Enum):
+    """What makes the numbers of a group's trajectories into its score."""
+
+    STD = "std"
+    """Sample standard deviation, 0 for a group of one. Of returns, this is StarPO-S (RAGEN's option
+    is called reward_variance and computes this)."""
+    VARIANCE = "variance"
+    """Its square; ranks alike, but moves what `top_p` keeps."""
+    MEAN = "mean"
+    """For return, entropy or length."""
+
+
+class FilterStrategy(str, Enum):
+    """How groups are chosen by score; see the module's head."""
+
+    TOP_P = "top_p"
+    TOP_P_SOFTMAX = "top_p_softmax"
+    TOP_K = "top_k"
+    TOP_FRACTION = "top_fraction"
+    MIN_P = "min_p"
+
+
+class FilterOrder(str, Enum):
+    """Which scores are best."""
+
+    LARGEST = "largest"
+    SMALLEST = "smallest"
+
+
+class ZeroVariance(str, Enum):
+    """What happens to groups whose returns are all equal, before the strategy is applied."""
+
+    DROP = "drop"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True)
+class FilterSettings:
+    """The rule; the defaults are RAGEN's recommendation. Raises ValueError out of range."""
+
+    strategy: FilterStrategy = FilterStrategy.TOP_P
+    value: float = 0.9
+    """k of top_k, p of the others."""
+    order: FilterOrder = FilterOrder.LARGEST
+    zero_variance: ZeroVariance = ZeroVariance.DROP
+
+    def __post_init__(self) -> None:
+        # A plain "top_k" from a configuration file becomes the member that it names.
+        object.__setattr__(self, "strategy", enum_member(FilterStrategy, self.strategy))
+        object.__setattr__(self, "order", enum_member(FilterOrder, self.order))
+        zero_variance = enum_member(ZeroVariance, self.zero_variance)
+        object.__setattr__(self, "zero_variance", zero_variance)
+        if self.strategy is FilterStrategy.TOP_K:
+            if not (self.value >= 1 and float(self.value).is_integer()):
+                raise ValueError(f"value of top_k must be a whole number >= 1, got {self.value}")
+        else:
+            check_range(f"value of {self.strategy.value}", self.value, low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class FilterResult:
+    """Which trajectories and groups are kept."""
+
+    keep_B: Tensor
+    """Boolean, one per trajectory."""
+    keep_G: Tensor
+    """Boolean, one per group."""
+    group_G: Tensor
+    """The ids of the groups in order of first appearance."""
+    score_G: Tensor
+    num_zero_variance: int
+    """Groups whose returns are all equal, kept or not."""
+    empty_because: str | None
+    """A sentence if nothing is kept; None otherwise."""
+
+
+def filter_trajectories(
+    returns_B: Tensor,
+    *,
+    group_B: Tensor,
+    settings: FilterSettings,
+    statistic: ScoreStatistic = ScoreStatistic.STD,
+    values_B: Tensor | None = None,
+) -> FilterResult:
+    """Keep whole groups of trajectories by the score of their returns, or of `values_B`.
+
+    `values_B` (mean entropy, length in tokens) replaces the returns in the score; what has no
+    variance is always decided by the returns. `group_B` int64. Raises ValueError for shapes that
+    differ, numbers that are not finite, and where `select_groups` does.
+    """
+    check_vectors(returns_B=returns_B, group_B=group_B)
+    check_ids(group_B=group_B)
+    values_B = returns_B if values_B is None else values_B
+    check_vectors(returns_B=returns_B, values_B=values_B)
+    first_G, member_B = _first_appearance(group_B)
+    statistics = group_statistics(values_B, group_N=group_B)
+    statistic = enum_member(ScoreStatistic, statistic)
+    score_B = statistics.mean if statistic is ScoreStatistic.MEAN else statistics.std
+    if statistic is ScoreStatistic.VARIANCE:
+        score_B = score_B.square()
+    score_G = score_B[first_G]
+    constant_G = group_statistics(returns_B, group_N=group_B).std[first_G] == 0
+    eligible_G = torch.ones_like(constant_G)
+    if settings.zero_variance is ZeroVariance.DROP:
+        eligible_G = ~constant_G
+    keep_G = torch.zeros_like(eligible_G)
+    empty_because = None
+    if eligible_G.any():
+        keep_G[eligible_G] = select_groups(score_G[eligible_G], settings=settings)
+    else:
+        empty_because = (
+            f"all {len(first_G)} groups have returns without variance, and zero_variance is 'drop'"
+        )
+    return FilterResult(
+        keep_B=keep_G[member_B],
+        keep_G=keep_G,
+        group_G=group_B[first_G],
+        score_G=score_G,
+        num_zero_variance=int(constant_G.sum()),
+        empty_because=empty_because,
+    )
+
+
+def select_groups(score_G: Tensor, *, settings: FilterSettings) -> Tensor:
+    """The groups that the strategy keeps, a boolean mask [G] with at least one True.
+
+    Does not look at `settings.zero_variance`. top_p with p = 1 keeps all; where all scores are 0
+    every group weighs the same. Raises ValueError for scores that are not finite, for no scores,
+    and for a negative score under top_p or min_p, where a share of it means nothing.
+    """
+    check_vectors(score_G=score_G)
+    score_G = at_least_float32(score_G.detach()).double()
+    strategy, num_groups = settings.strategy, len(score_G)
+    if strategy in (FilterStrategy.TOP_P, FilterStrategy.MIN_P) and score_G.min() < 0:
+        raise ValueError(
+            f"{strategy.value} needs scores of at least 0, got {score_G.min().item()}: use"
+            " top_p_softmax, top_k or top_fraction"
+        )
+    largest_first = settings.order is FilterOrder.LARGEST
+    if strategy is FilterStrategy.MIN_P:
+        if largest_first:
+            return score_G >= settings.value * score_G.max()
+        return settings.value * score_G <= score_G.min()
+    rank_G = torch.argsort(score_G, descending=largest_first, stable=True)
+    if strategy is FilterStrategy.TOP_K:
+        num_kept = min(int(settings.value), num_groups)
+    elif strategy is FilterStrategy.TOP_FRACTION:
+        num_kept = max(math.floor(settings.value * num_groups + 1e-9), 1)
+    else:
+        weight_G = _weights(score_G, strategy=strategy, largest_first=largest_first)
+        num_kept = _num_reaching(weight_G[rank_G], settings.value)
+    keep_G = torch.zeros(num_groups, dtype=torch.bool, device=score_G.device)
+    keep_G[rank_G[:num_kept]] = True
+    return keep_G
+
+
+def _weights(score_G: Tensor, *, strategy: FilterStrategy, largest_first: bool) -> Tensor:
+    if strategy is FilterStrategy.TOP_P_SOFTMAX:
+        return (score_G if largest_first else -score_G).softmax(dim=0)
+    return score_G if score_G.max() > 0 else torch.ones_like(score_G)
+
+
+def _num_reaching(ranked_weight_G: Tensor, p: float) -> int:
+    """How many of the first weights it takes to hold the fraction p of their sum."""
+    if p == 1:
+        return len(ranked_weight_G)
+    held_G = ranked_weight_G.cumsum(dim=0)
+    # Scores come in float32: without a tolerance, rounding decides at p = 0.5 between two and three
+    # of four equal groups.
+    return int((held_G < p * held_G[-1] * (1 - 1e-6)).sum()) + 1
+
+
+def _first_appearance(group_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Position of each group's first trajectory [G], ascending, and each trajectory's group [B]."""
+    ids, member_B = torch.unique(group_B, return_inverse=True)
+    position_B = torch.arange(len(group_B), device=group_B.device)
+    first_G = torch.full_like(ids, len(group_B))
+    first_G = first_G.scatter_reduce(0, member_B, position_B, "amin")
+    order_G = torch.argsort(first_G)
+    place_G = torch.empty_like(order_G)
+    place_G[order_G] = torch.arange(len(ids), device=group_B.device)
+    return first_G[order_G], place_G[member_B]

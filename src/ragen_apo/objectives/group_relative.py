@@ -1,0 +1,147 @@
+"""Advantages from several rollouts of the same task: GRPO, Dr. GRPO, RLOO, GiGPO.
+
+Consumes one return per trajectory and the task that it belongs to, produces one advantage per
+trajectory (GiGPO: per turn). `tensors.spread_over_tokens` and `spread_turns_over_tokens` bring them
+to tokens, `policy_gradient.clipped_policy_loss` and `aggregate` make the loss.
+
+    GRPO       (R - mean) / (std + eps)         Shao et al., arXiv 2402.03300
+    Dr. GRPO   R - mean                         Liu et al., 2503.20783; `Aggregation.CONSTANT`
+    RLOO       R - mean of the others           Ahmadian et al., 2402.14740
+    GiGPO      episode + omega * turn           Feng et al., 2505.10978
+
+Statistics are those of the group (rollouts of one task), std is the sample standard deviation.
+Assumes that the rollouts of a group start in the same state. Dividing by std weighs tasks by how
+rarely they vary, which is not the gradient of the return; a mean that contains the sample itself
+shrinks the gradient by 1 - 1/n. RLOO is unbiased. A group whose returns are all equal has
+advantages of exactly 0.
+
+Axes: B trajectories in any order, N turns of them in any order; groups of any size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ragen_apo.objectives.tensors import (
+    GroupStatistics,
+    check_comparable,
+    check_ids,
+    check_range,
+    check_vectors,
+    enum_member,
+    group_statistics,
+)
+
+
+class AdvantageScale(str, Enum):
+    """What a deviation from the mean of the group is divided by."""
+
+    STD = "std"
+    """The standard deviation of the group."""
+    NONE = "none"
+    """Nothing."""
+
+
+def grpo_advantages(
+    returns_B: Tensor,
+    *,
+    group_B: Tensor,
+    scale: AdvantageScale = AdvantageScale.STD,
+    eps: float = 1e-6,
+) -> Tensor:
+    """GRPO's advantages [B].
+
+    `group_B` int64. A group of one has advantage 0 (elsewhere it keeps its raw return, which
+    teaches that every positive return is good). Raises ValueError if all groups are of one, for
+    shapes that differ, and for returns that are not finite.
+    """
+    statistics = group_statistics(returns_B, group_N=group_B)
+    check_comparable(statistics)
+    return _scaled(statistics, scale=scale, eps=eps)
+
+
+def dr_grpo_advantages(returns_B: Tensor, *, group_B: Tensor) -> Tensor:
+    """Dr. GRPO's advantages [B]: GRPO's without the division, for `Aggregation.CONSTANT`."""
+    return grpo_advantages(returns_B, group_B=group_B, scale=AdvantageScale.NONE)
+
+
+def rloo_advantages(returns_B: Tensor, *, group_B: Tensor) -> Tensor:
+    """RLOO's advantages [B]: the return minus the mean return of the *other* rollouts of the task.
+
+    R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1). Raises ValueError for a group of one, which
+    has no others, for shapes that differ, and for returns that are not finite.
+    """
+    statistics = group_statistics(returns_B, group_N=group_B)
+    if int(statistics.size.min()) < 2:
+        alone = group_B[statistics.size < 2].tolist()
+        raise ValueError(
+            "leaving one out needs at least 2 rollouts of every task, got one for group"
+            f" {alone[0]} (and {len(alone) - 1} more): play each task several times or filter it"
+        )
+    return statistics.deviation * (statistics.size / (statistics.size - 1))
+
+
+@dataclass(frozen=True)
+class GigpoAdvantages:
+    """All of shape [N], one per turn."""
+
+    advantages: Tensor
+    """episode + omega * turn."""
+    episode: Tensor
+    """How the turn's trajectory did among the rollouts of its task."""
+    turn: Tensor
+    """How the turn did among the turns of the same task in the same state."""
+    anchor_size: Tensor
+    """Turns in that state, this one included; where it is 1, `turn` is 0."""
+
+
+def gigpo_advantages(
+    returns_B: Tensor,
+    *,
+    group_B: Tensor,
+    returns_to_go_N: Tensor,
+    trajectory_N: Tensor,
+    state_N: Tensor,
+    omega: float = 1.0,
+    scale: AdvantageScale = AdvantageScale.STD,
+    eps: float = 1e-6,
+) -> GigpoAdvantages:
+    """Group-in-group advantages: of the episode in its task, and of the turn in its anchor state.
+
+    Turn n belongs to trajectory `trajectory_N[n]` (an index into B), was written in the state with
+    id `state_N[n]`, and collected `returns_to_go_N[n]` from there on, discounted by turns
+    (`tensors.discounted_sum` of rewards by turn). Turns of one task with one state id form an
+    anchor group, visits within one trajectory included; ids of different tasks never meet. Episode
+    statistics count each trajectory once. Raises ValueError where `grpo_advantages` does, for a
+    trajectory that does not exist, and for an omega that is negative or not finite.
+    """
+    check_vectors(returns_to_go_N=returns_to_go_N, trajectory_N=trajectory_N, state_N=state_N)
+    check_ids(trajectory_N=trajectory_N, state_N=state_N)
+    check_range("omega", omega, low=0.0, high=math.inf)
+    if int(trajectory_N.min()) < 0 or int(trajectory_N.max()) >= len(returns_B):
+        raise ValueError(
+            f"trajectory_N must index the {len(returns_B)} returns, got {trajectory_N.tolist()}"
+        )
+    episode_B = grpo_advantages(returns_B, group_B=group_B, scale=scale, eps=eps)
+    task_and_state = torch.stack([group_B[trajectory_N], state_N], dim=1)
+    _, anchor_N = torch.unique(task_and_state, dim=0, return_inverse=True)
+    anchors = group_statistics(returns_to_go_N, group_N=anchor_N)
+    turn_N = _scaled(anchors, scale=scale, eps=eps)
+    episode_N = episode_B[trajectory_N]
+    return GigpoAdvantages(
+        advantages=episode_N + omega * turn_N,
+        episode=episode_N,
+        turn=turn_N,
+        anchor_size=anchors.size,
+    )
+
+
+def _scaled(statistics: GroupStatistics, *, scale: AdvantageScale, eps: float) -> Tensor:
+    if enum_member(AdvantageScale, scale) is AdvantageScale.NONE:
+        return statistics.deviation
+    return statistics.standardized(eps=eps)

@@ -1,0 +1,244 @@
+"""What all methods with an importance ratio share: clipping, aggregation, KL and entropy terms.
+
+Consumes log-probabilities of the sampled tokens and one advantage per token, produces one loss per
+token; `aggregate` turns token losses into the scalar that is differentiated.
+
+    rho   = exp(log pi - log pi_old)                                     per sampled token
+    loss  = -A min(rho, 1 + clip_high)      for A > 0
+            -A max(rho, 1 - clip_low)       for A < 0, at most dual_clip |A|
+
+PPO (Schulman et al., arXiv 1707.06347), decoupled clip (DAPO, 2503.14476: 0.2 and 0.28), dual clip
+(Ye et al., 1912.09729). Assumes that the samples come from pi_old at the temperature at which all
+log-probabilities were computed. Clipping by token bounds each token's ratio, not the sequence's.
+
+Advantages are computed once from the whole batch; losses are sums divided by counts of the whole
+batch, so they add up over micro-batches and workers.
+
+Axes: B sequences, T token positions. `_B` one number per sequence, `_BT` one per token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ragen_apo.objectives.tensors import (
+    at_least_float32,
+    check_finite_tokens,
+    check_range,
+    check_tokens,
+    enum_member,
+    sampled_or_zero,
+)
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to this size before `exp`: an infinite ratio has a NaN gradient."""
+
+MAX_LOW_VARIANCE_KL = 10.0
+"""Largest value of one token under `KlEstimator.LOW_VARIANCE`."""
+
+
+class Aggregation(str, Enum):
+    """How the losses of tokens become one number; each divides by a count of the whole batch."""
+
+    TOKEN_MEAN = "token_mean"
+    """Sum over tokens / tokens: long responses weigh more. DAPO, and PPO in RAGEN."""
+    SEQUENCE_MEAN_TOKEN_MEAN = "sequence_mean_token_mean"
+    """Mean over a sequence's tokens, mean over sequences: GRPO. A token of a long response weighs
+    less, so long failures are punished less per token than short ones."""
+    SEQUENCE_MEAN_TOKEN_SUM = "sequence_mean_token_sum"
+    """Sum over tokens / sequences: the policy gradient of the return, without a length bias."""
+    CONSTANT = "constant"
+    """Sum over tokens / (sequences x max_tokens): Dr. GRPO. The sum above with another rate."""
+
+
+class KlEstimator(str, Enum):
+    """Estimators of KL(pi || pi_ref) from d = log pi - log pi_ref of a token sampled from pi.
+
+    Value: K1 and K3 are unbiased; K2 and ABSOLUTE are other numbers that are small when KL is.
+    As a loss, differentiated on samples of pi, the expected gradient is
+
+        K1             0: the term does nothing but add noise
+        K2             grad KL(pi || pi_ref): use this one
+        K3             grad KL(pi_ref || pi), the other direction
+        LOW_VARIANCE   that of K3 within the clamp, 0 beyond it
+        ABSOLUTE       grad sum |pi - pi_ref|, twice the total variation
+
+    Subtracted from the reward and held constant, only K1 yields grad KL(pi || pi_ref); K3 yields it
+    minus grad KL(pi_ref || pi). A loss by token forgets what a token does to the KL of later ones;
+    a reward does not. Schulman, "Approximating KL Divergence" (2020); Tang and Munos (arXiv
+    2506.09477).
+    """
+
+    K1 = "k1"
+    """d."""
+    K2 = "k2"
+    """d^2 / 2."""
+    K3 = "k3"
+    """exp(-d) - 1 + d: never negative."""
+    LOW_VARIANCE = "low_variance"
+    """K3 with d clamped to +-20 and the result to 10: a token cannot dominate the batch."""
+    ABSOLUTE = "absolute"
+    """|d|."""
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Losses of tokens and how many of them the clip stopped."""
+
+    loss_BT: Tensor
+    """0 where no token was sampled; the gradient flows into the log-probabilities."""
+    clipped_BT: Tensor
+    """True at sampled tokens that get no gradient because a clip is active."""
+    clip_fraction: Tensor
+    """Scalar: clipped tokens / sampled tokens of these sequences, 0 if there are none. Over
+    micro-batches add up `clipped_BT` instead of averaging this."""
+
+
+def clipped_policy_loss(
+    logprobs_BT: Tensor,
+    *,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> PolicyLoss:
+    """PPO's pessimistic surrogate for each token.
+
+    `logprobs_BT` carries the gradient, the other tensors are constants; `mask_BT` is True exactly
+    at sampled tokens and nothing else is read. `clip_low = 1` and `clip_high = inf` switch a side
+    off. `dual_clip` > 1 bounds the loss of a token with a negative advantage at dual_clip |A|; None
+    for no bound. Where log pi and log pi_old differ by more than 20 no gradient flows. Raises
+    ValueError for shapes that differ, advantages that are not finite, and clips out of range.
+    """
+    check_tokens(
+        mask_BT,
+        logprobs_BT=logprobs_BT,
+        old_logprobs_BT=old_logprobs_BT,
+        advantages_BT=advantages_BT,
+    )
+    check_finite_tokens(mask_BT, advantages_BT=advantages_BT)
+    check_range("clip_low", clip_low, low=0.0, high=1.0)
+    check_range("clip_high", clip_high, low=0.0, high=math.inf)
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(f"dual_clip must be greater than 1 or None for no bound, got {dual_clip}")
+    advantages_BT = sampled_or_zero(advantages_BT.detach(), mask_BT)
+    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+    ratio_BT = log_ratio_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO).exp()
+    pessimistic_BT = torch.where(
+        advantages_BT > 0,
+        ratio_BT.clamp(max=1 + clip_high),
+        ratio_BT.clamp(min=1 - clip_low, max=dual_clip),
+    )
+    with torch.no_grad():
+        clipped_BT = mask_BT & (advantages_BT != 0) & (pessimistic_BT != ratio_BT)
+        clip_fraction = clipped_BT.sum() / mask_BT.sum().clamp(min=1)
+    return PolicyLoss(
+        loss_BT=sampled_or_zero(-advantages_BT * pessimistic_BT, mask_BT),
+        clipped_BT=clipped_BT,
+        clip_fraction=clip_fraction,
+    )
+
+
+def aggregate(
+    loss_BT: Tensor,
+    *,
+    mask_BT: Tensor,
+    aggregation: Aggregation,
+    num_sequences: int,
+    num_tokens: int,
+    max_tokens: int | None = None,
+) -> Tensor:
+    """The part of the batch's scalar loss that these sequences contribute.
+
+    `num_sequences` and `num_tokens` (sampled ones) count the whole batch, so the results of its
+    micro-batches add up to its loss. `max_tokens`, the limit of sampled tokens per sequence, is for
+    `Aggregation.CONSTANT`. A sequence without sampled tokens adds 0 and still counts as a sequence.
+    Raises ValueError for shapes that differ, counts below 1 or below those of the given sequences,
+    a missing `max_tokens` and an unknown aggregation.
+    """
+    check_tokens(mask_BT, loss_BT=loss_BT)
+    if num_sequences < max(len(mask_BT), 1):
+        raise ValueError(
+            f"num_sequences counts the whole batch, at least {len(mask_BT)}, got {num_sequences}"
+        )
+    num_tokens_B = mask_BT.sum(dim=1)
+    if num_tokens < max(int(num_tokens_B.sum()), 1):
+        raise ValueError(
+            f"num_tokens counts the sampled tokens of the whole batch, at least"
+            f" {max(int(num_tokens_B.sum()), 1)}, got {num_tokens}"
+        )
+    loss_B = sampled_or_zero(loss_BT, mask_BT).sum(dim=1)
+    aggregation = enum_member(Aggregation, aggregation)
+    if aggregation is Aggregation.TOKEN_MEAN:
+        return loss_B.sum() / num_tokens
+    if aggregation is Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
+        return (loss_B / num_tokens_B.clamp(min=1)).sum() / num_sequences
+    if aggregation is Aggregation.SEQUENCE_MEAN_TOKEN_SUM:
+        return loss_B.sum() / num_sequences
+    if max_tokens is None or max_tokens < 1:
+        raise ValueError(f"aggregation 'constant' needs max_tokens, at least 1, got {max_tokens}")
+    return loss_B.sum() / (num_sequences * max_tokens)
+
+
+def token_kl(
+    logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor, mask_BT: Tensor, estimator: KlEstimator
+) -> Tensor:
+    """An estimate of KL(pi || pi_ref) for each token [B, T]; 0 where no token was sampled.
+
+    As a loss: add coefficient times this to the token losses. In the reward: `penalize_rewards`. To
+    watch KL(pi_old || pi), pass the old log-probabilities first and the new ones as the reference.
+    The gradient flows into `logprobs_BT` only. Raises ValueError for shapes that differ and an
+    unknown estimator.
+    """
+    check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
+    estimator = enum_member(KlEstimator, estimator)
+    d_BT = _log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
+    if estimator is KlEstimator.K1:
+        return d_BT
+    if estimator is KlEstimator.K2:
+        return d_BT.square() / 2
+    if estimator is KlEstimator.K3:
+        return torch.expm1(-d_BT) + d_BT
+    if estimator is KlEstimator.ABSOLUTE:
+        return d_BT.abs()
+    d_BT = d_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO)
+    return (torch.expm1(-d_BT) + d_BT).clamp(max=MAX_LOW_VARIANCE_KL)
+
+
+def penalize_rewards(
+    rewards_BT: Tensor, *, kl_BT: Tensor, mask_BT: Tensor, coefficient: float
+) -> Tensor:
+    """Rewards minus coefficient times KL, token by token [B, T], held constant; 0 elsewhere.
+
+    `kl_BT` comes from `token_kl` at the weights that sampled; see `KlEstimator` for why it should
+    be K1. Raises ValueError for shapes that differ, a negative coefficient, and numbers that are
+    not finite at sampled tokens.
+    """
+    check_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)
+    check_finite_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)
+    check_range("coefficient", coefficient, low=0.0, high=math.inf)
+    return sampled_or_zero(rewards_BT.detach() - coefficient * kl_BT.detach(), mask_BT)
+
+
+def entropy_bonus(entropy_BT: Tensor, *, mask_BT: Tensor, coefficient: float) -> Tensor:
+    """-coefficient H at each sampled token [B, T], to be added to token losses; 0 elsewhere.
+
+    `entropy_BT` is the entropy of the whole next-token distribution in nats and carries the
+    gradient. Raises ValueError for shapes that differ and a coefficient that is not finite.
+    """
+    check_tokens(mask_BT, entropy_BT=entropy_BT)
+    if not math.isfinite(coefficient):
+        raise ValueError(f"coefficient must be finite, got {coefficient}")
+    return -coefficient * sampled_or_zero(entropy_BT, mask_BT)
+
+
+def _log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    difference_BT = at_least_float32(logprobs_BT) - at_least_float32(other_logprobs_BT.detach())
+    return sampled_or_zero(difference_BT, mask_BT)

@@ -1,0 +1,211 @@
+"""Which groups each strategy keeps, on scores whose answer can be read off, and by properties."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragen_apo.objectives.filters import (
+    FilterOrder,
+    FilterSettings,
+    FilterStrategy,
+    ScoreStatistic,
+    ZeroVariance,
+    filter_trajectories,
+    select_groups,
+)
+
+SCORES = torch.tensor([0.1, 0.4, 0.2, 0.3])  # sum 1; best first: groups 1, 3, 2, 0
+
+
+def kept(scores, strategy, value, order="largest"):
+    keep_G = select_groups(
+        scores, settings=FilterSettings(strategy=strategy, value=value, order=order)
+    )
+    return keep_G.nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, [1]),
+        (0.4, [1]),  # the best one holds 0.4
+        (0.41, [1, 3]),
+        (0.7, [1, 3]),
+        (0.9, [1, 2, 3]),
+        (0.95, [0, 1, 2, 3]),
+        (1.0, [0, 1, 2, 3]),
+    ],
+)
+def test_top_p_keeps_the_best_groups_that_hold_the_fraction_of_the_sum(value, expected):
+    assert kept(SCORES, "top_p", value) == expected
+
+
+def test_top_p_from_the_smallest_side():
+    # 0.1 + 0.2 = 0.3; 0.1 + 0.2 + 0.3 = 0.6.
+    assert kept(SCORES, "top_p", 0.3, "smallest") == [0, 2]
+    assert kept(SCORES, "top_p", 0.6, "smallest") == [0, 2, 3]
+
+
+def test_softmax_top_p_weighs_by_exponentials():
+    # softmax(log [1, 4, 2, 3]) = 0.1, 0.4, 0.2, 0.3; from below 1/x: 12, 3, 6, 4 of 25.
+    scores = torch.tensor([1.0, 4.0, 2.0, 3.0]).log()
+    assert kept(scores, "top_p_softmax", 0.69) == [1, 3]
+    assert kept(scores, "top_p_softmax", 0.71) == [1, 2, 3]
+    assert kept(scores, "top_p_softmax", 0.47, "smallest") == [0]
+    assert kept(scores, "top_p_softmax", 0.71, "smallest") == [0, 2]
+    assert kept(scores - 1000, "top_p_softmax", 0.69) == [1, 3]
+
+
+def test_top_k_top_fraction_and_min_p():
+    assert kept(SCORES, "top_k", 2) == [1, 3]
+    assert kept(SCORES, "top_k", 2, "smallest") == [0, 2]
+    assert kept(SCORES, "top_k", 9) == [0, 1, 2, 3]
+    assert kept(SCORES, "top_fraction", 0.5) == [1, 3]
+    assert kept(SCORES, "top_fraction", 0.74) == [1, 3]
+    assert kept(SCORES, "top_fraction", 0.1) == [1]
+    assert kept(SCORES, "min_p", 0.5) == [1, 2, 3]  # 0.5 * 0.4 = 0.2
+    assert kept(SCORES, "min_p", 0.5, "smallest") == [0, 2]  # at most 0.1 / 0.5
+    assert kept(SCORES, "min_p", 0.0) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("order", FilterOrder)
+def test_ties_are_taken_in_order(order):
+    same = torch.full((5,), 0.3)
+    assert kept(same, "top_k", 2, order) == [0, 1]
+    assert kept(same, "top_p", 0.6, order) == [0, 1, 2]
+    assert kept(same, "top_p_softmax", 0.6, order) == [0, 1, 2]
+    assert kept(torch.zeros(5), "top_p", 0.6, order) == [0, 1, 2]
+    many = torch.full((500,), 0.3)  # sorts of a few entries are stable by chance
+    assert kept(many, "top_k", 3, order) == [0, 1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0, 50), min_size=1, max_size=10),
+    st.sampled_from([s for s in FilterStrategy if s is not FilterStrategy.TOP_K]),
+    st.sampled_from(list(FilterOrder)),
+    st.floats(0, 1),
+)
+def test_never_empty_never_a_worse_group_before_a_better_and_more_with_larger_p(
+    scores, strategy, order, p
+):
+    scores_G = torch.tensor(scores, dtype=torch.float64)
+    chosen = kept(scores_G, strategy, p, order)
+    assert chosen
+    sign = 1 if order is FilterOrder.LARGEST else -1
+    worst_kept = min(sign * scores[g] for g in chosen)
+    assert all(sign * scores[g] <= worst_kept for g in range(len(scores)) if g not in chosen)
+    more = set(kept(scores_G, strategy, (1 + p) / 2, order))
+    if strategy is FilterStrategy.MIN_P:
+        assert more <= set(chosen)
+    else:
+        assert more >= set(chosen)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 50), min_size=1, max_size=10), st.floats(0.01, 0.99))
+def test_top_p_keeps_the_smallest_set_that_holds_the_fraction(scores, p):
+    ranked = sorted(scores, reverse=True)
+    if sum(scores) == 0:
+        ranked = [1.0] * len(scores)
+    chosen = kept(torch.tensor(scores, dtype=torch.float64), "top_p", p)
+    needed = p * sum(ranked)
+    assert sum(ranked[: len(chosen)]) >= needed * (1 - 1e-5)
+    assert sum(ranked[: len(chosen) - 1]) < needed or len(chosen) == 1
+
+
+# Whole trajectories.
+
+GROUP_B = torch.tensor([30, 10, 30, 20, 10, 20])
+RETURNS_B = torch.tensor(
+    [0.0, 0.1, 1.0, 0.1, 0.9, 0.1], dtype=torch.float64
+)  # group 20 has no variance
+
+
+def run(statistic=ScoreStatistic.STD, values_B=None, returns_B=RETURNS_B, **options):
+    return filter_trajectories(
+        returns_B,
+        group_B=GROUP_B,
+        settings=FilterSettings(**options),
+        statistic=statistic,
+        values_B=values_B,
+    )
+
+
+def test_scores_are_those_of_the_groups_in_order_of_first_appearance():
+    members = {30: [0.0, 1.0], 10: [0.1, 0.9], 20: [0.1, 0.1]}
+    for statistic, function in (
+        (ScoreStatistic.STD, statistics.stdev),
+        (ScoreStatistic.VARIANCE, statistics.variance),
+        (ScoreStatistic.MEAN, statistics.fmean),
+    ):
+        result = run(statistic)
+        assert result.group_G.tolist() == [30, 10, 20]
+        expected = [function(own) for own in members.values()]
+        assert result.score_G.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_group_is_kept_or_dropped_as_a_whole():
+    result = run(strategy="top_k", value=1)
+    assert result.keep_G.tolist() == [True, False, False]
+    assert result.keep_B.tolist() == [True, False, True, False, False, False]
+    assert result.num_zero_variance == 1
+    assert result.empty_because is None
+
+
+def test_groups_without_variance_are_dropped_or_kept_as_asked_whatever_the_score():
+    lengths_B = torch.tensor([5.0, 5.0, 5.0, 90.0, 5.0, 90.0])
+    options = {"statistic": "mean", "values_B": lengths_B, "strategy": "top_k", "value": 1}
+    assert run(**options, zero_variance="drop").keep_G.tolist() == [True, False, False]
+    assert run(**options, zero_variance="keep").keep_G.tolist() == [False, False, True]
+    everything = run(strategy="top_p", value=1.0, zero_variance="keep")
+    assert everything.keep_B.all()
+
+
+def test_dropping_everything_says_so():
+    result = run(returns_B=torch.full((6,), 0.1, dtype=torch.float32))
+    assert not result.keep_B.any()
+    assert not result.keep_G.any()
+    assert result.empty_because == (
+        "all 3 groups have returns without variance, and zero_variance is 'drop'"
+    )
+    kept_anyway = run(returns_B=torch.full((6,), 0.1), zero_variance=ZeroVariance.KEEP, value=0.5)
+    assert kept_anyway.keep_G.tolist() == [True, True, False]
+    assert kept_anyway.empty_because is None
+
+
+def test_a_group_of_one_has_no_variance():
+    result = filter_trajectories(
+        torch.tensor([3.0]), group_B=torch.tensor([0]), settings=FilterSettings()
+    )
+    assert result.num_zero_variance == 1
+    assert result.empty_because is not None
+
+
+def test_refusals():
+    for options, message in (
+        ({"strategy": "top_k", "value": 0.5}, "whole number >= 1, got 0.5"),
+        ({"strategy": "top_k", "value": 0}, "whole number >= 1, got 0"),
+        ({"strategy": "top_p", "value": 1.5}, r"value of top_p must lie in \[0.0, 1.0\]"),
+        ({"strategy": "min_p", "value": math.nan}, "value of min_p must lie in"),
+        ({"strategy": "best"}, "FilterStrategy must be one of"),
+        ({"order": "biggest"}, "FilterOrder must be one of"),
+        ({"zero_variance": "maybe"}, "ZeroVariance must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FilterSettings(**options)
+    for strategy in ("top_p", "min_p"):
+        with pytest.raises(ValueError, match=f"{strategy} needs scores of at least 0, got -1.0"):
+            kept(torch.tensor([-1.0, 2.0]), strategy, 0.5)
+    with pytest.raises(ValueError, match="must be finite"):
+        kept(torch.tensor([math.nan]), "top_fraction", 0.5)
+    with pytest.raises(ValueError, match="at least one entry"):
+        kept(torch.zeros(0), "top_fraction", 0.5)
+    with pytest.raises(ValueError, match="ScoreStatistic must be one of"):
+        run(statistic="median")
+    with pytest.raises(ValueError, match="values_B must have 6 entries, got 2"):
+        run(values_B=torch.zeros(2))

@@ -1,0 +1,366 @@
+"""Clipping, aggregation and KL: values, gradients, and what they must not see."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from ragen_apo.objectives.policy_gradient import (
+    Aggregation,
+    KlEstimator,
+    aggregate,
+    clipped_policy_loss,
+    entropy_bonus,
+    penalize_rewards,
+    token_kl,
+)
+
+CLIPS = {
+    "PPO": {},
+    "decoupled": {"clip_low": 0.2, "clip_high": 0.28},
+    "dual": {"dual_clip": 1.5},
+    "off": {"clip_low": 1.0, "clip_high": math.inf},
+}
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    """Six sequences of up to nine tokens with holes in the mask, and one without any token."""
+    mask_BT = torch.rand(6, 9) < 0.6
+    mask_BT[4] = False
+    return {
+        "logprobs_BT": -2 * torch.rand(6, 9),
+        "old_logprobs_BT": -2 * torch.rand(6, 9),
+        "advantages_BT": torch.randn(6, 9),
+        "mask_BT": mask_BT,
+    }
+
+
+def counts(batch):
+    return {
+        "num_sequences": len(batch["mask_BT"]),
+        "num_tokens": int(batch["mask_BT"].sum()),
+        "max_tokens": 9,
+    }
+
+
+def scalar_loss(batch, *, aggregation=Aggregation.TOKEN_MEAN, rows=slice(None), **clips):
+    """Loss and gradient of `rows` as a part of the whole batch."""
+    logprobs_BT = batch["logprobs_BT"].clone().requires_grad_()
+    given = {name: tensor[rows] for name, tensor in batch.items() if name != "logprobs_BT"}
+    output = clipped_policy_loss(logprobs_BT[rows], **given, **clips)
+    loss = aggregate(
+        output.loss_BT, mask_BT=given["mask_BT"], aggregation=aggregation, **counts(batch)
+    )
+    (gradient_BT,) = torch.autograd.grad(loss, logprobs_BT)
+    return loss.detach(), gradient_BT
+
+
+def slow_token_loss(logprob, old, advantage, *, clip_low=0.2, clip_high=0.2, dual_clip=None):
+    ratio = math.exp(logprob - old)
+    clipped = min(max(ratio, 1 - clip_low), 1 + clip_high)
+    loss = max(-ratio * advantage, -clipped * advantage)
+    if dual_clip is not None and advantage < 0:
+        loss = min(loss, -dual_clip * advantage)
+    return loss
+
+
+@pytest.mark.parametrize("clips", CLIPS.values(), ids=CLIPS)
+def test_token_losses_equal_a_slow_recomputation(batch, clips):
+    output = clipped_policy_loss(**batch, **clips)
+    for row, column in itertools.product(range(6), range(9)):
+        expected = 0.0
+        if batch["mask_BT"][row, column]:
+            names = ("logprobs_BT", "old_logprobs_BT", "advantages_BT")
+            numbers = [batch[name][row, column].item() for name in names]
+            expected = slow_token_loss(*numbers, **clips)
+        assert output.loss_BT[row, column].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_clip_stops_the_gradient_on_the_profitable_side_only():
+    # Ratios 0.5, 1, 1.5 with A = 1, then with A = -1. The gradient of -A rho is -A rho.
+    ratios = torch.tensor([[0.5, 1.0, 1.5, 0.5, 1.0, 1.5]])
+    output, gradient_BT = one_row(ratios, torch.tensor([[1.0, 1, 1, -1, -1, -1]]))
+    assert output.loss_BT.tolist() == [pytest.approx([-0.5, -1, -1.2, 0.8, 1, 1.5])]
+    assert gradient_BT.tolist() == [pytest.approx([-0.5, -1, 0, 0, 1, 1.5])]
+    assert output.clipped_BT.tolist() == [[False, False, True, True, False, False]]
+    assert output.clip_fraction.item() == pytest.approx(2 / 6)
+
+
+def test_the_dual_clip_bounds_the_loss_of_a_token_that_became_likely_and_was_bad():
+    ratios = torch.tensor([[2.9, 3.1, 100.0, 100.0]])
+    output, gradient_BT = one_row(ratios, torch.tensor([[-2.0, -2, -2, 2]]), dual_clip=3.0)
+    assert output.loss_BT.tolist() == [pytest.approx([5.8, 6, 6, -2.4])]
+    assert gradient_BT.tolist() == [pytest.approx([5.8, 0, 0, 0])]
+
+
+def one_row(ratios, advantages_BT, **clips):
+    logprobs_BT = ratios.log().requires_grad_()
+    output = clipped_policy_loss(
+        logprobs_BT,
+        old_logprobs_BT=torch.zeros_like(ratios),
+        advantages_BT=advantages_BT,
+        mask_BT=torch.ones_like(ratios, dtype=torch.bool),
+        **clips,
+    )
+    (gradient_BT,) = torch.autograd.grad(output.loss_BT.sum(), logprobs_BT)
+    return output, gradient_BT
+
+
+def test_at_the_weights_that_sampled_the_gradient_is_that_of_reinforce(batch):
+    batch["old_logprobs_BT"] = batch["logprobs_BT"].clone()
+    _, gradient_BT = scalar_loss(batch, aggregation="sequence_mean_token_sum")
+    expected_BT = torch.where(batch["mask_BT"], -batch["advantages_BT"] / 6, 0.0)
+    torch.testing.assert_close(gradient_BT, expected_BT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_ratio_that_would_overflow_has_a_finite_loss_and_gradient(dtype):
+    logprobs_BT = torch.tensor([[0.0, -200.0]], dtype=dtype, requires_grad=True)
+    output = clipped_policy_loss(
+        logprobs_BT,
+        old_logprobs_BT=torch.tensor([[-200.0, 0.0]], dtype=dtype),
+        advantages_BT=torch.tensor([[1.0, 1.0]]),
+        mask_BT=torch.ones(1, 2, dtype=torch.bool),
+    )
+    (gradient_BT,) = torch.autograd.grad(output.loss_BT.sum(), logprobs_BT)
+    assert output.loss_BT.isfinite().all()
+    assert gradient_BT.isfinite().all()
+
+
+@pytest.mark.parametrize("aggregation", Aggregation)
+def test_aggregation_equals_a_slow_recomputation(batch, aggregation):
+    loss_BT, mask_BT = torch.randn(6, 9), batch["mask_BT"]
+    rows = [
+        [x for x, sampled in zip(losses, mask, strict=True) if sampled]
+        for losses, mask in zip(loss_BT.tolist(), mask_BT.tolist(), strict=True)
+    ]
+    expected = {
+        "token_mean": sum(map(sum, rows)) / sum(map(len, rows)),
+        "sequence_mean_token_mean": sum(sum(row) / max(len(row), 1) for row in rows) / 6,
+        "sequence_mean_token_sum": sum(map(sum, rows)) / 6,
+        "constant": sum(map(sum, rows)) / (6 * 9),
+    }
+    loss = aggregate(loss_BT, mask_BT=mask_BT, aggregation=aggregation, **counts(batch))
+    assert loss.item() == pytest.approx(expected[aggregation.value], abs=1e-12)
+
+
+@pytest.mark.parametrize("aggregation", Aggregation)
+def test_micro_batches_add_up(batch, aggregation):
+    whole, whole_gradient_BT = scalar_loss(batch, aggregation=aggregation)
+    parts = [
+        scalar_loss(batch, aggregation=aggregation, rows=rows)
+        for rows in (slice(0, 1), slice(1, 5), slice(5, 6))
+    ]
+    torch.testing.assert_close(sum(loss for loss, _ in parts), whole)
+    torch.testing.assert_close(sum(gradient for _, gradient in parts), whole_gradient_BT)
+
+
+@pytest.mark.parametrize("clips", CLIPS.values(), ids=CLIPS)
+@pytest.mark.parametrize("aggregation", Aggregation)
+def test_what_was_not_sampled_is_not_seen(batch, aggregation, clips):
+    before, gradient_BT = scalar_loss(batch, aggregation=aggregation, **clips)
+    for garbage in (math.nan, math.inf, -math.inf, 1e30):
+        for name in ("logprobs_BT", "old_logprobs_BT", "advantages_BT"):
+            batch[name] = torch.where(batch["mask_BT"], batch[name], garbage)
+        after, dirty_gradient_BT = scalar_loss(batch, aggregation=aggregation, **clips)
+        assert torch.equal(before, after)
+        assert torch.equal(gradient_BT, dirty_gradient_BT)
+    assert gradient_BT[~batch["mask_BT"]].count_nonzero() == 0
+
+
+def test_the_gradient_flows_into_the_current_log_probabilities_only(batch):
+    constants = {name: batch[name].clone().requires_grad_() for name in list(batch)[1:3]}
+    logprobs_BT = batch["logprobs_BT"].clone().requires_grad_()
+    clipped = clipped_policy_loss(logprobs_BT, **constants, mask_BT=batch["mask_BT"]).loss_BT
+    kl_BT = token_kl(
+        logprobs_BT,
+        reference_logprobs_BT=constants["old_logprobs_BT"],
+        mask_BT=batch["mask_BT"],
+        estimator=KlEstimator.K2,
+    )
+    (clipped + kl_BT).sum().backward()
+    assert logprobs_BT.grad is not None
+    assert all(tensor.grad is None for tensor in constants.values())
+
+
+def test_padding_changes_no_loss(batch):
+    padded = {
+        name: torch.nn.functional.pad(tensor, (2, 3), value=0) for name, tensor in batch.items()
+    }
+    for aggregation in Aggregation:
+        loss, _ = scalar_loss(batch, aggregation=aggregation)
+        padded_loss, _ = scalar_loss(padded, aggregation=aggregation)
+        torch.testing.assert_close(loss, padded_loss)
+
+
+def test_one_token_under_every_aggregation():
+    one = torch.tensor([[-3.0]])
+    for aggregation in Aggregation:
+        loss = aggregate(
+            one,
+            mask_BT=one < 0,
+            aggregation=aggregation,
+            num_sequences=1,
+            num_tokens=1,
+            max_tokens=1,
+        )
+        assert loss.item() == -3.0
+
+
+# KL: everything below is an exact sum over a categorical with four outcomes.
+
+
+@pytest.fixture
+def categorical():
+    """Logits with gradient, log pi and log pi_ref of each of the four outcomes, as [4, 1]."""
+    logits = torch.tensor([0.3, -1.0, 1.2, 0.1], requires_grad=True)
+    reference = torch.tensor([1.0, 0.2, -0.5, 0.0]).log_softmax(0)
+    return logits, logits.log_softmax(0)[:, None], reference[:, None]
+
+
+def estimates(categorical, estimator):
+    _, logprobs_BT, reference_BT = categorical
+    mask_BT = torch.ones(4, 1, dtype=torch.bool)
+    return token_kl(
+        logprobs_BT, reference_logprobs_BT=reference_BT, mask_BT=mask_BT, estimator=estimator
+    )
+
+
+def gradient_of(categorical, number):
+    return torch.autograd.grad(number, categorical[0], retain_graph=True)[0]
+
+
+def true_gradients(categorical):
+    """Gradients of KL(pi || ref), of KL(ref || pi) and of sum |pi - ref|."""
+    _, log_pi, log_ref = categorical
+    pi, ref = log_pi.exp(), log_ref.exp()
+    numbers = {
+        "reverse": (pi * (log_pi - log_ref)).sum(),
+        "forward": (ref * (log_ref - log_pi)).sum(),
+        "variation": (pi - ref).abs().sum(),
+    }
+    return {name: gradient_of(categorical, number) for name, number in numbers.items()}
+
+
+def test_estimators_equal_their_formulas(categorical):
+    _, log_pi, log_ref = categorical
+    for i, d in enumerate((log_pi - log_ref).flatten().tolist()):
+        k3 = math.exp(-d) - 1 + d
+        expected = {"k1": d, "k2": d * d / 2, "k3": k3, "low_variance": k3, "absolute": abs(d)}
+        for estimator in KlEstimator:
+            value = estimates(categorical, estimator)[i, 0].item()
+            assert value == pytest.approx(expected[estimator.value], abs=1e-12)
+
+
+def test_k1_and_k3_are_unbiased_values_and_k2_is_not(categorical):
+    _, log_pi, log_ref = categorical
+    kl = (log_pi.exp() * (log_pi - log_ref)).sum().item()
+    for estimator, bias in (("k1", 0.0), ("k3", 0.0), ("k2", None)):
+        mean = (log_pi.exp() * estimates(categorical, estimator)).sum().item()
+        if bias is None:
+            assert abs(mean - kl) > 0.01
+        else:
+            assert mean == pytest.approx(kl, abs=1e-12)
+
+
+def test_expected_gradients_of_the_estimators_as_a_loss(categorical):
+    pi = categorical[1].exp().detach()
+    true = true_gradients(categorical)
+    expected = {
+        "k1": torch.zeros(4),
+        "k2": true["reverse"],
+        "k3": true["forward"],
+        "low_variance": true["forward"],
+        "absolute": true["variation"],
+    }
+    for estimator in KlEstimator:
+        gradient = gradient_of(categorical, (pi * estimates(categorical, estimator)).sum())
+        torch.testing.assert_close(gradient, expected[estimator.value], rtol=0, atol=1e-12)
+    assert (true["reverse"] - true["forward"]).norm() > 0.1
+
+
+def test_expected_gradients_of_the_estimators_in_the_reward(categorical):
+    _, log_pi, _ = categorical
+    pi, true = log_pi.exp().detach(), true_gradients(categorical)
+    expected = {"k1": true["reverse"], "k3": true["reverse"] - true["forward"]}
+    for name, gradient in expected.items():
+        penalty = estimates(categorical, name).detach()
+        score_function = gradient_of(categorical, (pi * penalty * log_pi).sum())
+        torch.testing.assert_close(score_function, gradient, rtol=0, atol=1e-12)
+
+
+def test_the_low_variance_estimator_is_bounded_and_flat_beyond_its_clamp():
+    logprobs_BT = torch.tensor([[-30.0, -1.0, 0.0]], requires_grad=True)
+    kl_BT = token_kl(
+        logprobs_BT,
+        reference_logprobs_BT=torch.tensor([[0.0, -1.5, -30.0]]),
+        mask_BT=torch.ones(1, 3, dtype=torch.bool),
+        estimator=KlEstimator.LOW_VARIANCE,
+    )
+    (gradient_BT,) = torch.autograd.grad(kl_BT.sum(), logprobs_BT)
+    k3 = math.exp(-0.5) - 1 + 0.5
+    assert kl_BT.tolist() == [pytest.approx([10, k3, 10])]
+    assert gradient_BT.tolist() == [pytest.approx([0, 1 - math.exp(-0.5), 0])]
+
+
+@pytest.mark.parametrize("estimator", KlEstimator)
+def test_kl_does_not_see_what_was_not_sampled(batch, estimator):
+    mask_BT = batch["mask_BT"]
+
+    def value_and_gradient(garbage):
+        leaf_BT = torch.where(mask_BT, batch["logprobs_BT"], garbage).requires_grad_()
+        kl_BT = token_kl(
+            leaf_BT,
+            reference_logprobs_BT=torch.where(mask_BT, batch["old_logprobs_BT"], garbage),
+            mask_BT=mask_BT,
+            estimator=estimator,
+        )
+        return kl_BT.detach(), torch.autograd.grad(kl_BT.sum(), leaf_BT)[0]
+
+    clean, dirty = value_and_gradient(0.0), value_and_gradient(math.nan)
+    assert torch.equal(clean[0], dirty[0])
+    assert torch.equal(clean[1], dirty[1])
+    assert clean[0][~mask_BT].count_nonzero() == 0
+
+
+def test_a_hand_computed_penalty_and_bonus():
+    mask_BT = torch.tensor([[True, False, True]])
+    rewards_BT = torch.tensor([[0.0, math.nan, 1.0]])
+    kl_BT = torch.tensor([[0.5, math.nan, -0.1]])
+    penalized = penalize_rewards(rewards_BT, kl_BT=kl_BT, mask_BT=mask_BT, coefficient=0.1)
+    assert penalized.tolist() == [pytest.approx([-0.05, 0, 1.01])]
+    entropy_BT = torch.tensor([[0.5, math.nan, 2.0]], requires_grad=True)
+    bonus_BT = entropy_bonus(entropy_BT, mask_BT=mask_BT, coefficient=0.1)
+    (gradient_BT,) = torch.autograd.grad(bonus_BT.sum(), entropy_BT)
+    assert bonus_BT.tolist() == [pytest.approx([-0.05, 0, -0.2])]
+    assert gradient_BT.tolist() == [pytest.approx([-0.1, 0, -0.1])]
+
+
+def test_refusals(batch):
+    for wrong, message in (
+        ({"clip_low": 1.5}, r"clip_low must lie in \[0.0, 1.0\], got 1.5"),
+        ({"clip_high": math.nan}, "clip_high must lie in"),
+        ({"dual_clip": 1.0}, "dual_clip must be greater than 1"),
+        ({"old_logprobs_BT": torch.zeros(6, 8)}, r"must have shape \(6, 9\), got \(6, 8\)"),
+        ({"advantages_BT": torch.full((6, 9), math.nan)}, "advantages_BT must be finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            clipped_policy_loss(**{**batch, **wrong})
+    loss_BT, mask_BT = torch.zeros(6, 9), batch["mask_BT"]
+    for wrong, message in (
+        ({"num_sequences": 5}, "at least 6, got 5"),
+        ({"num_tokens": 1}, "num_tokens counts the sampled tokens of the whole batch"),
+        ({"max_tokens": None}, "needs max_tokens"),
+        ({"aggregation": "mean"}, "Aggregation must be one of 'token_mean'"),
+    ):
+        given = {"aggregation": Aggregation.CONSTANT, **counts(batch), **wrong}
+        with pytest.raises(ValueError, match=message):
+            aggregate(loss_BT, mask_BT=mask_BT, **given)
+    with pytest.raises(ValueError, match="KlEstimator must be one of"):
+        token_kl(loss_BT, reference_logprobs_BT=loss_BT, mask_BT=mask_BT, estimator="k4")
+    with pytest.raises(ValueError, match="coefficient"):
+        penalize_rewards(loss_BT, kl_BT=loss_BT, mask_BT=mask_BT, coefficient=-1)
+    with pytest.raises(ValueError, match="coefficient must be finite"):
+        entropy_bonus(loss_BT, mask_BT=mask_BT, coefficient=math.nan)
