@@ -1,11 +1,18 @@
-"""What every registered environment promises, whatever its world is."""
+"""What every environment promises, whatever its world is.
+
+The cases are all built-in environments, some of them under several options, and the one that
+docs/environment.md shows, installed from the document as a user would install it.
+"""
 
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,16 +28,87 @@ from ragen_apo.environments.base import (
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, make_task
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
 MAX_TURNS = 4
 ROUNDING = 1e-9
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=200)
 
-every_environment = pytest.mark.parametrize("name", environment_names())
+CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "webshop": ("webshop", {"data": "generated"}),
+    "sokoban": ("sokoban", {}),
+    "sokoban_two_boxes_in_words": (
+        "sokoban",
+        {
+            "num_rows": 7,
+            "num_boxes": 2,
+            "observation": "words",
+            "max_solution_moves": 15,
+            "max_actions": 15,
+        },
+    ),
+    "sokoban_coordinates": (
+        "sokoban",
+        {"observation": "coordinates", "max_actions_per_turn": 1, "max_turns": 20},
+    ),
+    "frozen_lake": ("frozen_lake", {"slippery": False}),
+    "frozen_lake_slippery": ("frozen_lake", {"observation": "grid_and_coordinates"}),
+    "bandit_two_armed": ("bandit", {}),
+    "bandit_bernoulli": ("bandit", {"kind": "bernoulli", "max_actions_per_turn": 3}),
+    "countdown": ("countdown", {}),
+    "documented": ("guess_number", {}),
+}
+CASES |= {
+    name: (name, {})
+    for name in environment_names()
+    if name not in {known for known, _ in CASES.values()}
+}
+ORACLES_FAIL_AT_TIMES = {"frozen_lake_slippery": 0.5, "webshop": 0.95}
+"""The share of successes that is asked of oracles that luck or a search engine can defeat."""
+
+every_environment = pytest.mark.parametrize("name", CASES)
 
 
-def small(name: str) -> TextEnvironment:
-    """Every environment has the option `max_turns` and defaults for all others."""
-    return make_environment(name, {"max_turns": MAX_TURNS})
+def block_of_document(language: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.M | re.S)
+    assert found, f"{DOCUMENT} has no block in {language}"
+    return found[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def documented_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What `pip install` would leave in site-packages, on the path as long as this module runs."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    project = tomllib.loads(block_of_document("toml"))["project"]
+    (folder / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
+    metadata = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    lines: list[str] = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    sys.path.append(str(folder))
+    yield
+    sys.path.remove(str(folder))
+    sys.modules.pop("guess_number", None)
+
+
+def as_asked(name: str) -> TextEnvironment:
+    environment, options = CASES[name]
+    return make_environment(environment, options)
+
+
+def small(name: str, max_turns: int = MAX_TURNS) -> TextEnvironment:
+    """Every environment has the option `max_turns`."""
+    environment, options = CASES[name]
+    return make_environment(environment, {**options, "max_turns": max_turns})
 
 
 def first_task(environment: TextEnvironment) -> Task:
@@ -88,6 +166,60 @@ def test_two_processes_with_different_hash_seeds_write_the_same_text(name: str) 
 @every_environment
 def test_two_instances_in_one_process_write_the_same_text(name: str) -> None:
     assert transcripts(name) == transcripts(name)
+
+
+def rewards_of(environment: TextEnvironment, task: Task, actions: list[str], seed: int) -> list:
+    first, _ = environment.reset(task, seed=seed)
+    return [first, *(environment.step(action)[:4] for action in actions)]
+
+
+@every_environment
+def test_the_seed_of_an_episode_matters_exactly_where_the_environment_says_so(name: str) -> None:
+    environment = small(name)
+    num_different = 0
+    for task in environment.tasks("train")[:30]:
+        policy = environment.scripted_policies()["oracle"]()
+        actions = [step[0].action for step in play_scripted(environment, task, policy)[1:]]
+        seeded = [rewards_of(environment, task, actions, seed) for seed in (1, 1, 2)]
+        assert seeded[0] == seeded[1]
+        num_different += seeded[0] != seeded[2]
+    assert (num_different == 0) == environment.properties.deterministic
+
+
+@every_environment
+def test_the_oracle_succeeds_in_both_splits(name: str) -> None:
+    environment = as_asked(name)
+    tasks = [*environment.tasks("train")[:40], *environment.tasks("test")[:40]]
+    make_oracle = environment.scripted_policies()["oracle"]
+    wins = [play_scripted(environment, task, make_oracle())[-1][5]["success"] for task in tasks]
+    assert sum(wins) / len(wins) >= ORACLES_FAIL_AT_TIMES.get(name, 1.0)
+
+
+@every_environment
+def test_scripted_policies_write_nothing_but_actions(name: str) -> None:
+    for _, _, steps in transcripts(name):
+        for _, _, _, _, _, info, _ in steps[1:]:
+            assert not info.get("invalid_action", False)
+
+
+@every_environment
+def test_scripted_policies_survive_observations_they_do_not_know(name: str) -> None:
+    environment = small(name)
+    task = first_task(environment)
+    for make_policy in environment.scripted_policies().values():
+        policy = make_policy()
+        policy.begin(task, seed=0)
+        for observation in (environment.reset(task, seed=0)[0], "", "The episode is over.", "#"):
+            assert isinstance(policy.act(observation).action, str)
+
+
+@every_environment
+def test_a_task_of_another_world_is_refused(name: str) -> None:
+    foreign = make_task(
+        environment="elsewhere", instruction="", split="train", category="", payload={}
+    )
+    with pytest.raises(ConfigError, match=foreign.task_id):
+        small(name).reset(foreign, seed=0)
 
 
 @every_environment
@@ -165,7 +297,7 @@ def test_task_ids_are_unique_stable_and_hashes_of_the_content(name: str) -> None
         assert list(tasks) == list(small(name).tasks(split))
         for task in tasks:
             again = make_task(
-                environment=name,
+                environment=environment.properties.name,
                 instruction=task.instruction,
                 split=task.split,
                 category=task.category,
@@ -230,14 +362,14 @@ def test_properties_name_the_environment_and_do_not_change_in_an_episode(name: s
     before = environment.properties
     play_texts(environment, ["\x00"] * MAX_TURNS)
     assert environment.properties == before
-    assert before.name == name
+    assert before.name == CASES[name][0]
     assert {"train", "test"} <= set(before.splits)
     assert before.rules
 
 
 @every_environment
 def test_another_turn_limit_is_another_version(name: str) -> None:
-    other = make_environment(name, {"max_turns": MAX_TURNS + 1})
+    other = small(name, MAX_TURNS + 1)
     assert other.properties.version != small(name).properties.version
 
 
@@ -250,13 +382,13 @@ def test_an_unknown_split_is_an_error_that_names_the_known_ones(name: str) -> No
 @every_environment
 def test_an_unknown_option_is_an_error_with_a_suggestion(name: str) -> None:
     with pytest.raises(ConfigError, match="max_turn: unknown key .did you mean 'max_turns'"):
-        make_environment(name, {"max_turn": 3})
+        make_environment(CASES[name][0], {**CASES[name][1], "max_turn": 3})
 
 
 @every_environment
 def test_an_option_of_the_wrong_kind_is_an_error_with_what_was_got(name: str) -> None:
     with pytest.raises(ConfigError, match="environment.max_turns: got 'ten', expected"):
-        make_environment(name, {"max_turns": "ten"})
+        make_environment(CASES[name][0], {**CASES[name][1], "max_turns": "ten"})
 
 
 if __name__ == "__main__":

@@ -96,7 +96,11 @@ EnvironmentFactory = Callable[..., TextEnvironment]
 """Takes the options as keyword arguments and raises ConfigError for those it does not accept."""
 
 _BUILT_IN: dict[str, str] = {
+    "bandit": "ragen_apo.environments.bandit:make_bandit",
+    "countdown": "ragen_apo.environments.countdown:make_countdown",
+    "frozen_lake": "ragen_apo.environments.frozen_lake:make_frozen_lake",
     "shop": "ragen_apo.environments.shop:ShopEnvironment",
+    "sokoban": "ragen_apo.environments.sokoban:make_sokoban",
     "webshop": "ragen_apo.environments.webshop:WebShopEnvironment",
 }
 

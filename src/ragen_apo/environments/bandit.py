@@ -1,0 +1,24 @@
+"""The environment `bandit`: `kind: two_armed`, judged by names, or `kind: bernoulli`, by trying."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from ragen_apo.environments.base import validate_options
+from ragen_apo.environments.bernoulli import BernoulliOptions, make_bernoulli
+from ragen_apo.environments.game import GameEnvironment
+from ragen_apo.environments.two_armed import TwoArmedOptions, make_two_armed
+
+
+class _Kind(BaseModel):
+    """Which of the bandits; the other options are its own."""
+
+    kind: Literal["two_armed", "bernoulli"] = "two_armed"
+
+
+def make_bandit(**options: object) -> GameEnvironment:
+    """A bandit of a kind; raises ConfigError for options that this kind does not accept."""
+    kind = validate_options(_Kind, options).kind
+    if kind == "bernoulli":
+        return make_bernoulli(validate_options(BernoulliOptions, options))
+    return make_two_armed(validate_options(TwoArmedOptions, options))

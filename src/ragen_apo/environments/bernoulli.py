@@ -1,0 +1,250 @@
+"""The Bernoulli bandit: find the best arm by trying.
+
+Each arm wins with a probability that the task fixes and nobody tells. An episode has `num_pulls`
+pulls; success is to pull the best arm in more than half of them. Whether a pull wins is a function
+of the episode's seed, the arm and the number of pulls so far.
+"""
+
+import functools
+import re
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from ragen_apo.environments.base import EnvironmentProperties, Reply
+from ragen_apo.environments.game import GameEnvironment, chance, digest_of_options
+from ragen_apo.environments.named_actions import (
+    ActionRules,
+    Effect,
+    NamedActionsGame,
+    join_actions,
+)
+from ragen_apo.environments.scripted import Mixture, RandomActions
+from ragen_apo.environments.task_draws import SPLITS, draw_distinct
+from ragen_apo.types import Task, make_task
+
+NAME = "bandit"
+TEXT_VERSION = 1
+"""Raise it whenever the words of an observation or the dynamics change."""
+TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
+TEACHER_GOOD_SHARE = 0.5
+"""How often the teacher goes by the tally; otherwise it takes any arm."""
+ARM_NAMES = ["Red", "Blue", "Green", "Yellow", "White", "Black", "Pink", "Brown", "Gray", "Gold"]
+
+_ARM_LIST = re.compile(r"Arms: ([\w, ]+)\.")
+_RESULT = re.compile(r"(\w+) (wins|loses)\.")
+
+
+class BernoulliRewards(BaseModel):
+    """What a pull pays."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    win: float = 1.0
+    lose: float = 0.0
+    invalid_action: float = -0.1
+    """A turn with a part that names no arm."""
+
+
+class BernoulliOptions(BaseModel):
+    """The options of the environment `bandit` with `kind: bernoulli`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["bernoulli"]
+    num_arms: int = Field(default=3, ge=2, le=len(ARM_NAMES))
+    num_pulls: int = Field(default=10, ge=1, le=1000)
+    min_gap: float = Field(default=0.2, gt=0.0, le=0.9)
+    """The best arm wins at least so much more often than the second."""
+    max_turns: int = Field(default=20, ge=1, le=1000)
+    max_actions_per_turn: int = Field(default=1, ge=1, le=100)
+    """How many pulls joined by || are carried out in one turn."""
+    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
+    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
+    task_seed: int = Field(default=0, ge=0)
+    """Another seed gives other probabilities."""
+    reward: BernoulliRewards = BernoulliRewards()
+
+
+class BernoulliWorld:
+    """Some pulls of arms that win or lose."""
+
+    def __init__(self, options: BernoulliOptions, task: Task, *, seed: int) -> None:
+        self._options, self._seed = options, seed
+        self._shares: dict[str, float] = {
+            str(arm): float(share) for arm, share in task.payload["win_shares"].items()
+        }
+        if len(self._shares) < 2 or not all(0 <= share <= 1 for share in self._shares.values()):
+            raise ValueError("the task needs at least two arms with probabilities from 0 to 1")
+        self._best = max(self._shares, key=lambda arm: self._shares[arm])
+        self._num_pulls = self._num_best = 0
+        self._results: list[str] = []
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(self._shares)
+
+    def act(self, action: str) -> Effect:
+        """Pulls an arm."""
+        wins = chance(self._seed, "bandit-pull", action, self._num_pulls) < self._shares[action]
+        self._num_pulls += 1
+        self._num_best += action == self._best
+        self._results.append(f"{action} {'wins' if wins else 'loses'}.")
+        scheme = self._options.reward
+        is_over = self._num_pulls >= self._options.num_pulls
+        return Effect(
+            reward=scheme.win if wins else scheme.lose,
+            ended=is_over,
+            success=is_over and 2 * self._num_best > self._num_pulls,
+        )
+
+    def view(self) -> str:
+        """What the pulls since the last look paid, and how many are left."""
+        results, self._results = self._results, []
+        said = " ".join(results) if results else f"Arms: {', '.join(self._shares)}."
+        return f"{said} Pulls left: {self._options.num_pulls - self._num_pulls}."
+
+    def key(self) -> str:
+        """How many pulls there were, and how many of the best arm: success depends on them."""
+        return f"{self._num_pulls}:{self._num_best}"
+
+
+def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
+    """The bandit of this kind under checked options."""
+    rewards = options.reward
+    payoffs = (0.0, options.num_pulls * rewards.win, options.num_pulls * rewards.lose)
+    invalid = options.max_turns * rewards.invalid_action
+    several = (
+        f", or up to {options.max_actions_per_turn} names joined by ||"
+        if options.max_actions_per_turn > 1
+        else ""
+    )
+    properties = EnvironmentProperties(
+        name=NAME,
+        version=f"bernoulli-{TEXT_VERSION}-"
+        + digest_of_options(options, without=["reward", "min_gap", *TASK_COUNTS]),
+        reward_version=digest_of_options(rewards),
+        deterministic=False,
+        return_range=(min(payoffs) + min(0.0, invalid), max(payoffs) + max(0.0, invalid)),
+        splits=SPLITS,
+        rules=(
+            "You pull arms. Each wins with its own probability, which stays the same. Win as often "
+            f"as you can. Your action is the name of an arm{several}."
+        ),
+    )
+    names = tuple(ARM_NAMES[: options.num_arms])
+    most = options.max_actions_per_turn
+    make_random = functools.partial(RandomActions, names, most)
+    return GameEnvironment(
+        properties=properties,
+        tasks=_tasks(
+            options.num_arms,
+            options.min_gap,
+            options.num_train_tasks,
+            options.num_test_tasks,
+            options.task_seed,
+        ),
+        start=functools.partial(_start, options),
+        policies={
+            "teacher": functools.partial(
+                Mixture, Tally, make_random, good_share=TEACHER_GOOD_SHARE
+            ),
+            "oracle": functools.partial(Oracle, most),
+            "random": make_random,
+            "heuristic": Tally,
+        },
+        max_turns=options.max_turns,
+    )
+
+
+def _start(options: BernoulliOptions, task: Task, seed: int) -> NamedActionsGame:
+    world = BernoulliWorld(options, task, seed=seed)
+    rules = ActionRules(
+        names=world.arms,
+        max_per_turn=options.max_actions_per_turn,
+        max_per_episode=options.num_pulls,
+        invalid_reward=options.reward.invalid_action,
+    )
+    return NamedActionsGame(world, rules, instruction=task.instruction)
+
+
+@functools.lru_cache(maxsize=16)
+def _tasks(
+    num_arms: int, min_gap: float, num_train: int, num_test: int, task_seed: int
+) -> dict[str, tuple[Task, ...]]:
+    drawn = draw_distinct(
+        NAME,
+        functools.partial(draw_win_shares, num_arms, min_gap),
+        content=repr,
+        counts={"train": num_train, "test": num_test},
+        seed=task_seed,
+    )
+    return {
+        split: tuple(
+            make_task(
+                environment=NAME,
+                instruction="Find the arm that wins most often.",
+                split=split,
+                category=f"bernoulli, arms: {num_arms}",
+                payload={"win_shares": dict(zip(ARM_NAMES, shares, strict=False))},
+            )
+            for shares in all_shares
+        )
+        for split, all_shares in drawn.items()
+    }
+
+
+def draw_win_shares(
+    num_arms: int, min_gap: float, draws: np.random.Generator
+) -> tuple[float, ...] | None:
+    """Probabilities in hundredths, or None where the best arm does not stand out."""
+    shares = tuple(int(share) / 100 for share in draws.integers(0, 101, size=num_arms))
+    best, second = sorted(shares, reverse=True)[:2]
+    return shares if best - second >= min_gap - 1e-9 else None
+
+
+class Tally:
+    """Tries every arm once, then pulls the one with the most wins for its pulls, one a turn."""
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """Forgets the last episode."""
+        self._num_wins: dict[str, int] = {}
+        self._num_pulls: dict[str, int] = {}
+
+    def act(self, observation: str) -> Reply:
+        """Counts what the observation tells and names an arm."""
+        listed = _ARM_LIST.search(observation)
+        for arm in listed[1].split(", ") if listed else ():
+            self._num_wins.setdefault(arm, 0)
+            self._num_pulls.setdefault(arm, 0)
+        for arm, result in _RESULT.findall(observation):
+            self._num_wins[arm] = self._num_wins.get(arm, 0) + (result == "wins")
+            self._num_pulls[arm] = self._num_pulls.get(arm, 0) + 1
+        if not self._num_pulls:
+            return Reply(thought="try", action=ARM_NAMES[0])
+        arm = max(self._num_pulls, key=self._promise)
+        num_wins, num_pulls = self._num_wins[arm], self._num_pulls[arm]
+        return Reply(thought=f"{arm} {num_wins} of {num_pulls}", action=arm)
+
+    def _promise(self, arm: str) -> float:
+        num_pulls = self._num_pulls[arm]
+        return (self._num_wins[arm] + 0.5) / (num_pulls + 1) if num_pulls else 2.0
+
+
+class Oracle:
+    """Looks up which arm is best and always pulls it."""
+
+    def __init__(self, max_per_turn: int) -> None:
+        self._max_per_turn = max_per_turn
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """Reads the payload."""
+        win_shares = task.payload["win_shares"]
+        self._best = max(win_shares, key=lambda arm: win_shares[arm])
+
+    def act(self, observation: str) -> Reply:
+        """The best arm, as often as a turn allows."""
+        return Reply(
+            thought=f"{self._best}", action=join_actions([self._best] * self._max_per_turn)
+        )

@@ -1,0 +1,408 @@
+"""FrozenLake: cross a lake to the goal without falling into a hole.
+
+The dynamics are those of Gymnasium's FrozenLake-v1: on slippery ice an action goes where it says
+with probability `success_rate`, otherwise to one of its two sides with equal probability; the
+border stops you. Reaching the goal or a hole ends the episode. Maps are random, always with a way
+to the goal.
+
+Slips are a function of the episode's seed and the number of actions so far. Without slippery ice
+the lake is deterministic and seeds are not used.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    Reply,
+    ScriptedPolicy,
+    validate_options,
+)
+from ragen_apo.environments.game import GameEnvironment, chance, digest_of_options
+from ragen_apo.environments.grid_text import (
+    DIRECTIONS,
+    TASK_COUNTS,
+    Board,
+    BoardLanguage,
+    GridOptions,
+    read_board,
+    render,
+    symmetric_key,
+)
+from ragen_apo.environments.named_actions import Effect, NamedActionsGame, join_actions
+from ragen_apo.environments.scripted import Mixture, RandomActions
+from ragen_apo.environments.task_draws import SPLITS, draw_distinct
+from ragen_apo.types import Task, make_task
+
+NAME = "frozen_lake"
+TEXT_VERSION = 1
+"""Raise it whenever the words of an observation or the dynamics change."""
+
+PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_AT_GOAL = "P_OGX*"
+LANGUAGE = BoardLanguage(
+    words={
+        PLAYER: "player",
+        ICE: "ice",
+        HOLE: "hole",
+        GOAL: "goal",
+        PLAYER_IN_HOLE: "player-in-hole",
+        PLAYER_AT_GOAL: "player-at-goal",
+    },
+    background=ICE,
+    is_walled=False,
+)
+CLOCKWISE = ("Up", "Right", "Down", "Left")
+TEACHER_GOOD_SHARE = 0.5
+"""How often the teacher plays as the oracle."""
+
+Cell = tuple[int, int]
+
+
+class FrozenLakeRewards(BaseModel):
+    """What is added to the reward of a turn."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    goal: float = 1.0
+    hole: float = 0.0
+    ice: float = 0.0
+    """Every action that ends on the ice."""
+    invalid_action: float = -0.1
+    """A turn with a part that names no action."""
+
+    def return_range(self, *, max_actions: int, max_turns: int) -> tuple[float, float]:
+        """Bounds of the return: some actions on the ice, the last one perhaps to an end."""
+        ends = [
+            num_actions * self.ice + last
+            for num_actions in (0, max_actions - 1)
+            for last in (0.0, self.ice, self.goal, self.hole)
+        ]
+        invalid = max_turns * self.invalid_action
+        return min(0.0, *ends) + min(0.0, invalid), max(0.0, *ends) + max(0.0, invalid)
+
+
+class FrozenLakeOptions(GridOptions):
+    """The options of the environment `frozen_lake`."""
+
+    max_turns: int = Field(default=20, ge=1, le=1000)
+    size: int = Field(default=4, ge=3, le=12)
+    """Rows and columns."""
+    frozen_share: float = Field(default=0.8, gt=0.0, lt=1.0)
+    """The probability that a cell is ice and no hole."""
+    slippery: bool = True
+    success_rate: float = Field(default=1 / 3, ge=0.0, le=1.0)
+    """How often an action on slippery ice goes where it says."""
+    reward: FrozenLakeRewards = FrozenLakeRewards()
+
+    @property
+    def certainty(self) -> float:
+        """The probability that an action goes where it says."""
+        return self.success_rate if self.slippery else 1.0
+
+
+def neighbour(cell: Cell, direction: str, size: int) -> Cell:
+    """The cell one step away, or the same one at the border."""
+    down, right = DIRECTIONS[direction]
+    return min(max(cell[0] + down, 0), size - 1), min(max(cell[1] + right, 0), size - 1)
+
+
+def outcomes(direction: str, certainty: float) -> list[tuple[float, str]]:
+    """Where an action leads and how probably: itself, then the sides counter- and clockwise."""
+    place = CLOCKWISE.index(direction)
+    aside = (1.0 - certainty) / 2.0
+    left, right = CLOCKWISE[place - 1], CLOCKWISE[(place + 1) % 4]
+    return [(certainty, direction), (aside, left), (aside, right)]
+
+
+class FrozenLakeWorld:
+    """One crossing in progress."""
+
+    def __init__(self, options: FrozenLakeOptions, lake: Board, *, seed: int) -> None:
+        self._options, self._lake, self._seed = options, lake, seed
+        self._cell: Cell = (0, 0)
+        self._num_actions = 0
+
+    def act(self, action: str) -> Effect:
+        """Steps, and perhaps slips."""
+        before = self._cell
+        self._cell = neighbour(before, self._direction(action), len(self._lake))
+        self._num_actions += 1
+        there = self._lake[self._cell[0]][self._cell[1]]
+        rewards = self._options.reward
+        return Effect(
+            reward={GOAL: rewards.goal, HOLE: rewards.hole}.get(there, rewards.ice),
+            ended=there in (GOAL, HOLE),
+            success=there == GOAL,
+            changed=self._cell != before,
+        )
+
+    def view(self) -> str:
+        """The map with the player on it, in the chosen rendering."""
+        return render(with_player(self._lake, self._cell), self._options.observation, LANGUAGE)
+
+    def key(self) -> str:
+        """Where the player is."""
+        return f"{self._cell[0]},{self._cell[1]}"
+
+    def _direction(self, action: str) -> str:
+        if not self._options.slippery:
+            return action
+        draw = chance(self._seed, "frozen-lake-slip", self._num_actions)
+        for probability, direction in outcomes(action, self._options.certainty):
+            if draw < probability:
+                return direction
+            draw -= probability
+        return action
+
+
+def with_player(lake: Board, cell: Cell) -> Board:
+    """The map with the player's symbol put where the player is."""
+    row, column = cell
+    symbol = {ICE: PLAYER, HOLE: PLAYER_IN_HOLE, GOAL: PLAYER_AT_GOAL}[lake[row][column]]
+    line = lake[row]
+    return (*lake[:row], line[:column] + symbol + line[column + 1 :], *lake[row + 1 :])
+
+
+def without_player(board: Board) -> tuple[Board, Cell]:
+    """The map and where the player is; raises ValueError if there is no player on the board."""
+    for row, line in enumerate(board):
+        for column, symbol in enumerate(line):
+            if symbol in (PLAYER, PLAYER_IN_HOLE, PLAYER_AT_GOAL):
+                below = {PLAYER: ICE, PLAYER_IN_HOLE: HOLE, PLAYER_AT_GOAL: GOAL}[symbol]
+                line = line[:column] + below + line[column + 1 :]  # noqa: PLW2901
+                return (*board[:row], line, *board[row + 1 :]), (row, column)
+    raise ValueError("the board has no player")
+
+
+def make_frozen_lake(**options: object) -> GameEnvironment:
+    """The environment `frozen_lake`; raises ConfigError for options it does not accept."""
+    checked = validate_options(FrozenLakeOptions, options)
+    return GameEnvironment(
+        properties=_declare(checked),
+        tasks=_tasks(
+            checked.size,
+            checked.frozen_share,
+            checked.num_train_tasks,
+            checked.num_test_tasks,
+            checked.task_seed,
+        ),
+        start=functools.partial(_start, checked),
+        policies=_policies(checked),
+        max_turns=checked.max_turns,
+    )
+
+
+def _start(options: FrozenLakeOptions, task: Task, seed: int) -> NamedActionsGame:
+    lake = tuple(task.payload["map"])
+    if len(lake) != options.size or any(len(row) != options.size for row in lake):
+        raise ValueError(f"the map needs {options.size} rows and columns")
+    if set("".join(lake)) - {ICE, HOLE, GOAL} or not has_way(lake):
+        raise ValueError(f"the map needs a way over {ICE} between {HOLE} to {GOAL}")
+    world = FrozenLakeWorld(options, lake, seed=seed)
+    rules = options.action_rules(invalid_reward=options.reward.invalid_action)
+    return NamedActionsGame(world, rules, instruction=task.instruction)
+
+
+@functools.lru_cache(maxsize=16)
+def _tasks(
+    size: int, frozen_share: float, num_train: int, num_test: int, task_seed: int
+) -> dict[str, tuple[Task, ...]]:
+    drawn = draw_distinct(
+        NAME,
+        functools.partial(draw_lake, size, frozen_share),
+        content=symmetric_key,
+        counts={"train": num_train, "test": num_test},
+        seed=task_seed,
+    )
+    return {
+        split: tuple(
+            make_task(
+                environment=NAME,
+                instruction="Cross the ice to the goal.",
+                split=split,
+                category=f"{size}x{size}",
+                payload={"map": list(lake)},
+            )
+            for lake in lakes
+        )
+        for split, lakes in drawn.items()
+    }
+
+
+def draw_lake(size: int, frozen_share: float, generator: np.random.Generator) -> Board | None:
+    """A random map from the top left to the goal at the bottom right; None if there is no way."""
+    is_hole = generator.random((size, size)) >= frozen_share
+    is_hole[0, 0] = is_hole[-1, -1] = False
+    rows = ["".join(HOLE if hole else ICE for hole in row) for row in is_hole]
+    rows[-1] = rows[-1][:-1] + GOAL
+    lake = tuple(rows)
+    return lake if has_way(lake) else None
+
+
+def has_way(lake: Board) -> bool:
+    """Whether the goal can be reached from the top left."""
+    if lake[0][0] == HOLE:
+        return False
+    reached: set[Cell] = {(0, 0)}
+    queue: list[Cell] = [(0, 0)]
+    while queue:
+        cell = queue.pop()
+        if lake[cell[0]][cell[1]] == GOAL:
+            return True
+        for direction in CLOCKWISE:
+            ahead = neighbour(cell, direction, len(lake))
+            if ahead not in reached and lake[ahead[0]][ahead[1]] != HOLE:
+                reached.add(ahead)
+                queue.append(ahead)
+    return False
+
+
+def _declare(options: FrozenLakeOptions) -> EnvironmentProperties:
+    slips = (
+        f"The ice is slippery: a step goes where it should with probability "
+        f"{options.success_rate:.2f}, otherwise to one of the two sides. "
+        if options.slippery
+        else ""
+    )
+    several = (
+        f"Join up to {options.max_actions_per_turn} by ||, as in Right || Down. "
+        if options.max_actions_per_turn > 1
+        else ""
+    )
+    return EnvironmentProperties(
+        name=NAME,
+        version=f"{NAME}-{TEXT_VERSION}-"
+        + digest_of_options(options, without=["reward", *TASK_COUNTS]),
+        reward_version=digest_of_options(options.reward),
+        deterministic=not options.slippery,
+        return_range=options.reward.return_range(
+            max_actions=options.max_actions_of_episode, max_turns=options.max_turns
+        ),
+        splits=SPLITS,
+        rules=(
+            "You cross a frozen lake to the goal; falling into a hole ends the episode. "
+            f"Actions: Up, Down, Left, Right. {several}{slips}"
+            f"{LANGUAGE.rules(options.observation)}"
+        ),
+    )
+
+
+Play = tuple[str, int]
+"""An action and how often it is repeated in one turn."""
+
+
+@functools.lru_cache(maxsize=1024)
+def best_plays(
+    lake: Board, certainty: float, *, max_repeats: int, num_turns: int
+) -> tuple[Mapping[Cell, Play], ...]:
+    """By the number of turns left: for each cell, the play most likely to reach the goal in time.
+
+    Value iteration backwards over turns that repeat one action. A longer horizon changes a choice
+    only if that makes the goal more likely, so a certain way is a shortest one.
+    """
+    size = len(lake)
+    cells = [(row, column) for row in range(size) for column in range(size)]
+    moved = {direction: _transitions(lake, certainty, direction) for direction in CLOCKWISE}
+    matrices = {
+        (direction, repeats): np.linalg.matrix_power(moved[direction], repeats)
+        for repeats in range(1, max_repeats + 1)
+        for direction in CLOCKWISE
+    }
+    values = np.array([float(lake[row][column] == GOAL) for row, column in cells])
+    best: list[Play] = [("Right", 1)] * len(cells)
+    by_turns = [dict(zip(cells, best, strict=True))]
+    for _ in range(num_turns):
+        reached = values.copy()
+        for play, matrix in matrices.items():
+            value = matrix @ reached
+            for index in np.flatnonzero(value > values + 1e-12):
+                values[index], best[index] = value[index], play
+        by_turns.append(dict(zip(cells, best, strict=True)))
+    return tuple(by_turns)
+
+
+def _transitions(lake: Board, certainty: float, direction: str) -> np.ndarray:
+    """The probability of each cell, in reading order, after one action from each cell."""
+    size = len(lake)
+    chances = np.zeros((size * size, size * size))
+    for index in range(size * size):
+        cell = divmod(index, size)
+        if lake[cell[0]][cell[1]] in (GOAL, HOLE):
+            chances[index, index] = 1.0
+            continue
+        for probability, towards in outcomes(direction, certainty):
+            row, column = neighbour(cell, towards, size)
+            chances[index, row * size + column] += probability
+    return chances
+
+
+class _Walker:
+    """Reads the map and plans from what it shows; no payload is needed."""
+
+    def __init__(self, options: FrozenLakeOptions) -> None:
+        self._options = options
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """The whole episode is ahead."""
+        self._num_turns = 0
+
+    def act(self, observation: str) -> Reply:
+        """The next step, or several where the ice is not slippery."""
+        board = read_board(observation, self._options.observation, LANGUAGE)
+        try:
+            lake, cell = without_player(board or ())
+        except ValueError:
+            return Reply(thought="try", action="Right")
+        plan = self._plan(lake, cell)
+        self._num_turns += 1
+        return Reply(thought=f"at {cell[0]} {cell[1]}", action=join_actions(plan))
+
+    def _plan(self, lake: Board, cell: Cell) -> Sequence[str]:
+        raise NotImplementedError
+
+
+class Oracle(_Walker):
+    """A shortest way; on slippery ice the best of the plays that repeat one action in a turn."""
+
+    def _plan(self, lake: Board, cell: Cell) -> Sequence[str]:
+        options = self._options
+        most = options.max_actions_per_turn
+        if options.slippery:
+            plays = best_plays(
+                lake, options.certainty, max_repeats=most, num_turns=options.max_turns
+            )
+            direction, repeats = plays[max(1, options.max_turns - self._num_turns)][cell]
+            return [direction] * repeats
+        certain = best_plays(lake, 1.0, max_repeats=1, num_turns=options.size**2)[-1]
+        plan: list[str] = []
+        while lake[cell[0]][cell[1]] == ICE and len(plan) < most:
+            plan.append(certain[cell][0])
+            cell = neighbour(cell, plan[-1], len(lake))
+        return plan
+
+
+class Heuristic(_Walker):
+    """Down or Right, whichever leads to no hole, one step a turn; it never goes back."""
+
+    def _plan(self, lake: Board, cell: Cell) -> Sequence[str]:
+        for direction in ("Down", "Right"):
+            row, column = neighbour(cell, direction, len(lake))
+            if (row, column) != cell and lake[row][column] != HOLE:
+                return [direction]
+        return ["Left"]
+
+
+def _policies(options: FrozenLakeOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    make_oracle = functools.partial(Oracle, options)
+    make_random = functools.partial(RandomActions, tuple(DIRECTIONS), options.max_actions_per_turn)
+    return {
+        "teacher": functools.partial(
+            Mixture, make_oracle, make_random, good_share=TEACHER_GOOD_SHARE
+        ),
+        "oracle": make_oracle,
+        "random": make_random,
+        "heuristic": functools.partial(Heuristic, options),
+    }

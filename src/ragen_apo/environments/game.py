@@ -1,0 +1,158 @@
+"""A game as a text environment: what every game needs besides its own rules.
+
+A game is one episode: it shows a first observation and answers texts. `GameEnvironment` adds the
+tasks, the turn limit and the answer after the end. It is built, not inherited from; worlds with
+other needs implement `TextEnvironment` themselves.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy
+from ragen_apo.errors import ConfigError
+from ragen_apo.seeding import derive_seed
+from ragen_apo.types import Task
+
+EPISODE_OVER = "The episode is over."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a game says to one text."""
+
+    observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    """A limit of the game's own is reached, such as the number of actions."""
+    success: bool = False
+    invalid: bool = False
+    """The text, or a part of it, was no action."""
+    flags: tuple[str, ...] = ()
+
+
+class Game(Protocol):
+    """One episode in progress."""
+
+    def first_observation(self) -> str:
+        """What the agent reads before its first turn."""
+        ...
+
+    def play(self, text: str) -> Answer:
+        """One turn. Never raises because of what the text is; not called after the end."""
+        ...
+
+    def key(self) -> str:
+        """Identifies the state; the task and the number of turns need not be in it."""
+        ...
+
+
+class GameEnvironment:
+    """A `TextEnvironment` that plays one game after another.
+
+    `start(task, seed)` sets up the game of a task; it raises KeyError, TypeError or ValueError for
+    a task that is not one of its own. To be picklable, `start` and the policies have to be.
+    """
+
+    def __init__(
+        self,
+        *,
+        properties: EnvironmentProperties,
+        tasks: Mapping[str, Sequence[Task]],
+        start: Callable[[Task, int], Game],
+        policies: Mapping[str, Callable[[], ScriptedPolicy]],
+        max_turns: int,
+    ) -> None:
+        self._properties = properties
+        self._tasks = tasks
+        self._start = start
+        self._policies = policies
+        self._max_turns = max_turns
+        self._task: Task | None = None
+        self._game: Game | None = None
+        self._num_turns = 0
+        self._terminated = self._truncated = self._success = False
+
+    @property
+    def properties(self) -> EnvironmentProperties:
+        """What the environment declares about itself under its options."""
+        return self._properties
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split in a fixed order; raises ConfigError for an unknown split."""
+        if split not in self._tasks:
+            raise ConfigError(
+                f"the environment {self._properties.name} has no split {split!r}; expected one of "
+                f"{', '.join(self._tasks)}"
+            )
+        return self._tasks[split]
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        """Starts the episode of a task; raises ConfigError for one of another environment."""
+        try:
+            game = self._start(task, seed)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._properties.name} cannot set up task {task.task_id} of "
+                f"{task.environment!r} ({error}); expected a task of {self._properties.name} with "
+                "the same options"
+            ) from error
+        self._task, self._game = task, game
+        self._num_turns = 0
+        self._terminated = self._truncated = self._success = False
+        return game.first_observation(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Executes any text; after the end nothing changes and nothing is earned."""
+        if self._game is None:
+            raise RuntimeError(
+                f"{self._properties.name} has no episode yet; call reset(task, seed=...) before "
+                "step"
+            )
+        if self._terminated or self._truncated:
+            info = {"success": self._success}
+            return EPISODE_OVER, 0.0, self._terminated, self._truncated, info
+        answer = self._game.play(action)
+        self._num_turns += 1
+        self._terminated, self._success = answer.terminated, answer.success
+        at_limit = answer.truncated or self._num_turns >= self._max_turns
+        self._truncated = at_limit and not answer.terminated
+        info: dict[str, Any] = {}
+        if answer.invalid:
+            info["invalid_action"] = True
+        if answer.flags:
+            info["flags"] = answer.flags
+        if self._terminated or self._truncated:
+            info["success"] = self._success
+        return answer.observation, float(answer.reward), self._terminated, self._truncated, info
+
+    def state_key(self) -> str:
+        """Task, turns used, and the game's own state."""
+        if self._task is None or self._game is None:
+            return "none"
+        phase = "terminated" if self._terminated else "truncated" if self._truncated else "open"
+        won = ":success" if self._success else ""
+        return f"{self._task.task_id}:{self._num_turns}:{phase}{won}:{self._game.key()}"
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        """The game's scripted policies by name."""
+        return self._policies
+
+
+def digest_of_options(options: BaseModel, *, without: Sequence[str] = ()) -> str:
+    """Equal exactly for equal options, those in `without` left out: a part of a version."""
+    text = options.model_dump_json(exclude=set(without))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def chance(seed: int, *purpose: int | str) -> float:
+    """A number from 0 to 1, uniform over purposes: the same for the same seed and purpose.
+
+    For worlds whose luck is a function of the state and the episode's seed, so that equal state
+    keys have equal futures under one seed.
+    """
+    return derive_seed(seed, *purpose) / 2**63

@@ -1,0 +1,167 @@
+"""Boards as text: what the grid worlds share besides their rules.
+
+A board is a tuple of rows with one symbol a cell, row 0 at the top. `render` writes it in one of
+four ways, and `read_board` reads it back. Symbols stand apart so that a tokenizer sees cells:
+
+    grid           words                    coordinates
+    # # # #        wall wall wall wall      4 rows, 4 columns
+    # P _ #        wall player floor wall   player: (1, 1)
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ragen_apo.environments.named_actions import ActionRules
+
+Board = tuple[str, ...]
+Observation = Literal["grid", "words", "coordinates", "grid_and_coordinates"]
+
+DIRECTIONS: Mapping[str, tuple[int, int]] = {
+    "Up": (-1, 0),
+    "Down": (1, 0),
+    "Left": (0, -1),
+    "Right": (0, 1),
+}
+"""The row and column that each action adds."""
+
+_SIZE = re.compile(r"(\d+) rows, (\d+) columns")
+_CELL = re.compile(r"\((\d+), (\d+)\)")
+
+
+class GridOptions(BaseModel):
+    """The options that all grid worlds have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    observation: Observation = "grid"
+    max_turns: int = Field(default=10, ge=1, le=1000)
+    max_actions_per_turn: int = Field(default=5, ge=1, le=100)
+    """How many actions joined by || are carried out in one turn."""
+    max_actions: int | None = Field(default=None, ge=1)
+    """Truncates an episode after this many actions; None: only turns are counted."""
+    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
+    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
+    task_seed: int = Field(default=0, ge=0)
+    """Another seed gives other boards."""
+
+    @property
+    def max_actions_of_episode(self) -> int:
+        """How many actions an episode has room for."""
+        of_turns = self.max_turns * self.max_actions_per_turn
+        return of_turns if self.max_actions is None else min(of_turns, self.max_actions)
+
+    def action_rules(self, *, invalid_reward: float) -> ActionRules:
+        """Up, Down, Left and Right within the limits."""
+        return ActionRules(
+            names=tuple(DIRECTIONS),
+            max_per_turn=self.max_actions_per_turn,
+            max_per_episode=self.max_actions_of_episode,
+            invalid_reward=invalid_reward,
+        )
+
+
+TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
+"""Options that decide which tasks there are and nothing about any one of them."""
+
+
+@dataclass(frozen=True)
+class BoardLanguage:
+    """What the symbols of a board are called."""
+
+    words: Mapping[str, str]
+    """The word for each symbol; a word has no spaces."""
+    background: str
+    """The symbol that a list of coordinates leaves out."""
+    is_walled: bool
+    """The outermost cells are walls, which a list of coordinates leaves out as well."""
+
+    def rules(self, observation: Observation) -> str:
+        """How to read an observation, for the environment's rules."""
+        left_out = f"; cells not listed are {self.words[self.background]}"
+        border = ", the border is wall" if self.is_walled else ""
+        coordinates = f"Cells are (row, column) from (0, 0) at the top left{border}{left_out}."
+        symbols = ", ".join(f"{symbol} {word}" for symbol, word in self.words.items())
+        if observation == "words":
+            return "Each line is a row of the board."
+        if observation == "coordinates":
+            return coordinates
+        grid = f"Symbols: {symbols}."
+        return grid if observation == "grid" else f"{grid} {coordinates}"
+
+
+def render(board: Board, observation: Observation, language: BoardLanguage) -> str:
+    """The board as text; `read_board` is the inverse."""
+    if observation == "grid":
+        return "\n".join(" ".join(row) for row in board)
+    if observation == "words":
+        return "\n".join(" ".join(language.words[symbol] for symbol in row) for row in board)
+    if observation == "coordinates":
+        return _coordinates(board, language)
+    return f"{render(board, 'grid', language)}\n{_coordinates(board, language)}"
+
+
+def _coordinates(board: Board, language: BoardLanguage) -> str:
+    margin = 1 if language.is_walled else 0
+    num_rows, num_columns = len(board), len(board[0])
+    lines = [f"{num_rows} rows, {num_columns} columns"]
+    for symbol, word in language.words.items():
+        cells = [
+            f"({row}, {column})"
+            for row in range(margin, num_rows - margin)
+            for column in range(margin, num_columns - margin)
+            if board[row][column] == symbol != language.background
+        ]
+        if cells:
+            lines.append(f"{word}: {' '.join(cells)}")
+    return "\n".join(lines)
+
+
+def read_board(text: str, observation: Observation, language: BoardLanguage) -> Board | None:
+    """The board that an observation shows, or None where it shows none."""
+    if observation == "coordinates":
+        return _board_of_coordinates(text, language)
+    symbol_of = {
+        symbol if observation != "words" else word: symbol
+        for symbol, word in language.words.items()
+    }
+    lines = [line.split() for line in text.splitlines()]
+    rows = [
+        "".join(symbol_of[cell] for cell in line)
+        for line in lines
+        if line and all(cell in symbol_of for cell in line)
+    ]
+    return tuple(rows) or None
+
+
+def _board_of_coordinates(text: str, language: BoardLanguage) -> Board | None:
+    size = _SIZE.search(text)
+    if size is None:
+        return None
+    num_rows, num_columns = int(size[1]), int(size[2])
+    cells = [[language.background] * num_columns for _ in range(num_rows)]
+    if language.is_walled:
+        wall = next(symbol for symbol, word in language.words.items() if word == "wall")
+        cells[0] = cells[-1] = [wall] * num_columns
+        for row in cells:
+            row[0] = row[-1] = wall
+    symbol_of = {word: symbol for symbol, word in language.words.items()}
+    for line in text.splitlines():
+        word, _, listed = line.partition(": ")
+        if word in symbol_of:
+            for row, column in _CELL.findall(listed):
+                cells[int(row)][int(column)] = symbol_of[word]
+    return tuple("".join(row) for row in cells)
+
+
+def symmetric_key(board: Sequence[str]) -> str:
+    """The same text for a board and its turned and mirrored images."""
+    images: list[str] = []
+    image = tuple(board)
+    for _ in range(4):
+        image = tuple("".join(column) for column in zip(*image[::-1], strict=True))
+        images += ["\n".join(image), "\n".join(row[::-1] for row in image)]
+    return min(images)

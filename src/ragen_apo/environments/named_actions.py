@@ -1,0 +1,141 @@
+"""Worlds whose actions have names, several of which may be joined by `||` in one turn.
+
+    Up || Left || Left
+
+Parts that name no action are skipped, flagged and cost `invalid_action` once a turn. Parts beyond
+the limit of a turn are left out and flagged. The world ends the turn early when it ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ragen_apo.environments.game import Answer
+
+SEPARATOR = "||"
+TOO_MANY_ACTIONS = "too_many_actions"
+"""Flag of a turn with more actions than are carried out."""
+NO_EFFECT = "no_effect"
+"""Flag of a turn whose actions left the world as it was."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one action did."""
+
+    reward: float
+    ended: bool = False
+    success: bool = False
+    changed: bool = True
+
+
+class World(Protocol):
+    """What the actions act on."""
+
+    def act(self, action: str) -> Effect:
+        """Carries out one action by its name."""
+        ...
+
+    def view(self) -> str:
+        """What the agent sees now."""
+        ...
+
+    def key(self) -> str:
+        """Identifies the state; the task and the numbers of turns and actions need not be in it."""
+        ...
+
+
+@dataclass(frozen=True)
+class ParsedActions:
+    """The actions that are carried out, and what was wrong with the text."""
+
+    names: tuple[str, ...]
+    has_invalid: bool
+    has_too_many: bool
+
+
+def parse_actions(text: str, *, names: Sequence[str], limit: int) -> ParsedActions:
+    """The actions in a text, upper and lower case alike; the first `limit` of them count."""
+    known = {name.lower(): name for name in names}
+    parts = [stripped for part in text.split(SEPARATOR) if (stripped := part.strip())]
+    found = [known.get(part.lower()) for part in parts]
+    valid = [name for name in found if name is not None]
+    return ParsedActions(
+        names=tuple(valid[:limit]),
+        has_invalid=not found or None in found,
+        has_too_many=len(valid) > limit,
+    )
+
+
+def join_actions(names: Sequence[str]) -> str:
+    """The text that says these actions; the inverse of `parse_actions`."""
+    return f" {SEPARATOR} ".join(names)
+
+
+@dataclass(frozen=True)
+class ActionRules:
+    """Which actions there are, how many may be used, and what a turn with an invalid one costs."""
+
+    names: tuple[str, ...]
+    max_per_turn: int
+    max_per_episode: int
+    invalid_reward: float
+
+    @property
+    def hint(self) -> str:
+        """What is said to an agent that did something else."""
+        listed = ", ".join(self.names)
+        if self.max_per_turn == 1:
+            return f"Invalid action. Use one of: {listed}."
+        return f"Invalid action. Use {listed}, up to {self.max_per_turn} joined by {SEPARATOR}."
+
+
+class NamedActionsGame:
+    """A world played by texts that name its actions."""
+
+    def __init__(self, world: World, rules: ActionRules, *, instruction: str) -> None:
+        self._world = world
+        self._rules = rules
+        self._instruction = instruction
+        self._num_actions = 0
+
+    def first_observation(self) -> str:
+        """The task and the world as it begins."""
+        return f"TASK: {self._instruction}\n{self._world.view()}"
+
+    def play(self, text: str) -> Answer:
+        """Carries out the actions in order until the world ends or the episode's are used up."""
+        parsed = parse_actions(text, names=self._rules.names, limit=self._rules.max_per_turn)
+        effects: list[Effect] = []
+        for name in parsed.names:
+            effects.append(self._world.act(name))
+            self._num_actions += 1
+            if effects[-1].ended or self._num_actions >= self._rules.max_per_episode:
+                break
+        reward = sum(effect.reward for effect in effects)
+        return Answer(
+            observation=self._observation(parsed),
+            reward=reward + (self._rules.invalid_reward if parsed.has_invalid else 0.0),
+            terminated=bool(effects) and effects[-1].ended,
+            truncated=self._num_actions >= self._rules.max_per_episode,
+            success=bool(effects) and effects[-1].success,
+            invalid=parsed.has_invalid,
+            flags=_flags(parsed, effects),
+        )
+
+    def key(self) -> str:
+        """The number of actions used and the world's state."""
+        return f"{self._num_actions}:{self._world.key()}"
+
+    def _observation(self, parsed: ParsedActions) -> str:
+        lines = [self._rules.hint] if parsed.has_invalid else []
+        if parsed.has_too_many:
+            lines.append(f"Only the first {self._rules.max_per_turn} actions were carried out.")
+        return "\n".join([*lines, self._world.view()])
+
+
+def _flags(parsed: ParsedActions, effects: Sequence[Effect]) -> tuple[str, ...]:
+    flags = [TOO_MANY_ACTIONS] if parsed.has_too_many else []
+    if effects and not any(effect.changed for effect in effects):
+        flags.append(NO_EFFECT)
+    return tuple(flags)

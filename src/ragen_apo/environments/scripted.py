@@ -1,0 +1,53 @@
+"""Scripted policies that fit several environments."""
+
+from collections.abc import Callable, Sequence
+
+from ragen_apo.environments.base import Reply, ScriptedPolicy
+from ragen_apo.environments.named_actions import join_actions
+from ragen_apo.seeding import generator
+from ragen_apo.types import Task
+
+
+class RandomActions:
+    """Names random actions, as many in a turn as it likes, whatever it reads."""
+
+    def __init__(self, names: Sequence[str], max_per_turn: int) -> None:
+        self._names, self._max_per_turn = tuple(names), max_per_turn
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """Seeds the draws of one episode."""
+        self._generator = generator(seed, "random-actions")
+
+    def act(self, observation: str) -> Reply:
+        """One to `max_per_turn` actions."""
+        num_actions = 1 + int(self._generator.integers(self._max_per_turn))
+        picks = self._generator.integers(len(self._names), size=num_actions)
+        return Reply(thought="try", action=join_actions([self._names[pick] for pick in picks]))
+
+
+class Mixture:
+    """A mediocre player: now and then it plays as a good one, otherwise as a poor one.
+
+    Both read every observation and write a reply; neither may count on its own having been given.
+    """
+
+    def __init__(
+        self,
+        make_good: Callable[[], ScriptedPolicy],
+        make_poor: Callable[[], ScriptedPolicy],
+        *,
+        good_share: float,
+    ) -> None:
+        self._good, self._poor = make_good(), make_poor()
+        self._good_share = good_share
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """Starts an episode of both."""
+        self._good.begin(task, seed=seed)
+        self._poor.begin(task, seed=seed)
+        self._generator = generator(seed, "mixture")
+
+    def act(self, observation: str) -> Reply:
+        """The reply of one of the two."""
+        good, poor = self._good.act(observation), self._poor.act(observation)
+        return good if self._generator.random() < self._good_share else poor

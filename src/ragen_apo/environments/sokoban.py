@@ -1,0 +1,329 @@
+"""Sokoban: push all boxes onto the targets.
+
+Actions are Up, Down, Left and Right, several in a turn joined by `||`. Putting the last box on its
+target ends the episode; pushing a box where it is stuck does not. Rewards are those of gym-sokoban,
+which RAGEN uses. Deterministic: seeds are accepted and not used.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    Reply,
+    ScriptedPolicy,
+    validate_options,
+)
+from ragen_apo.environments.game import GameEnvironment, digest_of_options
+from ragen_apo.environments.grid_text import (
+    DIRECTIONS,
+    TASK_COUNTS,
+    BoardLanguage,
+    GridOptions,
+    read_board,
+    render,
+    symmetric_key,
+)
+from ragen_apo.environments.named_actions import (
+    Effect,
+    NamedActionsGame,
+    join_actions,
+)
+from ragen_apo.environments.scripted import Mixture, RandomActions
+from ragen_apo.environments.sokoban_levels import (
+    LevelDemands,
+    Room,
+    State,
+    draw_board,
+    draw_level,
+    move,
+    pushes,
+    read_level,
+    solve,
+    walk_to,
+    walks,
+)
+from ragen_apo.environments.task_draws import SPLITS, draw_distinct
+from ragen_apo.types import Task, make_task
+
+NAME = "sokoban"
+TEXT_VERSION = 1
+"""Raise it whenever the words of an observation or the dynamics change."""
+
+LANGUAGE = BoardLanguage(
+    words={
+        "#": "wall",
+        "_": "floor",
+        "O": "target",
+        "X": "box",
+        "P": "player",
+        "*": "box-on-target",
+        "S": "player-on-target",
+    },
+    background="_",
+    is_walled=True,
+)
+TEACHER_GOOD_SHARE = 0.2
+"""How often the teacher plays as the oracle."""
+
+
+class SokobanRewards(BaseModel):
+    """What is added to the reward of a turn."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    action: float = -0.1
+    """Every action that is carried out, also one that is blocked."""
+    box_on_target: float = 1.0
+    box_off_target: float = -1.0
+    all_boxes: float = 10.0
+    invalid_action: float = -0.1
+    """A turn with a part that names no action."""
+
+    def return_range(
+        self, *, num_boxes: int, max_actions: int, max_turns: int
+    ) -> tuple[float, float]:
+        """Bounds of the return: the extremes over every course of boxes going on and off."""
+        low = high = 0.0
+        lows, highs = {0: 0.0}, {0: 0.0}
+        for _ in range(max_actions):
+            lows = self._after_action(lows, num_boxes, min)
+            highs = self._after_action(highs, num_boxes, max)
+            low, high = min(low, *lows.values()), max(high, *highs.values())
+            lows.pop(num_boxes, None)
+            highs.pop(num_boxes, None)
+        invalid = max_turns * self.invalid_action
+        return low + min(0.0, invalid), high + max(0.0, invalid)
+
+    def _after_action(
+        self, earned: dict[int, float], num_boxes: int, choose: Callable[[float, float], float]
+    ) -> dict[int, float]:
+        """The extreme of what can have been earned, by the number of boxes on targets."""
+        after: dict[int, float] = {}
+        for num_on, so_far in earned.items():
+            for change in (-1, 0, 1):
+                if 0 <= num_on + change <= num_boxes:
+                    total = so_far + self.of_action(change, solved=num_on + change == num_boxes)
+                    known = after.get(num_on + change, total)
+                    after[num_on + change] = choose(known, total)
+        return after
+
+    def of_action(self, change: int, *, solved: bool) -> float:
+        """What an action earns that puts `change` boxes more on targets than before."""
+        placed = {1: self.box_on_target, 0: 0.0, -1: self.box_off_target}[change]
+        return self.action + placed + (self.all_boxes if solved else 0.0)
+
+
+class SokobanOptions(GridOptions):
+    """The options of the environment `sokoban`."""
+
+    num_rows: int = Field(default=6, ge=4, le=14)
+    """The walls around the room included."""
+    num_columns: int = Field(default=6, ge=4, le=14)
+    num_boxes: int = Field(default=1, ge=1, le=5)
+    min_pushes: int = Field(default=2, ge=1, le=100)
+    """Every level needs at least this many pushes."""
+    max_solution_moves: int = Field(default=20, ge=1, le=1000)
+    """Every level can be solved with at most this many moves."""
+    reward: SokobanRewards = SokobanRewards()
+
+    @model_validator(mode="after")
+    def _pushes_are_moves(self) -> "SokobanOptions":
+        if self.min_pushes > self.max_solution_moves:
+            raise ValueError("expected min_pushes to be at most max_solution_moves")
+        return self
+
+    @property
+    def demands(self) -> LevelDemands:
+        """What the generated levels are like."""
+        return LevelDemands(
+            num_rows=self.num_rows,
+            num_columns=self.num_columns,
+            num_boxes=self.num_boxes,
+            min_pushes=self.min_pushes,
+            max_moves=self.max_solution_moves,
+        )
+
+
+class SokobanWorld:
+    """One level in progress."""
+
+    def __init__(self, options: SokobanOptions, room: Room, state: State) -> None:
+        self._options, self._room, self._state = options, room, state
+
+    def act(self, action: str) -> Effect:
+        """Steps or pushes."""
+        before = self._state
+        self._state = move(self._room, before, action)
+        targets = self._room.targets
+        change = len(self._state.boxes & targets) - len(before.boxes & targets)
+        is_solved = self._state.boxes == targets
+        reward = self._options.reward.of_action(change, solved=is_solved)
+        changed = self._state != before
+        return Effect(reward=reward, ended=is_solved, success=is_solved, changed=changed)
+
+    def view(self) -> str:
+        """The board in the chosen rendering."""
+        return render(draw_board(self._room, self._state), self._options.observation, LANGUAGE)
+
+    def key(self) -> str:
+        """Where the player and the boxes are."""
+        return f"{self._state.player}@{','.join(map(str, sorted(self._state.boxes)))}"
+
+
+def make_sokoban(**options: object) -> GameEnvironment:
+    """The environment `sokoban`; raises ConfigError for options it does not accept."""
+    checked = validate_options(SokobanOptions, options)
+    return GameEnvironment(
+        properties=_declare(checked),
+        tasks=_tasks(
+            checked.demands, checked.num_train_tasks, checked.num_test_tasks, checked.task_seed
+        ),
+        start=functools.partial(_start, checked),
+        policies=_policies(checked),
+        max_turns=checked.max_turns,
+    )
+
+
+def _start(options: SokobanOptions, task: Task, seed: int) -> NamedActionsGame:
+    room, state = read_level(task.payload["board"])
+    if state.boxes & room.targets or len(state.boxes) != options.num_boxes:
+        raise ValueError(f"the level needs {options.num_boxes} boxes, none of them on a target")
+    rules = options.action_rules(invalid_reward=options.reward.invalid_action)
+    world = SokobanWorld(options, room, state)
+    return NamedActionsGame(world, rules, instruction=task.instruction)
+
+
+@functools.lru_cache(maxsize=16)
+def _tasks(
+    demands: LevelDemands, num_train: int, num_test: int, task_seed: int
+) -> dict[str, tuple[Task, ...]]:
+    drawn = draw_distinct(
+        NAME,
+        functools.partial(draw_level, demands),
+        content=symmetric_key,
+        counts={"train": num_train, "test": num_test},
+        seed=task_seed,
+    )
+    targets = "the box onto the target" if demands.num_boxes == 1 else "all boxes onto targets"
+    category = f"{demands.num_rows}x{demands.num_columns}, boxes: {demands.num_boxes}"
+    return {
+        split: tuple(
+            make_task(
+                environment=NAME,
+                instruction=f"Push {targets}.",
+                split=split,
+                category=category,
+                payload={"board": list(board)},
+            )
+            for board in boards
+        )
+        for split, boards in drawn.items()
+    }
+
+
+def _declare(options: SokobanOptions) -> EnvironmentProperties:
+    version = digest_of_options(options, without=["reward", *TASK_COUNTS])
+    several = (
+        f"Join up to {options.max_actions_per_turn} by ||, as in Right || Up. "
+        if options.max_actions_per_turn > 1
+        else ""
+    )
+    return EnvironmentProperties(
+        name=NAME,
+        version=f"{NAME}-{TEXT_VERSION}-{version}",
+        reward_version=digest_of_options(options.reward),
+        deterministic=True,
+        return_range=options.reward.return_range(
+            num_boxes=options.num_boxes,
+            max_actions=options.max_actions_of_episode,
+            max_turns=options.max_turns,
+        ),
+        splits=SPLITS,
+        rules=(
+            "You push boxes onto targets. Actions: Up, Down, Left, Right. "
+            f"{several}Walking into a box pushes it if the cell behind it is free; boxes cannot "
+            f"be pulled. {LANGUAGE.rules(options.observation)}"
+        ),
+    )
+
+
+class _Mover:
+    """Reads the board and plans from what it shows; no payload is needed."""
+
+    def __init__(self, options: SokobanOptions) -> None:
+        self._options = options
+        self._fallback = RandomActions(tuple(DIRECTIONS), 1)
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """Seeds the moves for boards without a plan."""
+        self._fallback.begin(task, seed=seed)
+
+    def act(self, observation: str) -> Reply:
+        """The beginning of the plan, as far as a turn allows."""
+        board = read_board(observation, self._options.observation, LANGUAGE)
+        try:
+            room, state = read_level(board or ())
+        except ValueError:
+            return self._fallback.act(observation)
+        moves = self._plan(room, state)[: self._options.max_actions_per_turn]
+        if not moves:
+            return self._fallback.act(observation)
+        return Reply(thought=_describe(room, state, moves), action=join_actions(moves))
+
+    def _plan(self, room: Room, state: State) -> list[str]:
+        raise NotImplementedError
+
+
+class Oracle(_Mover):
+    """Plays a solution with the fewest pushes."""
+
+    def _plan(self, room: Room, state: State) -> list[str]:
+        solution = solve(room, state)
+        return list(solution.moves) if solution else []
+
+
+class Heuristic(_Mover):
+    """Makes the nearest push that brings a box nearer to a target, and looks no further."""
+
+    def _plan(self, room: Room, state: State) -> list[str]:
+        reached = walks(room, state)
+        plans = [
+            [*walk_to(box - room.offsets[direction], reached), direction]
+            for box, direction in pushes(room, state, reached)
+            if _distance(room, box + room.offsets[direction]) < _distance(room, box)
+        ]
+        return min(plans, key=len, default=[])
+
+
+def _distance(room: Room, box: int) -> int:
+    """Rows and columns to the nearest target, whatever is between."""
+    row, column = divmod(box, room.num_columns)
+    places = [divmod(target, room.num_columns) for target in room.targets]
+    return min(abs(row - place[0]) + abs(column - place[1]) for place in places)
+
+
+def _describe(room: Room, state: State, moves: list[str]) -> str:
+    """`walk`, `push`, `walk, push` and so on: what the moves do."""
+    doing: list[str] = []
+    for direction in moves:
+        after = move(room, state, direction)
+        word = "walk" if after.boxes == state.boxes else "push"
+        doing += [word] if doing[-1:] != [word] else []
+        state = after
+    return ", ".join(doing)
+
+
+def _policies(options: SokobanOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    make_oracle = functools.partial(Oracle, options)
+    make_random = functools.partial(RandomActions, tuple(DIRECTIONS), options.max_actions_per_turn)
+    return {
+        "teacher": functools.partial(
+            Mixture, make_oracle, make_random, good_share=TEACHER_GOOD_SHARE
+        ),
+        "oracle": make_oracle,
+        "random": make_random,
+        "heuristic": functools.partial(Heuristic, options),
+    }

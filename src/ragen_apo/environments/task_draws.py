@@ -1,0 +1,59 @@
+"""Tasks drawn at random, in splits that cannot overlap.
+
+A draw belongs to the split that its content says, by a hash: every fifth to `test`, the others to
+`train`. So the splits share a distribution, stay disjoint whatever their sizes are, and a larger
+split begins with the tasks of a smaller one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from ragen_apo.errors import ConfigError
+from ragen_apo.seeding import derive_seed, generator
+
+SPLITS = ("train", "test")
+
+_MIN_DRAWS = 2_000
+_DRAWS_PER_TASK = 200
+
+_Draw = TypeVar("_Draw")
+
+
+def split_of(environment: str, content: str) -> str:
+    """The split that everything with this content belongs to, in every process."""
+    return "test" if derive_seed(environment, "split", content) % 5 == 0 else "train"
+
+
+def draw_distinct(
+    environment: str,
+    draw: Callable[[np.random.Generator], _Draw | None],
+    *,
+    content: Callable[[_Draw], str],
+    counts: Mapping[str, int],
+    seed: int,
+) -> dict[str, list[_Draw]]:
+    """As many different draws for each split as `counts` says.
+
+    `draw` may return None for a draw that is no good. Draws of equal `content` count as one. Raises
+    ConfigError when the options do not give so many.
+    """
+    chosen: dict[str, list[_Draw]] = {split: [] for split in counts}
+    seen: set[str] = set()
+    max_draws = _MIN_DRAWS + _DRAWS_PER_TASK * sum(counts.values())
+    for number in range(max_draws):
+        if all(len(chosen[split]) >= count for split, count in counts.items()):
+            return chosen
+        drawn = draw(generator(seed, environment, "task", number))
+        if drawn is None or (text := content(drawn)) in seen:
+            continue
+        seen.add(text)
+        split = split_of(environment, text)
+        if len(chosen[split]) < counts[split]:
+            chosen[split].append(drawn)
+    found = ", ".join(f"{len(drawn)} for {split}" for split, drawn in chosen.items())
+    raise ConfigError(
+        f"environment: {max_draws} draws gave only {found} different tasks of {environment}; ask "
+        "for fewer tasks, or for larger or less restricted ones"
+    )

@@ -1,0 +1,121 @@
+from collections import Counter
+
+import pytest
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.frozen_lake import (
+    FrozenLakeRewards,
+    best_plays,
+    has_way,
+    neighbour,
+    outcomes,
+    with_player,
+    without_player,
+)
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task, make_task
+
+LAKE = ("____", "_O_O", "___O", "O__G")
+"""Gymnasium's own 4x4 map, SFFF FHFH FFFH HFFG."""
+GYMNASIUM_ACTIONS = {"Left": 0, "Down": 1, "Right": 2, "Up": 3}
+
+
+def task_of(lake: tuple[str, ...]) -> Task:
+    return make_task(
+        environment="frozen_lake",
+        instruction="Cross the ice to the goal.",
+        split="train",
+        category="",
+        payload={"map": list(lake)},
+    )
+
+
+@pytest.mark.parametrize("certainty", [1 / 3, 0.8, 1.0])
+def test_every_transition_is_gymnasiums(certainty: float) -> None:
+    description = ["SFFF", "FHFH", "FFFH", "HFFG"]
+    theirs = FrozenLakeEnv(desc=description, is_slippery=certainty < 1, success_rate=certainty)
+    for row in range(4):
+        for column in range(4):
+            if LAKE[row][column] != "_":
+                continue
+            for direction, number in GYMNASIUM_ACTIONS.items():
+                expected: Counter[int] = Counter()
+                for probability, state, _, _ in theirs.P[row * 4 + column][number]:
+                    expected[state] += probability
+                ours: Counter[int] = Counter()
+                for probability, towards in outcomes(direction, certainty):
+                    there = neighbour((row, column), towards, 4)
+                    ours[there[0] * 4 + there[1]] += probability
+                for state in expected | ours:
+                    assert ours[state] == pytest.approx(expected[state])
+
+
+def test_slips_happen_as_often_as_the_options_say() -> None:
+    environment = make_environment("frozen_lake", {"success_rate": 0.5})
+    places: Counter[str] = Counter()
+    for seed in range(4000):
+        environment.reset(task_of(LAKE), seed=seed)
+        environment.step("Right")
+        places[environment.state_key().split(":")[-1]] += 1
+    # Right with 1/2; Up stays at the border and Down goes down, with 1/4 each. 3 sigma is 0.024.
+    assert places["0,1"] / 4000 == pytest.approx(0.5, abs=0.024)
+    assert places["0,0"] / 4000 == pytest.approx(0.25, abs=0.021)
+    assert places["1,0"] / 4000 == pytest.approx(0.25, abs=0.021)
+
+
+def test_the_way_to_the_goal_and_the_way_into_a_hole() -> None:
+    environment = make_environment("frozen_lake", {"slippery": False})
+    first, _ = environment.reset(task_of(LAKE), seed=0)
+    assert first.splitlines()[1] == "P _ _ _"
+    environment.step("Down || Down || Right")
+    observation, reward, terminated, truncated, info = environment.step("Down || Right || Right")
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+    assert observation.splitlines()[-1] == "O _ _ *"
+    environment.reset(task_of(LAKE), seed=0)
+    observation, reward, terminated, _, info = environment.step("Right || Down || Left")
+    assert (reward, terminated, info["success"]) == (0.0, True, False)
+    assert observation.splitlines()[1] == "_ X _ O"
+
+
+def test_the_return_range_counts_every_step_on_the_ice() -> None:
+    scheme = FrozenLakeRewards(ice=-0.1, hole=-1.0, invalid_action=-0.5)
+    # Four steps on the ice, then the hole, and a part that was invalid in both turns.
+    low, high = scheme.return_range(max_actions=5, max_turns=2)
+    assert low == pytest.approx(4 * -0.1 - 1.0 + 2 * -0.5)
+    assert high == pytest.approx(1.0)
+
+
+def test_all_maps_have_a_way_and_reading_takes_the_player_off() -> None:
+    environment = make_environment("frozen_lake", {"size": 5, "frozen_share": 0.7})
+    for task in environment.tasks("train"):
+        assert has_way(tuple(task.payload["map"]))
+    assert not has_way(("_O_", "O__", "__G"))
+    assert without_player(with_player(LAKE, (1, 1))) == (LAKE, (1, 1))
+    with pytest.raises(ValueError, match="no player"):
+        without_player(LAKE)
+
+
+def small_lakes() -> TextEnvironment:
+    """There are few different maps of this size."""
+    return make_environment("frozen_lake", {"size": 3, "num_train_tasks": 4, "num_test_tasks": 2})
+
+
+@pytest.mark.parametrize("lake", [("_O_", "O__", "__G"), ("____", "____"), ("_?_", "___", "__G")])
+def test_a_map_that_is_none_is_refused(lake: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="frozen_lake cannot set up task"):
+        small_lakes().reset(task_of(lake), seed=0)
+
+
+def test_the_best_plays_are_a_shortest_way_where_nothing_slips() -> None:
+    plays = best_plays(LAKE, 1.0, max_repeats=1, num_turns=16)
+    cell, num_steps = (0, 0), 0
+    while cell != (3, 3):
+        cell = neighbour(cell, plays[-1][cell][0], 4)
+        num_steps += 1
+    assert num_steps == 6
+
+
+def test_slippery_is_declared_as_chance() -> None:
+    assert not make_environment("frozen_lake", {}).properties.deterministic
+    assert make_environment("frozen_lake", {"slippery": False}).properties.deterministic

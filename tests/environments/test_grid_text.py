@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_apo.environments.frozen_lake import LANGUAGE as LAKE_LANGUAGE
+from ragen_apo.environments.grid_text import (
+    Board,
+    Observation,
+    read_board,
+    render,
+    symmetric_key,
+)
+from ragen_apo.environments.sokoban import LANGUAGE as SOKOBAN_LANGUAGE
+
+RENDERINGS: list[Observation] = ["grid", "words", "coordinates", "grid_and_coordinates"]
+
+
+@st.composite
+def boards(draw: st.DrawFn, symbols: str, *, is_walled: bool) -> Board:
+    num_rows, num_columns = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    row = st.text(alphabet=symbols, min_size=num_columns, max_size=num_columns)
+    rows = draw(st.lists(row, min_size=num_rows, max_size=num_rows))
+    if not is_walled:
+        return tuple(rows)
+    wall = "#" * (num_columns + 2)
+    return (wall, *(f"#{row}#" for row in rows), wall)
+
+
+@pytest.mark.parametrize("observation", RENDERINGS)
+@given(data=st.data())
+def test_reading_is_the_inverse_of_rendering(observation: Observation, data: st.DataObject) -> None:
+    for language in (SOKOBAN_LANGUAGE, LAKE_LANGUAGE):
+        symbols = "".join(language.words)
+        board = data.draw(boards(symbols, is_walled=language.is_walled))
+        text = f"TASK: Do it.\n{render(board, observation, language)}"
+        assert read_board(text, observation, language) == board
+
+
+@pytest.mark.parametrize("observation", RENDERINGS)
+def test_a_text_without_a_board_gives_none(observation: Observation) -> None:
+    assert read_board("The episode is over.", observation, SOKOBAN_LANGUAGE) is None
+
+
+def test_renderings_are_what_the_documentation_shows() -> None:
+    board = ("####", "#P_#", "#XO#", "####")
+    assert render(board, "grid", SOKOBAN_LANGUAGE).splitlines()[1] == "# P _ #"
+    assert render(board, "words", SOKOBAN_LANGUAGE).splitlines()[2] == "wall box target wall"
+    assert render(board, "coordinates", SOKOBAN_LANGUAGE).splitlines() == [
+        "4 rows, 4 columns",
+        "target: (2, 2)",
+        "box: (2, 1)",
+        "player: (1, 1)",
+    ]
+
+
+def test_turned_and_mirrored_boards_have_one_key() -> None:
+    board = ("ab", "cd", "ef")
+    images = [board, ("eca", "fdb"), ("ef", "cd", "ab"), ("ba", "dc", "fe"), ("ace", "bdf")]
+    assert len({symmetric_key(image) for image in images}) == 1
+    assert symmetric_key(("ab", "cd", "fe")) != symmetric_key(board)
