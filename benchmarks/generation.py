@@ -3,9 +3,15 @@
     python -m benchmarks.generation [--model RUN/references/0] [--episodes 128] [--rows 64]
 
 Both sides are driven by the same agent proxy through the same episodes: same tasks, same refilling
-of rows, same sampling temperature 1, one process, one after the other, `--repeats` times in turn.
-The other side keeps the token ids, left-pads the open transcripts into one batch and calls
-`generate` with its KV cache, once a turn; it never tokenises a response again.
+of rows, same sampling temperature 1, one process, one after the other, `--repeats` times in turn;
+the ratio is the median over the repeats. The other side keeps the token ids, left-pads the open
+transcripts into one batch and calls `generate` with its KV cache, once a turn; it never tokenises a
+response again. `--clock cpu` counts processor seconds, for machines that are busy with other work;
+it is of use with one thread only.
+
+"Tokens through the model" counts each side's work without padding: every turn the other side reads
+the whole transcript, ours the new tokens. Where both take the same time for a token, the quotient
+of these counts is the ratio to expect.
 
 `forced`: no token ends a response and the shop executes scripted searches whatever is written, so
 both sides sample exactly `--tokens` tokens (10 is the mean of the teacher's responses) in each of
@@ -54,10 +60,11 @@ class Transcript:
     """One episode's tokens so far."""
 
     token_ids: list[int] = field(default_factory=list)
+    awaits_response: bool = False
 
 
 class RereadingEngine:
-    """The interface of `GenerationEngine` on top of `generate`."""
+    """The interface of `GenerationEngine` on top of `generate`: a step answers all open rows."""
 
     def __init__(
         self, model: LanguageModel, *, num_rows: int, capacity: int, end_ids: Sequence[int]
@@ -65,6 +72,7 @@ class RereadingEngine:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.end_ids = list(end_ids)
         self._open: list[Transcript] = []
+        self._max_new_tokens = 0
 
     @property
     def num_free_rows(self) -> int:
@@ -80,17 +88,13 @@ class RereadingEngine:
     def close_all_rows(self) -> None:
         self._open.clear()
 
+    def submit(self, row: Transcript, prompt: Sequence[int], *, max_new_tokens: int) -> None:
+        row.token_ids.extend(prompt)
+        row.awaits_response, self._max_new_tokens = True, max_new_tokens
+
     @torch.inference_mode()
-    def respond(
-        self,
-        rows: Sequence[Transcript],
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-    ) -> list[Response]:
-        for row, prompt in zip(rows, prompts, strict=True):
-            row.token_ids.extend(prompt)
+    def step(self, *, temperature: float) -> list[tuple[Transcript, Response]]:
+        rows = [row for row in self._open if row.awaits_response]
         width = max(len(row.token_ids) for row in rows)
         token_ids = torch.full((len(rows), width), self.model.pad_id)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
@@ -100,7 +104,7 @@ class RereadingEngine:
         written = self.model.model.generate(
             input_ids=token_ids,
             attention_mask=mask,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=self._max_new_tokens,
             do_sample=True,
             temperature=temperature,
             top_k=0,
@@ -110,7 +114,8 @@ class RereadingEngine:
         responses = [self._cut(row) for row in written[:, width:].tolist()]
         for row, response in zip(rows, responses, strict=True):
             row.token_ids.extend(response.token_ids)
-        return responses
+            row.awaits_response = False
+        return list(zip(rows, responses, strict=True))
 
     def _cut(self, token_ids: list[int]) -> Response:
         ends = [place for place, token in enumerate(token_ids) if token in self.end_ids]
@@ -158,26 +163,46 @@ def make_proxy(kind: str, model: LanguageModel, workload: Workload) -> AgentProx
     )
 
 
-def play(proxy: AgentProxy, requests: list[EpisodeRequest]) -> tuple[list[Trajectory], float]:
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def play(
+    proxy: AgentProxy, requests: list[EpisodeRequest], clock: Callable[[], float]
+) -> tuple[list[Trajectory], float]:
     """The trajectories and the seconds they took."""
-    started = time.perf_counter()
+    started = clock()
     trajectories = proxy.rollout(requests, temperature=1.0, policy_version="benchmark")
-    return trajectories, time.perf_counter() - started
+    return trajectories, clock() - started
 
 
-def compare(model: LanguageModel, workload: Workload, *, repeats: int) -> list[list[object]]:
+def num_tokens_through_model(kind: str, episode: Trajectory) -> int:
+    """The tokens that the model reads in an episode; the last one of a response it only writes."""
+    total = context = 0
+    for turn in episode.turns:
+        read_before = 0 if kind == "generate" else max(context - 1, 0)
+        context += len(turn.prompt_token_ids) + len(turn.response_token_ids)
+        total += context - 1 - read_before
+    return total
+
+
+def compare(
+    model: LanguageModel, workload: Workload, *, repeats: int, clock: Callable[[], float]
+) -> list[list[object]]:
     """One table row for each side, from the median of the repeats."""
+    torch.manual_seed(0)
     requests = workload.requests()
     proxies = {kind: make_proxy(kind, model, workload) for kind in ("generate", "ours")}
     seconds: dict[str, list[float]] = {kind: [] for kind in proxies}
     played: dict[str, list[Trajectory]] = {}
     for proxy in proxies.values():
-        play(proxy, requests[: workload.config.training.num_rows // 4])
+        play(proxy, requests[: workload.config.training.num_rows // 4], clock)
     for _ in range(repeats):
         for kind, proxy in proxies.items():
-            played[kind], taken = play(proxy, requests)
+            played[kind], taken = play(proxy, requests, clock)
             seconds[kind].append(taken)
     rates = {kind: workload.num_episodes / median(taken) for kind, taken in seconds.items()}
+    pairs = zip(seconds["generate"], seconds["ours"], strict=True)
+    ratios = {"generate": 1.0, "ours": median(theirs / ours for theirs, ours in pairs)}
     names = {
         "generate": "`generate`, whole transcript every turn",
         "ours": "engine of this project",
@@ -186,14 +211,16 @@ def compare(model: LanguageModel, workload: Workload, *, repeats: int) -> list[l
     for kind, episodes in sorted(played.items()):
         turns = sum(len(episode.turns) for episode in episodes)
         tokens = sum(episode.num_response_tokens for episode in episodes)
+        through = sum(num_tokens_through_model(kind, episode) for episode in episodes)
         rows.append(
             [
                 f"{workload.name}: {names[kind]}",
                 f"{turns / workload.num_episodes:.2f}",
                 f"{tokens / turns:.1f}",
+                f"{through / workload.num_episodes:.0f}",
                 f"{rates[kind]:.2f}",
                 f"{rates[kind] * tokens / workload.num_episodes:.0f}",
-                f"{rates[kind] / rates['generate']:.1f}",
+                f"{ratios[kind]:.1f}",
             ]
         )
     return rows
@@ -243,6 +270,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10, help="of a forced response")
     parser.add_argument("--capacity", type=int, default=1024, help="tokens of a forced episode")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     arguments = parser.parse_args()
     workloads = [forced(arguments)]
     if arguments.model:
@@ -251,20 +279,25 @@ def main() -> None:
     else:
         model = default_model(workloads[0].config)
     rows = [
-        row for workload in workloads for row in compare(model, workload, repeats=arguments.repeats)
+        row
+        for workload in workloads
+        for row in compare(
+            model, workload, repeats=arguments.repeats, clock=CLOCKS[arguments.clock]
+        )
     ]
     write_page(
         "generation",
         title="Generation over many turns",
         notes=(
             f"{arguments.episodes} shop episodes, {arguments.rows} side by side, median of "
-            f"{arguments.repeats} runs. What the two sides do is described in "
-            "benchmarks/generation.py. Aim: 5 times the episodes per second."
+            f"{arguments.repeats} runs, {arguments.clock} seconds. What the two sides do is "
+            "described in benchmarks/generation.py. Aim: 5 times the episodes per second."
         ),
         header=[
             "workload and side",
             "turns per episode",
             "tokens per response",
+            "tokens through the model per episode",
             "episodes/s",
             "sampled tokens/s",
             "ratio",

@@ -2,7 +2,8 @@
 
     requests -> first prompts -> [respond -> parse -> step -> next prompt] ... -> trajectories
 
-Rows whose episode is over are refilled with the next request at the next turn, so the batch stays
+An episode goes on with its next turn as soon as its response is over, and a row whose episode is
+over takes the next request at once, so nobody waits for the slowest response and the batch stays
 full. The order of requests fixes the batches, and with them every bit of the result.
 """
 
@@ -38,6 +39,8 @@ class _Episode:
     environment: TextEnvironment
     observation: str
     prompt: list[int]
+    state_key: str
+    """The environment's state while the present response is written."""
     num_context_tokens: int = 0
     turns: list[Turn] = field(default_factory=list)
 
@@ -47,8 +50,6 @@ class _Episode:
         text: str,
         parsed: ParsedResponse,
         outcome: Outcome,
-        *,
-        state_key: str,
     ) -> None:
         """Writes the turn down before the next observation replaces the present one."""
         truncated = () if response.stopped else (TurnFlag.RESPONSE_TRUNCATED.value,)
@@ -63,7 +64,7 @@ class _Episode:
                 action=parsed.action,
                 reward=outcome.reward,
                 flags=outcome.flags + truncated,
-                state_key=state_key,
+                state_key=self.state_key,
             )
         )
         self.num_context_tokens += len(self.prompt) + len(response.token_ids)
@@ -110,18 +111,21 @@ class AgentProxy:
     ) -> list[Trajectory]:
         """One trajectory a request, in the order of the requests.
 
-        `on_finished` receives (index of the request, trajectory) pairs after the turn in which they
-        ended, so a caller can save them at once.
+        `on_finished` receives (index of the request, trajectory) pairs as soon as they have ended,
+        so a caller can save them at once.
         """
         waiting = deque(enumerate(requests))
-        active: list[tuple[_Episode, Row]] = []
+        active: dict[Row, _Episode] = {}
         finished: dict[int, Trajectory] = {}
         try:
             while waiting or active:
                 while waiting and self.engine.num_free_rows > 0:
-                    active.append(self._start(*waiting.popleft()))
-                ended = self._play_turn(active, temperature, policy_version)
-                active = [(episode, row) for episode, row in active if episode.index not in ended]
+                    row, episode = self._start(*waiting.popleft())
+                    active[row] = episode
+                responses = self.engine.step(temperature=temperature)
+                played = [(row, active[row], response) for row, response in responses]
+                ended = self._play_turns(played, policy_version)
+                active = {row: e for row, e in active.items() if e.index not in ended}
                 finished |= ended
                 if on_finished and ended:
                     on_finished(sorted(ended.items()))
@@ -129,7 +133,7 @@ class AgentProxy:
             self.engine.close_all_rows()
         return [finished[index] for index in range(len(requests))]
 
-    def _start(self, index: int, request: EpisodeRequest) -> tuple[_Episode, Row]:
+    def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, _Episode]:
         environment, observation = self.environments.start(request.task, seed=request.seed)
         prompt = self.context.first_prompt(observation)
         if len(prompt) + self.max_response_tokens > self.engine.capacity:
@@ -138,33 +142,32 @@ class AgentProxy:
                 f"response of {self.max_response_tokens} exceed agent.max_context_tokens = "
                 f"{self.engine.capacity}; raise it, or shorten the observation or system prompt."
             )
-        row = self.engine.open_row(generator(request.seed, "sampling"))
-        return _Episode(index, request, environment, observation, prompt), row
-
-    def _play_turn(
-        self, active: Sequence[tuple[_Episode, Row]], temperature: float, policy_version: str
-    ) -> dict[int, Trajectory]:
-        """One response and one environment step for every episode; returns those that ended."""
-        episodes = [episode for episode, _ in active]
-        state_keys = [episode.environment.state_key() for episode in episodes]
-        responses = self.engine.respond(
-            [row for _, row in active],
-            [episode.prompt for episode in episodes],
-            max_new_tokens=self.max_response_tokens,
-            temperature=temperature,
+        episode = _Episode(
+            index, request, environment, observation, prompt, environment.state_key()
         )
-        texts = [self.context.decode(response.token_ids) for response in responses]
+        row = self.engine.open_row(generator(request.seed, "sampling"))
+        self.engine.submit(row, prompt, max_new_tokens=self.max_response_tokens)
+        return row, episode
+
+    def _play_turns(
+        self, played: Sequence[tuple[Row, _Episode, Response]], policy_version: str
+    ) -> dict[int, Trajectory]:
+        """One environment step for each episode with a response; returns those that ended."""
+        texts = [self.context.decode(response.token_ids) for _, _, response in played]
         parsed = [parse_response(text) for text in texts]
-        outcomes = self.environments.step([episode.environment for episode in episodes], parsed)
+        outcomes = self.environments.step([episode.environment for _, episode, _ in played], parsed)
         ended: dict[int, Trajectory] = {}
-        for (episode, row), response, text, reading, outcome, state_key in zip(
-            active, responses, texts, parsed, outcomes, state_keys, strict=True
+        for (row, episode, response), text, reading, outcome in zip(
+            played, texts, parsed, outcomes, strict=True
         ):
-            episode.record(response, text, reading, outcome, state_key=state_key)
+            episode.record(response, text, reading, outcome)
             if outcome.terminated or outcome.truncated or not self._has_room(episode, response):
                 ended[episode.index] = episode.finish(outcome, policy_version=policy_version)
                 self.engine.close_row(row)
                 self.environments.release(episode.environment)
+            else:
+                episode.state_key = episode.environment.state_key()
+                self.engine.submit(row, episode.prompt, max_new_tokens=self.max_response_tokens)
         return ended
 
     def _has_room(self, episode: _Episode, response: Response) -> bool:

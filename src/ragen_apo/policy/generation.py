@@ -1,60 +1,114 @@
 """Batched generation over many turns with one KV cache kept for the whole episode.
 
+    submit(row, prompt) ... step() -> rows whose response is over ... submit(row, next prompt) ...
+
 Rows have different lengths and no padding on the left: each writes its keys and values at its own
-positions, and a mask hides what a row has not written. Rows that take part in a call lie in the
-first slots of the cache; a row that has finished its response moves behind them, so it costs
-nothing.
+positions, and a mask hides what a row has not written. A step is one forward pass: it either
+continues the response of every row that is writing one, or reads waiting prompts of similar length.
+The rows of a pass lie side by side in the cache; a row that has finished its response is moved out
+of the way, so it costs nothing, and it need not wait for the others to go on with its next turn.
 
 Each row draws its uniform numbers from its own generator, one block a turn, so a trajectory does
-not depend on which rows it shares a batch with (up to floating-point rounding of the matrix
-products).
+not depend on which rows it shares a batch with, nor on the order in which they are read (up to
+floating-point rounding of the matrix products).
+
+Axes: B rows of a pass, T new tokens, L places of the cache, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import AttentionInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
 
 _TAIL_TOKENS = 12
 """How many last tokens are decoded to look for a closing tag that is several tokens long."""
+_PLACES_STEP = 64
+"""The cache's length is a multiple of this many places."""
+_GROWTH = 1.5
+"""By how much the cache grows at least when its length no longer suffices."""
+_WAITING_SHARE = 1 / 4
+"""Prompts are read as soon as this share of the open rows waits: reading few costs a pass, too."""
+PADDING_TOKENS = 128
+"""Prompts are read in one pass as long as it pads fewer: so many take about as long as a pass."""
+_ATTENTION = "ragen_apo_cached"
 
 
 @dataclass
 class _View:
     """What the attention layers of one forward pass read and write."""
 
-    num_rows: int = 0
+    slots: slice = field(default_factory=lambda: slice(0, 0))
     positions_BT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    places: int = 0
+    """How many places each row has; more than any row has needed so far."""
     length: int = 0
-    """The longest context among the rows, new tokens included."""
+    """How many of them are read."""
+
+    def reserve(self, length: int) -> None:
+        """Makes room for rows of this length."""
+        if length > self.places:
+            wanted = max(length, int(self.places * _GROWTH))
+            self.places = -(-wanted // _PLACES_STEP) * _PLACES_STEP
+
+
+class _Memory:
+    """Main memory that outgrown or finished caches have left, for the next ones.
+
+    Copying into fresh pages took 6% of a long rollout. On an accelerator, PyTorch's allocator does
+    the same.
+    """
+
+    def __init__(self) -> None:
+        self.free: list[torch.UntypedStorage] = []
+
+    def take(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A contiguous tensor of this shape; its content is arbitrary."""
+        size = math.prod(shape)
+        for index, storage in enumerate(self.free):
+            if storage.nbytes() >= size * like.element_size():
+                return like.new_empty(0).set_(self.free.pop(index))[:size].view(shape)
+        return like.new_empty(shape)
+
+    def give(self, store: Tensor | None) -> None:
+        if store is not None and store.device.type == "cpu":
+            self.free.append(store.untyped_storage())
+
+    def keep(self, number: int) -> None:
+        """Keeps so many of the largest pieces."""
+        self.free = sorted(self.free, key=lambda storage: -storage.nbytes())[:number]
 
 
 class _RaggedLayer(CacheLayerMixin):
-    """Keys and values [rows, heads, capacity + 1, head_dim] of one layer; the last place is waste.
+    """Keys and values [rows, heads, places, head_dim] of one layer.
 
-    Padding of a ragged batch of new tokens is written to the waste place, which no mask shows.
+    There are as many places as the longest row has needed so far: on a CPU, keys that lie close
+    together are read two to three times faster than keys spread over the whole capacity.
+    Padding is written behind a row's last token, where no mask shows it and the row's next tokens
+    overwrite it.
     """
 
-    def __init__(self, view: _View, *, num_rows: int, capacity: int) -> None:
+    def __init__(self, view: _View, memory: _Memory, *, num_rows: int) -> None:
         super().__init__()
-        self.view, self.num_rows, self.capacity = view, num_rows, capacity
+        self.view, self.memory, self.num_rows = view, memory, num_rows
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        _, heads, _, head_dim = key_states.shape
-        shape = (self.num_rows, heads, self.capacity + 1, head_dim)
-        # Zeros: a masked place still enters the product with weight zero, so it may hold no NaN.
-        self.keys = torch.zeros(shape, dtype=key_states.dtype, device=key_states.device)
-        shape = (*shape[:3], value_states.shape[-1])
-        self.values = torch.zeros(shape, dtype=key_states.dtype, device=key_states.device)
+        self.keys, self.values = (
+            new.new_empty(self.num_rows, new.shape[1], 0, new.shape[3])
+            for new in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(
@@ -63,22 +117,39 @@ class _RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        rows = torch.arange(self.view.num_rows, device=key_states.device)[:, None]
-        self.keys[rows, :, self.view.positions_BT] = key_states.transpose(1, 2)
-        self.values[rows, :, self.view.positions_BT] = value_states.transpose(1, 2)
-        written = (slice(0, self.view.num_rows), slice(None), slice(0, self.view.length))
-        return self.keys[written], self.values[written]
+        if self.keys.shape[2] < self.view.places:
+            self.keys = self._grown(self.keys)
+            self.values = self._grown(self.values)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
 
-    @torch.inference_mode()
-    def swap(self, first: int, second: int, *, length: int) -> None:
-        """Exchanges two rows' first `length` places."""
-        if not self.is_initialized or first == second:
-            return
-        assert self.keys is not None and self.values is not None
-        for store in (self.keys, self.values):
-            kept = store[first, :, :length].clone()
-            store[first, :, :length] = store[second, :, :length]
-            store[second, :, :length] = kept
+    def _grown(self, store: Tensor) -> Tensor:
+        num_rows, heads, present, head_dim = store.shape
+        grown = self.memory.take(store, (num_rows, heads, self.view.places, head_dim))
+        grown[:, :, :present] = store
+        # A masked place still enters the product with weight zero, so it may hold no NaN.
+        grown[:, :, present:] = 0
+        self.memory.give(store)
+        return grown
+
+    def _write(self, store: Tensor, new: Tensor) -> Tensor:
+        rows = store[self.view.slots]
+        index_B1 = torch.arange(len(new), device=new.device)[:, None]
+        rows[index_B1, :, self.view.positions_BT] = new.transpose(1, 2)
+        return rows[:, :, : self.view.length]
+
+    def rearrange(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
+        """Copies the first `length` places of the source rows to the target rows, all at once."""
+        if self.is_initialized:
+            for store in (self.keys, self.values):
+                assert store is not None
+                store[targets, :, :length] = store[sources, :, :length]
+
+    def forget(self) -> None:
+        """Gives the memory back."""
+        self.memory.give(self.keys)
+        self.memory.give(self.values)
+        self.keys = self.values = None
+        self.is_initialized = False
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.view.length, 0
@@ -87,7 +158,61 @@ class _RaggedLayer(CacheLayerMixin):
         return self.view.length
 
     def get_max_length(self) -> int:
-        return self.capacity
+        return -1
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one new token a row as two products; anything else as PyTorch does it.
+
+    On a CPU, PyTorch's fused attention takes about twice as long for a single query.
+    """
+    batch, num_heads, width, head_dim = query.shape
+    unusual = {"softcap", "position_bias"} & {
+        name for name, given in kwargs.items() if given is not None
+    }
+    if width > 1 or query.device.type != "cpu" or unusual:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    # Heads that share keys and values are the rows of one product.
+    grouped = query.reshape(batch, key.shape[1], -1, head_dim)
+    scores = torch.matmul(grouped, key.transpose(2, 3)).float()
+    scores *= head_dim**-0.5 if scaling is None else scaling
+    scores.masked_fill_(~attention_mask, float("-inf"))
+    attended = torch.matmul(scores.softmax(-1).to(value.dtype), value)
+    return attended.reshape(batch, 1, num_heads, -1), None
+
+
+AttentionInterface.register(_ATTENTION, _attend)
+
+
+@contextmanager
+def _cached_attention(config: Any) -> Iterator[None]:
+    """The model attends with `_attend` inside."""
+    before = config._attn_implementation
+    config._attn_implementation = _ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+@dataclass(frozen=True)
+class Response:
+    """The tokens sampled in one turn and the exact log-probabilities they were sampled with."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+    """True if the closing tag or the end token was reached, False at the token limit."""
 
 
 @dataclass(eq=False)
@@ -99,17 +224,14 @@ class Row:
     length: int = 0
     """Tokens of this row that are in the cache."""
     unread: list[int] = field(default_factory=list)
-    """Sampled tokens that the model has not read yet: the last one of each response."""
+    """Tokens that the model has not read yet: a prompt, or the last token sampled."""
+    sampling: _Sampling | None = None
+    """The response that is wanted or being written."""
 
-
-@dataclass(frozen=True)
-class Response:
-    """The tokens sampled in one turn and the exact log-probabilities they were sampled with."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stopped: bool
-    """True if the closing tag or the end token was reached, False at the token limit."""
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a prompt has to be read before the first token of the response."""
+        return self.sampling is not None and not self.sampling.token_ids
 
 
 class StopRule:
@@ -139,43 +261,77 @@ class GenerationEngine:
     """Generates responses for many rows whose caches live from the first turn to the last.
 
     `capacity` is the longest context of a row in tokens. Memory: two tensors
-    [num_rows, kv_heads, capacity + 1, head_dim] a layer.
+    [num_rows, kv_heads, longest context so far, head_dim] a layer. With the last row an accelerator
+    gets it back; in main memory it stays for the next rows.
     """
 
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
-        self._view = _View()
-        self._layers = [
-            _RaggedLayer(self._view, num_rows=num_rows, capacity=capacity)
+        self._view, self._memory = _View(), _Memory()
+        self.layers = [
+            _RaggedLayer(self._view, self._memory, num_rows=num_rows)
             for _ in range(model.config.num_hidden_layers)
         ]
-        self._cache = Cache(layers=list(self._layers))
-        self._rows: list[Row] = []
-        self._places = torch.arange(capacity, device=model.device)
+        self._cache = Cache(layers=list(self.layers))
+        self._slots: list[Row | None] = [None] * num_rows
 
     @property
     def num_free_rows(self) -> int:
-        return self.num_rows - len(self._rows)
+        return self._slots.count(None)
 
     def open_row(self, draws: np.random.Generator) -> Row:
         """An empty row with its own generator of uniform numbers."""
         assert self.num_free_rows > 0
-        row = Row(slot=len(self._rows), draws=draws)
-        self._rows.append(row)
+        row = Row(slot=self._slots.index(None), draws=draws)
+        self._slots[row.slot] = row
         return row
 
     def close_row(self, row: Row) -> None:
         """Gives the row's place back."""
-        last = self._rows[-1]
-        self._exchange(row, last)
-        self._rows.pop()
+        self._slots[row.slot] = None
+        if self.num_free_rows == self.num_rows:
+            self.close_all_rows()
 
     def close_all_rows(self) -> None:
         """Gives every place back: nothing is left behind by episodes that were broken off."""
-        self._rows.clear()
+        self._slots = [None] * self.num_rows
+        self._view.places = 0
+        for layer in self.layers:
+            layer.forget()
+        self._memory.keep(2 * len(self.layers) + 1)
+
+    def submit(self, row: Row, prompt: Sequence[int], *, max_new_tokens: int) -> None:
+        """Asks for a response of the row to its new prompt tokens, which `step` will bring.
+
+        Raises ContextError if the prompt and a full response would not fit into the capacity.
+        """
+        assert row.sampling is None
+        self._check_room(row, prompt, max_new_tokens)
+        row.unread.extend(prompt)
+        row.sampling = _Sampling(row.draws.random(max_new_tokens))
 
     @torch.inference_mode()
+    def step(self, *, temperature: float) -> list[tuple[Row, Response]]:
+        """One token for every row that writes, or the first one for those that wait.
+
+        Returns the responses that it finished. Temperature 0 takes the most probable token; its
+        log-probability is that at temperature 1.
+        """
+        finished: list[tuple[Row, Response]] = []
+        for rows in self._passes():
+            logits_BV = self._read_unread(rows)
+            entries = [row.sampling for row in rows if row.sampling]
+            draws = [entry.next_draw() for entry in entries]
+            tokens, logprobs = _sample(logits_BV, draws, temperature=temperature)
+            for row, entry, token, logprob in zip(rows, entries, tokens, logprobs, strict=True):
+                row.unread.append(token)
+                response = entry.append(token, logprob, rule=self.stop_rule)
+                if response:
+                    finished.append((row, response))
+                    row.sampling = None
+        return finished
+
     def respond(
         self,
         rows: Sequence[Row],
@@ -184,101 +340,130 @@ class GenerationEngine:
         max_new_tokens: int,
         temperature: float,
     ) -> list[Response]:
-        """Reads each row's new prompt tokens and samples one response a row.
+        """One response a row, in their order, once all of them are there.
 
-        Temperature 0 takes the most probable token; its log-probability is that at temperature 1.
-        Raises ContextError if a prompt and a full response would not fit into the capacity.
+        Raises ContextError, and changes nothing, if one of them would not fit into the capacity.
         """
         for row, prompt in zip(rows, prompts, strict=True):
-            needed = row.length + len(row.unread) + len(prompt) + max_new_tokens
-            if needed > self.capacity:
-                raise ContextError(
-                    f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
-                    "raise agent.max_context_tokens or shorten turns"
-                )
-        for slot, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            row.unread.extend(prompt)
-            self._exchange(row, self._rows[slot])
-        sampled = [_Sampling(row, max_new_tokens) for row in rows]
-        active = list(sampled)
-        while active:
-            logits_BV = self._read_unread([sampling.row for sampling in active])
-            self._sample(active, logits_BV, temperature=temperature)
-            active = self._retire_finished(active)
-        return [sampling.response() for sampling in sampled]
+            self._check_room(row, prompt, max_new_tokens)
+        for row, prompt in zip(rows, prompts, strict=True):
+            self.submit(row, prompt, max_new_tokens=max_new_tokens)
+        responses: dict[Row, Response] = {}
+        while len(responses) < len(rows):
+            responses.update(self.step(temperature=temperature))
+        return [responses[row] for row in rows]
 
-    def _retire_finished(self, active: list[_Sampling]) -> list[_Sampling]:
-        """Fills the slots of finished rows with rows that go on; returns those in slot order."""
-        for entry in active:
-            entry.check(self.stop_rule)
-        going_on = [entry for entry in active if not entry.is_over]
-        holes = [e.row for e in active if e.is_over and e.row.slot < len(going_on)]
-        movers = [e.row for e in going_on if e.row.slot >= len(going_on)]
-        for hole, mover in zip(holes, movers, strict=True):
-            self._exchange(hole, mover)
-        return sorted(going_on, key=lambda entry: entry.row.slot)
+    def _check_room(self, row: Row, prompt: Sequence[int], max_new_tokens: int) -> None:
+        needed = row.length + len(row.unread) + len(prompt) + max_new_tokens
+        if needed > self.capacity:
+            raise ContextError(
+                f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
+                "raise agent.max_context_tokens or shorten turns"
+            )
 
-    def _exchange(self, first: Row, second: Row) -> None:
-        if first is second:
+    def _passes(self) -> Iterator[list[Row]]:
+        """The rows of each forward pass of a step, in slot order and side by side."""
+        wanted = [row for row in self._slots if row and row.sampling]
+        writing = [row for row in wanted if not row.is_waiting]
+        waiting = [row for row in wanted if row.is_waiting]
+        if writing and len(waiting) < _WAITING_SHARE * len(wanted):
+            yield self._side_by_side(writing, first_slot=0)
             return
-        length = max(first.length, second.length)
-        for layer in self._layers:
-            layer.swap(first.slot, second.slot, length=length)
-        self._rows[first.slot], self._rows[second.slot] = second, first
-        first.slot, second.slot = second.slot, first.slot
+        first_slot = len(writing)
+        for group in similar_lengths(waiting):
+            yield self._side_by_side(group, first_slot=first_slot)
+            first_slot += len(group)
+
+    def _side_by_side(self, rows: Sequence[Row], *, first_slot: int) -> list[Row]:
+        """The rows in slot order, after they have changed places with others in their way."""
+        chosen, slots = set(rows), range(first_slot, first_slot + len(rows))
+        strays = [row for row in rows if row.slot not in slots]
+        others = [(slot, self._slots[slot]) for slot in slots if self._slots[slot] not in chosen]
+        moves: list[tuple[Row, int]] = []
+        for stray, (slot, other) in zip(strays, others, strict=True):
+            moves.append((stray, slot))
+            if other:
+                moves.append((other, stray.slot))
+            else:
+                self._slots[stray.slot] = None
+        moved = [(row, slot) for row, slot in moves if row.length > 0]
+        if moved:
+            sources, targets = [row.slot for row, _ in moved], [slot for _, slot in moved]
+            length = max(row.length for row, _ in moved)
+            for layer in self.layers:
+                layer.rearrange(sources, targets, length=length)
+        for row, slot in moves:
+            row.slot = slot
+            self._slots[slot] = row
+        return sorted(rows, key=lambda row: row.slot)
 
     def _read_unread(self, rows: Sequence[Row]) -> Tensor:
         """Feeds every row's unread tokens and returns the logits [B, V] after the last of each."""
         device = self.model.device
-        width = max(len(row.unread) for row in rows)
-        token_ids = np.zeros((len(rows), width), dtype=np.int64)
-        positions = np.full((len(rows), width), self.capacity, dtype=np.int64)
-        for index, row in enumerate(rows):
-            assert row.slot == index
-            count = len(row.unread)
-            token_ids[index, :count] = row.unread
-            positions[index, :count] = np.arange(row.length, row.length + count)
-            row.length += count
-        last_B = torch.tensor([len(row.unread) - 1 for row in rows], device=device)
+        counts = [len(row.unread) for row in rows]
+        width = max(counts)
+        padding = [self.model.pad_id] * width
+        token_ids_BT = torch.tensor([(row.unread + padding)[:width] for row in rows], device=device)
+        start_B1 = torch.tensor([row.length for row in rows], device=device)[:, None]
+        positions_BT = start_B1 + torch.arange(width, device=device)
+        view = self._view
+        view.slots, view.positions_BT = slice(rows[0].slot, rows[0].slot + len(rows)), positions_BT
+        needed = max(row.length for row in rows) + width
+        view.reserve(needed)
+        # Matrix products copy what is not contiguous, so one new token a row reads all places.
+        view.length = view.places if width == 1 else needed
+        mask_BTL = torch.arange(view.length, device=device) <= positions_BT[:, :, None]
         for row in rows:
+            row.length += len(row.unread)
             row.unread.clear()
-        positions_BT = torch.from_numpy(positions).to(device)
-        self._view.num_rows, self._view.positions_BT = len(rows), positions_BT
-        self._view.length = max(row.length for row in rows)
-        mask_BTL = self._places[None, None, : self._view.length] <= positions_BT[:, :, None]
-        hidden_BTH = self.model.hidden_states(
-            torch.from_numpy(token_ids).to(device),
-            attention_mask=mask_BTL[:, None],
-            # Padding stands at a place that a table of learned positions has, too.
-            position_ids=positions_BT.clamp(max=self.capacity - 1),
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+        with _cached_attention(self.model.config):
+            hidden_BTH = self.model.hidden_states(
+                token_ids_BT,
+                attention_mask=mask_BTL[:, None],
+                # Padding stands at a place that a table of learned positions has, too.
+                position_ids=positions_BT.clamp(max=self.capacity - 1),
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+        last_B = torch.tensor(counts, device=device) - 1
         return self.model.logits(hidden_BTH[torch.arange(len(rows), device=device), last_B])
 
-    def _sample(
-        self, active: Sequence[_Sampling], logits_BV: Tensor, *, temperature: float
-    ) -> None:
-        logprobs_BV = torch.log_softmax(logits_BV / (temperature or 1.0), dim=-1)
-        if temperature == 0:
-            tokens_B = logprobs_BV.argmax(-1)
-        else:
-            uniform_B = torch.tensor([entry.next_draw() for entry in active], dtype=torch.float64)
-            tokens_B = inverse_cdf(logprobs_BV, uniform_B.to(logits_BV.device))
-        logprobs_B = logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
-        for entry, token, logprob in zip(
-            active, tokens_B.tolist(), logprobs_B.tolist(), strict=True
-        ):
-            entry.append(token, logprob)
+
+def similar_lengths(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows in groups whose unread tokens need little padding, longest first."""
+    groups: list[list[Row]] = []
+    num_padding = 0
+    for row in sorted(rows, key=lambda row: -len(row.unread)):
+        if groups:
+            num_padding += len(groups[-1][0].unread) - len(row.unread)
+        if not groups or num_padding > PADDING_TOKENS:
+            groups.append([])
+            num_padding = 0
+        groups[-1].append(row)
+    return groups
+
+
+def _sample(
+    logits_BV: Tensor, draws: Sequence[float], *, temperature: float
+) -> tuple[list[int], list[float]]:
+    """One token a row with its log-probability, by the row's uniform draw."""
+    logprobs_BV = torch.log_softmax(logits_BV / (temperature or 1.0), dim=-1)
+    if temperature == 0:
+        tokens_B = logprobs_BV.argmax(-1)
+    else:
+        uniform_B = torch.tensor(draws, dtype=torch.float64)
+        tokens_B = inverse_cdf(logprobs_BV, uniform_B.to(logits_BV.device))
+    logprobs_B = logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+    return tokens_B.tolist(), logprobs_B.tolist()
 
 
 def inverse_cdf(logprobs_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """The token [B] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
 
-    In float64, scaled by the total and kept below it, so that rounding never selects a token of
-    probability zero or one past the last.
+    Summed in float64, scaled by the total and kept below it, so that rounding never selects a token
+    of probability zero or one past the last.
     """
-    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
+    cumulative_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
     total_B = cumulative_BV[:, -1]
     below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
     target_B1 = torch.minimum(uniform_B * total_B, below_B)[:, None]
@@ -288,24 +473,20 @@ def inverse_cdf(logprobs_BV: Tensor, uniform_B: Tensor) -> Tensor:
 class _Sampling:
     """The response of one row while it is being sampled."""
 
-    def __init__(self, row: Row, max_new_tokens: int) -> None:
-        self.row, self.max_new_tokens = row, max_new_tokens
-        self.draws = row.draws.random(max_new_tokens)
+    def __init__(self, draws: np.ndarray) -> None:
+        self.draws = draws.tolist()
+        """One uniform number for each token that the response may have."""
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.stopped = self.is_over = False
 
     def next_draw(self) -> float:
-        return float(self.draws[len(self.token_ids)])
+        return self.draws[len(self.token_ids)]
 
-    def append(self, token: int, logprob: float) -> None:
+    def append(self, token: int, logprob: float, *, rule: StopRule) -> Response | None:
+        """Adds a token and returns the response if it is over."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        self.row.unread.append(token)
-
-    def check(self, rule: StopRule) -> None:
-        self.stopped = rule.is_over(self.token_ids)
-        self.is_over = self.stopped or len(self.token_ids) == self.max_new_tokens
-
-    def response(self) -> Response:
-        return Response(tuple(self.token_ids), tuple(self.logprobs), self.stopped)
+        stopped = rule.is_over(self.token_ids)
+        if stopped or len(self.token_ids) == len(self.draws):
+            return Response(tuple(self.token_ids), tuple(self.logprobs), stopped)
+        return None
