@@ -1,17 +1,27 @@
 import warnings
+from pathlib import Path
 
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from ragen_apo.environments.gymnasium import FreeText, GymnasiumTextEnv, register_environments
+from ragen_apo.environments.gymnasium import (
+    REGISTERED,
+    FreeText,
+    GymnasiumTextEnv,
+    register_environments,
+)
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import ConfigError
 
 
-def test_gymnasiums_own_checker_has_no_complaint_and_no_warning() -> None:
+@pytest.mark.parametrize("name", sorted(REGISTERED))
+def test_gymnasiums_own_checker_has_no_complaint_and_no_warning(name: str, tmp_path: Path) -> None:
     register_environments()
-    environment = gymnasium.make("ragen_apo/Shop-v0", render_mode="ansi")
+    options: dict = {"max_turns": 5}  # the checker takes a single turn for a fault
+    if "WebShop" in name:
+        options |= {"data": "generated:1000", "store": tmp_path}
+    environment = gymnasium.make(name, render_mode="ansi", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(environment.unwrapped)

@@ -20,7 +20,14 @@ MAX_TEXT_CHARACTERS = 100_000
 _MAX_SAMPLED_CHARACTERS = 100
 _RESET_OPTIONS = ("split", "task_id")
 
-REGISTERED = {"ragen_apo/Shop-v0": "shop", "ragen_apo/WebShop-v0": "webshop"}
+REGISTERED = {
+    "ragen_apo/Bandit-v0": "bandit",
+    "ragen_apo/Countdown-v0": "countdown",
+    "ragen_apo/FrozenLake-v0": "frozen_lake",
+    "ragen_apo/Shop-v0": "shop",
+    "ragen_apo/Sokoban-v0": "sokoban",
+    "ragen_apo/WebShop-v0": "webshop",
+}
 """Gymnasium ids and the environments they stand for."""
 
 
