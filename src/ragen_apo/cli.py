@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -164,6 +164,36 @@ def report(run: Path) -> None:
 
 
 @app.command
+def compare(*, config: Path, out: Path = Path("runs/compare")) -> None:
+    """Train several algorithms from the same reference with the same seeds, and compare them.
+
+    Writes OUT/comparison.md, comparison.csv and curves. Runs in OUT that are done are reused, and
+    an interrupted comparison goes on when the command is given again.
+
+    Parameters
+    ----------
+    config
+        A comparison; see configs/compare_shop.yaml.
+    out
+        Where the runs and the results go.
+    """
+    from ragen_apo.comparison.execute import play_comparison
+    from ragen_apo.comparison.measure import measure
+    from ragen_apo.comparison.plan import load_comparison
+    from ragen_apo.comparison.write import write_comparison
+
+    comparison = load_comparison(config)
+    settings = comparison.settings
+    runs = play_comparison(comparison, out, say=lambda text: console.print(text, highlight=False))
+    measurements = [
+        measure(run, name=name, seed=seed, budget=settings.budget, target=settings.target)
+        for (name, seed), run in runs.items()
+    ]
+    paths = write_comparison(measurements, out, settings=settings)
+    console.print(f"comparison: {paths[0]}", highlight=False, soft_wrap=True)
+
+
+@app.command
 def play(
     environment: str = "shop", *options: Overrides, split: str = "train", task: int = 0
 ) -> None:
@@ -189,6 +219,54 @@ def play(
     if not 0 <= task < len(tasks):
         raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
     play_episode(world, tasks[task])
+
+
+data = App(name="data", help="Get the data that an environment needs.")
+app.command(data)
+
+
+@data.command(name="webshop")
+def data_webshop(
+    *,
+    size: Literal["small", "full"] = "small",
+    source: Annotated[Path | None, Parameter(name="--from")] = None,
+    force: bool = False,
+    generated: int | None = None,
+) -> None:
+    """Fetch WebShop's data and prepare it, so that `webshop` starts quickly.
+
+    The files go to $RAGEN_APO_DATA/webshop (~/.local/share/ragen-apo/webshop). An interrupted
+    download continues when the command is given again.
+
+    Parameters
+    ----------
+    size
+        The 1,000 products that most people use, or all 1.18 million (several GB).
+    source
+        A folder that has the files already; nothing is downloaded.
+    force
+        Replace what is there.
+    generated
+        Prepare a generated catalogue of so many products instead; nothing is downloaded.
+    """
+    from ragen_apo.console import ConsoleProgress
+    from ragen_apo.environments.webshop.download import download_data
+    from ragen_apo.environments.webshop.store import open_catalog
+
+    if generated is not None and (source is not None or force or generated < 1):
+        raise ConfigError(
+            f"--generated takes a positive number, got {generated}, and neither --from nor --force"
+        )
+    with ConsoleProgress(console) as progress:
+        chosen = f"generated:{generated}"
+        if generated is None:
+            chosen = str(download_data(size, source=source, force=force, progress=progress))
+        catalog = open_catalog(chosen, progress=progress)
+    console.print(
+        f"webshop: {catalog.num_products:,} products of {chosen}, prepared in {catalog.folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _run_to_train(
@@ -225,6 +303,10 @@ def _check_inputs(settings: RunConfig) -> None:
     make_environment(settings.environment.name, settings.environment.options)
     if settings.apo.value_store is not None:
         ValueStore(settings.apo.value_store, create=False).close()
+    if settings.policy.path is not None:
+        from ragen_apo.policy.language_model import check_model_folder
+
+        check_model_folder(settings.policy.path)
 
 
 def _existing_run(path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -264,7 +346,7 @@ def _print_results(results: dict) -> None:
     table = Table(title=f"{results['episodes']} episodes of split {results['split']!r}")
     for heading in ("policy", "success", "average reward", "average steps"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
-    for name, row in [("trained (A*-PO)", results), *results["baselines"].items()]:
+    for name, row in [("trained", results), *results["baselines"].items()]:
         table.add_row(
             name,
             f"{row['success_rate']:.1%}",

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from ragen_apo.environments.webshop import WebShopEnvironment
-from ragen_apo.environments.webshop import catalog as catalog_module
+from ragen_apo.environments.webshop import WebShopEnvironment, json_streams
 from ragen_apo.environments.webshop.catalog import (
     find_data_files,
     parse_options,
     parse_prices,
     read_products,
-    stream_json_array,
 )
+from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
 from ragen_apo.environments.webshop.store import open_catalog, resolve_data
 from ragen_apo.errors import EnvironmentDataError
+from ragen_apo.progress import SilentProgress
 
 
 def record(asin: str, **changes: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def write(folder: Path, items: list[dict[str, Any]], labels: dict[str, Any] | No
 def test_unnamed_overlong_and_repeated_products_are_left_out(tmp_path: Path) -> None:
     items = [record(asin) for asin in ("B1", "nan", "B1", "B0123456789", "B2")]
     products = read_products(find_data_files(write(tmp_path / "data", items)))
-    assert [product.asin for product, _ in products] == ["B1", "B2"]
+    assert [product.asin for product in products] == ["B1", "B2"]
 
 
 def test_a_product_is_read_by_upstreams_rules(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_product_is_read_by_upstreams_rules(tmp_path: Path) -> None:
     }
     items = [record("B1"), record("B2", small_description="Only point", full_description=None)]
     files = find_data_files(write(tmp_path / "data", items, labels))
-    (first, _), (second, _) = read_products(files)
+    first, second = read_products(files)
     assert first.options == {"color": ("red | blue",)}
     assert first.query == "shoes"
     assert first.document == "product b1 about it first point color: red | blue"
@@ -86,11 +86,29 @@ def test_options_keep_the_files_order() -> None:
 def test_an_array_longer_than_a_read_is_streamed_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_module, "READ_CHARACTERS", 7)
+    monkeypatch.setattr(json_streams, "READ_CHARACTERS", 7)
     values = [{"a": "x" * 20, "b": [1, 2.5, None]}, 17, "é [,] ☆", [], {}]
     for indent in (None, 1):
         (tmp_path / "a.json").write_text(json.dumps(values, indent=indent, ensure_ascii=False))
         assert [value for value, _ in stream_json_array(tmp_path / "a.json")] == values
+
+
+def test_an_object_longer_than_a_read_is_streamed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = {"a": "x" * 20, "é [,] ☆": {"b": [1, None]}, "": 17, "c": [], "d": {}}
+    for characters in (1, 2, 7, 1000):
+        monkeypatch.setattr(json_streams, "READ_CHARACTERS", characters)
+        for indent in (None, 1):
+            (tmp_path / "a.json").write_text(json.dumps(entries, indent=indent))
+            assert dict(entry for entry, _ in stream_json_object(tmp_path / "a.json")) == entries
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1', '{"a" 1}', '{"a": x}', '{"a"', "7"])
+def test_what_is_no_json_object_is_a_value_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match="."):
+        list(stream_json_object(tmp_path / "a.json"))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2", "[1, x]", '["a', "7"])
@@ -107,6 +125,27 @@ def test_a_malformed_file_is_named_in_the_error(tmp_path: Path, broken: str) -> 
     with pytest.raises(EnvironmentDataError, match="items_shuffle_9"):
         open_catalog(str(folder), store=tmp_path / "store")
     assert not list((tmp_path / "store").glob("*catalog*"))
+
+
+@pytest.mark.parametrize("broken", ["", "[]", "{", '{"B1": 1', '{"B1": {}} {'])
+def test_a_malformed_attributes_file_is_named_in_the_error(tmp_path: Path, broken: str) -> None:
+    folder = write(tmp_path / "data", [record("B1")])
+    (folder / "items_ins_v2_9.json").write_text(broken)
+    if broken.endswith("} {"):  # what follows the object is not read
+        assert open_catalog(str(folder), store=tmp_path / "store").num_products == 1
+        return
+    with pytest.raises(EnvironmentDataError, match="items_ins_v2_9"):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+def test_attributes_may_come_in_another_order_and_the_last_of_two_counts(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", [record(asin) for asin in ("B1", "B2", "B3")])
+    entries = ['"B3": {"attributes": ["c"]}', '"B1": {"attributes": ["a"]}']
+    entries += ['"B12345678901": {}', '"B3": {"attributes": ["é\\n"]}']
+    (folder / "items_ins_v2_9.json").write_text(f"{{{', '.join(entries)}}}")
+    products = read_products(find_data_files(folder), scratch=tmp_path)
+    assert [p.attributes for p in products] == [("a",), ("DUMMY_ATTR",), ("é\n",)]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_a_folder_without_data_says_what_is_expected(tmp_path: Path) -> None:
@@ -148,10 +187,23 @@ def test_other_data_is_prepared_anew_and_equal_data_is_not(tmp_path: Path) -> No
         first.number_of("B2")
 
 
-def test_progress_is_told_product_by_product(tmp_path: Path) -> None:
-    told: list[tuple[int, float]] = []
-    open_catalog("generated:3", store=tmp_path, progress=lambda *progress: told.append(progress))
-    assert told == [(1, 1.0), (2, 1.0), (3, 1.0)]  # the file is read at once
+class ToldProgress(SilentProgress):
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.notes: list[str] = []
+
+    def start(self, phase: str, total: int) -> None:
+        self.phases.append(f"{phase}: {total}")
+
+    def update(self, done: int, note: str = "") -> None:
+        self.notes.append(f"{done} {note}")
+
+
+def test_progress_is_told_phase_by_phase(tmp_path: Path) -> None:
+    progress = ToldProgress()
+    open_catalog("generated:3", store=tmp_path, progress=progress)
+    assert "read products (%): 100" in progress.phases
+    assert "100 3 products" in progress.notes  # the file is read at once
 
 
 def test_builders_at_the_same_time_leave_one_whole_catalogue(tmp_path: Path) -> None:

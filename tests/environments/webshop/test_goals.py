@@ -1,3 +1,5 @@
+import itertools
+import json
 import os
 import random
 import subprocess
@@ -74,6 +76,86 @@ def test_every_combination_of_options_is_a_goal(make: Make) -> None:
                 combinations *= len(values)
             expected += combinations
     assert environment.num_goals == expected
+
+
+def shop_of(tmp_path: Path, options: dict[str, list[str]], human: list[dict]) -> WebShopEnvironment:
+    """One product with these options and human instructions."""
+    choices = {name: [{"value": v} for v in values] for name, values in options.items()}
+    product = {
+        "asin": "B1", "name": "Shoe", "full_description": "", "small_description": [],
+        "pricing": "$15.9", "customization_options": choices, "category": "fashion",
+        "query": "shoe", "product_category": "A",
+    }  # fmt: skip
+    labels = {"B1": {"instruction": "Find me a shoe", "instruction_attributes": ["soft"]}}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "items_shuffle_1.json").write_text(json.dumps([product]))
+    (tmp_path / "data" / "items_ins_v2_1.json").write_text(json.dumps(labels))
+    (tmp_path / "data" / "items_human_ins.json").write_text(json.dumps({"B1": human}))
+    kind = "human" if human else "synthetic"
+    return WebShopEnvironment(data=tmp_path / "data", store=tmp_path / "store", goals=kind)
+
+
+def test_goals_are_upstreams_combinations_shuffled_and_equal_ones_are_counted(
+    tmp_path: Path,
+) -> None:
+    """The list that upstream makes, written out: all combinations, then one shuffle."""
+    options = {"Size": ["S", "M", "S"], "Color": ["Red", "red", "Blue", "Red"]}
+    environment = shop_of(tmp_path, options, [])
+    limit, text = draw_limit(15.9, random.Random(0))
+    expected: list[tuple] = []
+    for color, size in itertools.product(("red", "red", "blue", "red"), ("s", "m", "s")):
+        chosen = ((("color", color), ("size", size)),)
+        told = f"Find me a shoe with color: {color}, and size: {size}{text}"
+        repetition = sum(goal[:2] == (told, chosen[0]) for goal in expected)
+        expected.append((told, chosen[0], limit, repetition))
+    random.Random(233).shuffle(expected)
+    tasks = [environment.goal_task(index) for index in range(environment.num_goals)]
+    goals = [goal_of_task(task, environment.catalog) for task in tasks]
+    made = [(g.instruction, g.options, g.price_limit, g.repetition) for g in goals]
+    assert made == expected
+    assert max(goal.repetition for goal in goals) == 5  # red, s: 3 x 2 equal goals
+    assert len({task.task_id for task in tasks}) == 12
+
+
+def test_an_option_without_values_leaves_no_combination(tmp_path: Path) -> None:
+    assert shop_of(tmp_path, {"Size": ["S"], "Color": []}, []).num_goals == 0
+
+
+def test_equal_human_goals_are_counted_and_those_without_attributes_skipped(
+    tmp_path: Path,
+) -> None:
+    def written(text: str, attributes: list[str]) -> dict:
+        return {
+            "instruction": text,
+            "instruction_attributes": attributes,
+            "instruction_options": [],
+        }
+
+    human = [written("a shoe.", ["soft"])] * 30 + [written("no", [])] + [written("b", ["soft"])]
+    environment = shop_of(tmp_path, {}, human)
+    assert environment.num_goals == 31
+    source = random.Random(0)
+    texts = [f"a shoe{draw_limit(15.9, source)[1]}" for _ in range(30)]
+    expected = [(text, texts[:place].count(text)) for place, text in enumerate(texts)]
+    expected.append((f"b{draw_limit(15.9, source)[1]}", 0))
+    random.Random(233).shuffle(expected)
+    tasks = [environment.goal_task(index) for index in range(31)]
+    assert [(t.instruction, t.payload["repetition"]) for t in tasks] == expected
+
+
+def test_the_tasks_of_a_split_are_a_sequence_made_on_demand(make: Make) -> None:
+    environment = make()
+    tasks = environment.tasks("test")
+    assert tasks[0] is tasks[0]
+    assert tasks[-1] == tasks[len(tasks) - 1]
+    assert tasks[3:6] == (tasks[3], tasks[4], tasks[5])
+    assert tasks == make().tasks("test") == list(tasks)
+    assert tasks != environment.tasks("train")
+    assert tasks[2] in tasks
+    with pytest.raises(IndexError):
+        tasks[len(tasks)]
+    with pytest.raises(IndexError):
+        environment.goal_task(environment.num_goals)
 
 
 def test_ids_are_unique_and_depend_on_content_alone(make: Make) -> None:

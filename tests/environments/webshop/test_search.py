@@ -1,3 +1,4 @@
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -5,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ragen_apo.environments.webshop import search as search_module
+from ragen_apo.environments.webshop.index_builder import IndexBuilder
 from ragen_apo.environments.webshop.search import (
     NUM_RESULTS,
-    IndexBuilder,
     SearchIndex,
     length_byte,
     length_of_byte,
@@ -86,6 +88,35 @@ def test_an_index_of_many_chunks_equals_one_of_a_single_chunk(tmp_path: Path) ->
     for query in ("word0 word5", "word1", "word30 word2 word2"):
         assert many.search(query).tolist() == one.search(query).tolist()
     assert not list((tmp_path / "many").glob("chunk-*"))
+
+
+@pytest.mark.parametrize(("num_seeds", "lookup_cost"), [(1, 8), (60, 8), (60, 0), (60, 10**9)])
+def test_the_shortcut_for_many_postings_changes_nothing(
+    num_seeds: int, lookup_cost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = random_documents(1500, seed=1) + ["word0 word1"] * 80 + [""]
+    ranks = random.Random(5).sample(range(len(documents)), len(documents))
+    index = build(tmp_path / "index", documents, ranks=ranks)
+    draws = random.Random(2)
+    words = [f"word{rank}" for rank in range(60)]
+    queries = [" ".join(draws.choices(words, k=draws.randint(1, 12))) for _ in range(150)]
+    queries += ["word0 word1", "word0", "word59 unheardof", " ".join(words * 2)]
+    expected = [index.search(query).tolist() for query in queries]
+    monkeypatch.setattr(search_module, "MAX_SCANNED_POSTINGS", 0)
+    monkeypatch.setattr(search_module, "NUM_SEEDS", num_seeds)
+    monkeypatch.setattr(search_module, "LOOKUP_COST", lookup_cost)
+    assert [index.search(query).tolist() for query in queries] == expected
+
+
+def test_postings_are_ordered_by_document_with_the_largest_score_beside(tmp_path: Path) -> None:
+    documents = random_documents(90, seed=4)
+    ranks = random.Random(6).sample(range(90), 90)
+    build(tmp_path / "index", documents, ranks=ranks, chunk=50)
+    names = ("offsets", "documents", "scores", "max_scores")
+    offsets, places, scores, largest = (np.load(tmp_path / "index" / f"{n}.npy") for n in names)
+    for row, (start, end) in enumerate(itertools.pairwise(offsets)):
+        assert (np.diff(places[start:end]) > 0).all()
+        assert largest[row] == scores[start:end].max()
 
 
 @pytest.mark.parametrize("query", ["", "the of and", "unheardof", "☆", "\x00"])

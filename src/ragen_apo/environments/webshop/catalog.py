@@ -5,26 +5,28 @@ and yields `Product` records; `Catalog` opens a prepared folder (store.py) in wh
 memory-mapped beside the search index, so any number of environments and processes share one copy.
 """
 
+import contextlib
 import functools
-import io
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
+from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
 from ragen_apo.environments.webshop.search import SearchIndex
 from ragen_apo.errors import EnvironmentDataError
+from ragen_apo.progress import Progress, SilentProgress
 
 MAX_ASIN_LENGTH = 10
 DEFAULT_PRICE = 100.0
 NO_ATTRIBUTES: Final = ("DUMMY_ATTR",)
-READ_CHARACTERS = 1 << 20
-MAX_RECORD_CHARACTERS = 1 << 26
-"""A product's record is far smaller; a file that seems to have a larger one is malformed."""
+PROGRESS_EVERY = 1000
 PRODUCT_CACHE_SIZE = 4096
 QUERY_CACHE_SIZE = 4096
 MAX_CACHED_QUERY_LENGTH = 512
@@ -172,73 +174,73 @@ def _human_instructions(records: list[Mapping[str, Any]]) -> tuple[HumanInstruct
     )
 
 
-def stream_json_array(path: Path) -> Iterator[tuple[Any, float]]:
-    """The values of a JSON array one by one, each with the share of the file read so far.
+class _Labels:
+    """The values of the attributes file by asin, kept on disk: memory holds their places alone."""
 
-    Raises ValueError for what is no JSON array.
-    """
-    decoder = json.JSONDecoder()
-    size = max(path.stat().st_size, 1)
-    buffer, position, opened = "", 0, False
-    with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8") as stream:
-        while True:
-            position = _skip_separators(buffer, position)
-            following = buffer[position : position + 1]
-            if following and not opened:
-                if following != "[":
-                    raise ValueError(f"expected [ at its beginning, got {following!r}")
-                opened, position = True, position + 1
-                continue
-            if following == "]":
-                return
-            try:
-                value, end = decoder.raw_decode(buffer, position)
-            except json.JSONDecodeError:
-                value, end = None, len(buffer)
-                if len(buffer) - position > MAX_RECORD_CHARACTERS:
-                    raise
-            if end < len(buffer):
-                yield value, file.tell() / size
-                position = end
-            else:  # A value that ends with what was read may go on.
-                buffer, position = buffer[position:] + _read_more(stream), 0
+    def __init__(self, path: Path, scratch: Path | None, progress: Progress) -> None:
+        self._places: dict[str, int] = {}
+        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (closed by `close`)
+        progress.start("read attributes (%)", 100)
+        try:
+            self._copy(path, progress)
+        except ValueError as error:
+            self.close()
+            raise EnvironmentDataError(
+                f"{path} cannot be read: {error}; expected a JSON object of WebShop; get it anew"
+            ) from error
+        progress.update(100)
 
+    def _copy(self, path: Path, progress: Progress) -> None:
+        for number, ((asin, value), share) in enumerate(stream_json_object(path)):
+            if len(asin) <= MAX_ASIN_LENGTH:
+                self._places[asin] = self._file.tell()
+                self._file.write(json.dumps(value).encode() + b"\n")
+            if number % PROGRESS_EVERY == 0:
+                progress.update(int(100 * share), f"{number:,} products")
 
-def _read_more(stream: TextIO) -> str:
-    more = stream.read(READ_CHARACTERS)
-    if not more:
-        raise ValueError("the array has no end")
-    return more
+    def of(self, asin: str) -> Mapping[str, Any]:
+        """What the file has for a product; nothing for an unknown one."""
+        place = self._places.get(asin)
+        if place is None:
+            return {}
+        self._file.seek(place)
+        return json.loads(self._file.readline())
+
+    def close(self) -> None:
+        """Removes the copy on disk."""
+        self._file.close()
 
 
-def _skip_separators(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n,":
-        position += 1
-    return position
-
-
-def read_products(files: DataFiles) -> Iterator[tuple[Product, float]]:
+def read_products(
+    files: DataFiles, *, scratch: Path | None = None, progress: Progress | None = None
+) -> Iterator[Product]:
     """The products of the files in order, without unnamed, misnamed and repeated ones.
 
-    Each comes with the share of the items file that is read.
+    The attributes are copied to a temporary file in `scratch`.
     """
-    attributes = _load_json(files.attributes)
+    progress = progress or SilentProgress()
     human = _load_json(files.human) if files.human else {}
     seen: set[str] = set()
     record: Any = None
-    try:
-        for record, share in stream_json_array(files.items):
-            asin = record["asin"]
-            if asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen:
-                continue
-            seen.add(asin)
-            written = _human_instructions(human.get(asin, []))
-            yield parse_product(record, attributes.get(asin, {}), written), share
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise EnvironmentDataError(
-            f"{files.items} is malformed at or after {str(record)[:200]!r} "
-            f"({type(error).__name__}: {error}); expected upstream's JSON list (docs/webshop.md)"
-        ) from error
+    with contextlib.closing(_Labels(files.attributes, scratch, progress)) as labels:
+        progress.start("read products (%)", 100)
+        try:
+            for record, share in stream_json_array(files.items):
+                asin = record["asin"]
+                if asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen:
+                    continue
+                seen.add(asin)
+                if len(seen) % PROGRESS_EVERY == 0:
+                    progress.update(int(100 * share), f"{len(seen):,} products")
+                written = _human_instructions(human.get(asin, []))
+                yield parse_product(record, labels.of(asin), written)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise EnvironmentDataError(
+                f"{files.items} is malformed at or after {str(record)[:200]!r} "
+                f"({type(error).__name__}: {error}); expected upstream's JSON list "
+                "(docs/webshop.md)"
+            ) from error
+        progress.update(100, f"{len(seen):,} products")
 
 
 def product_to_json(product: Product) -> list[Any]:
@@ -261,6 +263,18 @@ def product_from_json(values: list[Any]) -> Product:
     return Product(**fields)
 
 
+@dataclass(frozen=True)
+class GoalIndex:
+    """The goals of one kind, counted when the catalogue was prepared."""
+
+    products: npt.NDArray[np.int32]
+    """Numbers of the products that draw price limits, in upstream's order."""
+    ends: npt.NDArray[np.int64]
+    """Product i of `products` has the goals ends[i] to ends[i + 1], in the order of drawing."""
+    order: npt.NDArray[np.integer]
+    """order[n] is the goal that is number n after upstream's shuffle."""
+
+
 class Catalog:
     """A prepared folder, opened: products by number, search, prices. Immutable, shared, not
     pickled.
@@ -276,9 +290,6 @@ class Catalog:
         self.index = SearchIndex(folder)
         self.price_ends = np.load(folder / "price_ends.npy", mmap_mode="r")
         """[num_products, 2] float64; the second end is NaN where there is one price."""
-        self.instructed = np.load(folder / "instructed.npy", mmap_mode="r")
-        """Numbers of the products with an instruction for synthetic goals."""
-        self.with_human = np.load(folder / "with_human.npy", mmap_mode="r")
         self._asins = np.load(folder / "asins.npy", mmap_mode="r")
         self._product_of_document = np.load(folder / "product_of_document.npy", mmap_mode="r")
         self._record_ends = np.load(folder / "record_ends.npy", mmap_mode="r")
@@ -313,6 +324,23 @@ class Catalog:
                 "the task belongs to other data: make it with this environment's tasks()"
             )
         return int(self._product_of_document[place])
+
+    def goal_index(self, kind: str) -> GoalIndex:
+        """Where the goals of a kind (`synthetic`, `human`) come from."""
+        parts = ("products", "ends", "order")
+        files = (self.folder / f"{kind}_{part}.npy" for part in parts)
+        return GoalIndex(*(np.load(path, mmap_mode="r") for path in files))
+
+    @functools.cached_property
+    def asins(self) -> npt.NDArray[np.bytes_]:
+        """The ids of the products by number."""
+        return self._asins[self._document_of_product]
+
+    @functools.cached_property
+    def _document_of_product(self) -> npt.NDArray[np.int32]:
+        documents = np.empty(self.num_products, dtype=np.int32)
+        documents[self._product_of_document] = np.arange(self.num_products, dtype=np.int32)
+        return documents
 
     def products(self) -> Iterator[Product]:
         """All products in upstream's order."""

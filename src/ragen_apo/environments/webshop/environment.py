@@ -166,7 +166,7 @@ class WebShopEnvironment:
     @property
     def num_goals(self) -> int:
         """The number of goals of all splits."""
-        return len(self._book.goals)
+        return self._book.num_goals
 
     def goal_task(self, index: int) -> Task:
         """The task of a goal by the number that upstream gives it."""
@@ -174,12 +174,8 @@ class WebShopEnvironment:
 
     def prices(self) -> Mapping[str, float]:
         """The price of each product by its id."""
-        return {
-            product.asin: price
-            for product, price in zip(
-                self._catalog.products(), self._book.prices.tolist(), strict=True
-            )
-        }
+        asins = (asin.decode() for asin in self._catalog.asins.tolist())
+        return dict(zip(asins, self._book.prices.tolist(), strict=True))
 
     @property
     def prices_by_number(self) -> npt.NDArray[np.float64]:

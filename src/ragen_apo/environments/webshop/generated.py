@@ -6,9 +6,10 @@ catalogue begins with the smaller one. Search is not trivial in it: kinds share 
 features, three products in ten are near-duplicates of an earlier one, and prices overlap.
 """
 
+import contextlib
+import functools
 import json
 import random
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,14 @@ from ragen_apo.environments.webshop.generated_words import (
     SIZES,
     Kind,
 )
+from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.seeding import derive_seed
 
 GENERATOR_VERSION = 1
 DUPLICATE_SHARE = 0.3
 DUPLICATE_REACH = 40
+DESIGN_CACHE_SIZE = 2 * DUPLICATE_REACH
+PROGRESS_EVERY = 1000
 INSTRUCTION_SHARE = 0.4
 NUM_INSTRUCTABLE = 10_000
 """Later products are there to be searched among; a million of them makes no more goals."""
@@ -71,6 +75,7 @@ def _source(number: int, purpose: str) -> random.Random:
     return random.Random(derive_seed("webshop-generated", GENERATOR_VERSION, purpose, number))
 
 
+@functools.lru_cache(DESIGN_CACHE_SIZE)
 def _original_design(number: int) -> _Design:
     source = _source(number, "design")
     kind = source.choice(KINDS)
@@ -86,6 +91,7 @@ def _original_design(number: int) -> _Design:
     )
 
 
+@functools.lru_cache(DESIGN_CACHE_SIZE)
 def _design(number: int) -> _Design:
     """The product's own design, or that of an earlier product with small changes."""
     source = _source(number, "family")
@@ -186,8 +192,10 @@ def attribute_record(number: int) -> dict[str, Any]:
 
 def human_record(number: int) -> list[dict[str, Any]] | None:
     """What `items_human_ins.json` has for a product, for one in twenty."""
+    if number >= NUM_INSTRUCTABLE:
+        return None
     design, source = _design(number), _source(number, "human")
-    if number >= NUM_INSTRUCTABLE or source.random() >= HUMAN_SHARE:
+    if source.random() >= HUMAN_SHARE:
         return None
     options = product_record(number)["customization_options"] or {}
     wanted = [source.choice(values)["value"].lower() for values in options.values()]
@@ -205,31 +213,44 @@ def human_record(number: int) -> list[dict[str, Any]] | None:
     ]
 
 
-def _write_lines(path: Path, brackets: str, entries: Iterable[str]) -> None:
+class _JsonFile:
     """One JSON document of many entries, written as they come."""
-    with path.open("w", encoding="utf-8") as stream:
-        stream.write(brackets[0])
-        for place, entry in enumerate(entries):
-            stream.write(f"{',' if place else ''}\n{entry}")
-        stream.write(f"\n{brackets[1]}\n")
+
+    def __init__(self, path: Path, brackets: str) -> None:
+        self._stream = path.open("w", encoding="utf-8")
+        self._stream.write(brackets[0])
+        self._end, self._separator = f"\n{brackets[1]}\n", "\n"
+
+    def write(self, entry: str) -> None:
+        self._stream.write(self._separator + entry)
+        self._separator = ",\n"
+
+    def close(self) -> None:
+        self._stream.write(self._end)
+        self._stream.close()
 
 
-def write_generated_files(folder: Path, num_products: int) -> None:
+def write_generated_files(
+    folder: Path, num_products: int, progress: Progress | None = None
+) -> None:
     """Writes the three files of the generated catalogue of this size."""
+    progress = progress or SilentProgress()
+    progress.start("generate products", num_products)
+    with contextlib.ExitStack() as stack:
 
-    def human_entries() -> Iterator[str]:
+        def opened(name: str, brackets: str) -> _JsonFile:
+            return stack.enter_context(contextlib.closing(_JsonFile(folder / name, brackets)))
+
+        items = opened("items_shuffle.json", "[]")
+        attributes = opened("items_ins_v2.json", "{}")
+        human = opened("items_human_ins.json", "{}")
         for number in range(num_products):
-            records = human_record(number)
-            if records is not None:
-                yield f'"{generated_asin(number)}": {json.dumps(records)}'
-
-    numbers = range(num_products)
-    _write_lines(
-        folder / "items_shuffle.json", "[]", (json.dumps(product_record(n)) for n in numbers)
-    )
-    _write_lines(
-        folder / "items_ins_v2.json",
-        "{}",
-        (f'"{generated_asin(n)}": {json.dumps(attribute_record(n))}' for n in numbers),
-    )
-    _write_lines(folder / "items_human_ins.json", "{}", human_entries())
+            key = f'"{generated_asin(number)}": '
+            items.write(json.dumps(product_record(number)))
+            attributes.write(key + json.dumps(attribute_record(number)))
+            instructions = human_record(number)
+            if instructions is not None:
+                human.write(key + json.dumps(instructions))
+            if number % PROGRESS_EVERY == 0:
+                progress.update(number)
+        progress.update(num_products)

@@ -1,31 +1,36 @@
 """Prices and goals of a catalogue, a function of one seed, and the splits of the goals.
 
-Consumes a `Catalog` and a price seed; produces a price for each product and the list of `Goal`s in
-upstream's order. With one private generator: each product with two prices draws uniform(a, b),
-then each product with an instruction draws its price limit; then a second generator, seeded 233,
-shuffles the goals. Source: WebShop's engine and goal modules with the global generator seeded just
-before construction; upstream itself leaves it unseeded, so its goals differ from process to
-process.
+Consumes a `Catalog` and a price seed; produces a price for each product and each `Goal` by the
+number that upstream gives it, made when it is asked for. With one private generator: each product
+with two prices draws uniform(a, b), then each product with an instruction draws its price limit;
+then a second generator, seeded 233, shuffles the goals. Source: WebShop's engine and goal modules
+with the global generator seeded just before construction; upstream itself leaves it unseeded, so
+its goals differ from process to process.
 """
 
+import bisect
+import functools
 import hashlib
-import itertools
+import math
 import random
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ragen_apo.environments.webshop.catalog import Catalog, Product
+from ragen_apo.environments.webshop.catalog import Catalog, HumanInstruction, Product
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, make_task
 
 ENVIRONMENT_NAME = "webshop"
 SHUFFLE_SEED = 233
 NO_LIMIT = 1_000_000.0
+TASK_CACHE_SIZE = 16384
 NUM_STANDARD_TEST = 500
 NUM_STANDARD_VALIDATION = 1000
 _LIMITS = tuple(10.0 * step for step in range(1, 100))
@@ -75,81 +80,78 @@ def draw_limit(price: float, source: random.Random) -> tuple[float, str]:
     """A price limit among the next four tens above the price, and its text; none for a high
     price.
     """
-    above = [limit for limit in _LIMITS if limit > price][:4]
-    if len(above) < 2:
-        return NO_LIMIT, ""
-    limit = max(source.sample(above, 2))
-    return limit, f", and price lower than {limit:.2f} dollars"
+    first = bisect.bisect_right(_LIMITS, price)
+    above = _LIMITS[first : first + 4]
+    limit = max(source.sample(above, 2)) if len(above) >= 2 else NO_LIMIT
+    return limit, limit_text(limit)
 
 
-def _synthetic_goals(
-    number: int, product: Product, price: float, source: random.Random
-) -> list[Goal]:
-    limit, limit_text = draw_limit(price, source)
-    names = sorted(product.options)
-    goals: list[Goal] = []
-    for values in itertools.product(*(product.options[name] for name in names)):
-        options = tuple(zip(names, values, strict=True))
-        described = ", and ".join(f"{name}: {value}" for name, value in options)
-        with_options = f" with {described}" if described else ""
-        goals.append(
-            Goal(
-                product=number,
-                instruction=f"{product.instruction}{with_options}{limit_text}",
-                attributes=product.instruction_attributes,
-                options=options,
-                price_limit=limit,
-            )
+def limit_text(limit: float) -> str:
+    """How an instruction names its price limit."""
+    return "" if limit == NO_LIMIT else f", and price lower than {limit:.2f} dollars"
+
+
+def shuffled_order(num_goals: int) -> npt.NDArray[np.int32]:
+    """The order in which upstream numbers so many goals: a function of their number alone."""
+    order = array("i", range(num_goals))
+    random.Random(SHUFFLE_SEED).shuffle(order)  # pyright: ignore[reportArgumentType]
+    return np.array(order, np.int32)
+
+
+def count_goals(product: Product, kind: GoalKind) -> int | None:
+    """How many goals of a kind a product has; None where it has no instruction of this kind."""
+    if kind is GoalKind.HUMAN:
+        written = product.human_instructions
+        return len(_with_attributes(product)) if written else None
+    if product.instruction is None:
+        return None
+    return math.prod(len(values) for values in product.options.values())
+
+
+def synthetic_goal(number: int, product: Product, limit: float, place: int) -> Goal:
+    """The goal of a product for the combination of its options at `place`.
+
+    The combinations are those of itertools.product over the options sorted by name. A value that
+    an option lists twice makes equal goals; `repetition` counts those before this one.
+    """
+    options: list[tuple[str, str]] = []
+    repetition, num_equal = 0, 1
+    for name in sorted(product.options, reverse=True):
+        values = product.options[name]
+        place, index = divmod(place, len(values))
+        options.append((name, values[index]))
+        repetition += values[:index].count(values[index]) * num_equal
+        num_equal *= values.count(values[index])
+    options.reverse()
+    described = ", and ".join(f"{name}: {value}" for name, value in options)
+    with_options = f" with {described}" if described else ""
+    return Goal(
+        product=number,
+        instruction=f"{product.instruction}{with_options}{limit_text(limit)}",
+        attributes=product.instruction_attributes,
+        options=tuple(options),
+        price_limit=limit,
+        repetition=repetition,
+    )
+
+
+def human_goal(number: int, product: Product, limits: Sequence[float], place: int) -> Goal:
+    """The goal of a product for the instruction at `place`, given the limits up to it."""
+    goals = [
+        Goal(
+            product=number,
+            instruction=written.text.strip(".") + limit_text(limit),
+            attributes=written.attributes,
+            options=tuple(("", value) for value in written.options),
+            price_limit=limit,
         )
-    return goals
+        for written, limit in zip(_with_attributes(product), limits, strict=False)
+    ]
+    return replace(goals[place], repetition=goals[:place].count(goals[place]))
 
 
-def _human_goals(
-    number: int, product: Product, price: float, source: random.Random
-) -> Iterator[Goal]:
-    for written in product.human_instructions:
-        if written.attributes:
-            limit, limit_text = draw_limit(price, source)
-            yield Goal(
-                product=number,
-                instruction=written.text.strip(".") + limit_text,
-                attributes=written.attributes,
-                options=tuple(("", value) for value in written.options),
-                price_limit=limit,
-            )
-
-
-def _count_repetitions(goals: list[Goal]) -> list[Goal]:
-    """Numbers equal goals, so that each has an id of its own."""
-    seen: dict[Goal, int] = {}
-    numbered: list[Goal] = []
-    for goal in goals:
-        repetition = seen.get(goal, 0)
-        seen[goal] = repetition + 1
-        numbered.append(
-            goal if repetition == 0 else Goal(**{**goal.__dict__, "repetition": repetition})
-        )
-    return numbered
-
-
-def make_goals(
-    catalog: Catalog, *, price_seed: int, kind: GoalKind
-) -> tuple[npt.NDArray[np.float64], list[Goal]]:
-    """Prices by product number, and the goals in the order in which they are numbered."""
-    source = random.Random(price_seed)
-    prices = draw_prices(catalog, source)
-    goals: list[Goal] = []
-    if kind is GoalKind.SYNTHETIC:
-        for number in catalog.instructed.tolist():
-            goals += _synthetic_goals(
-                number, catalog.product(number), float(prices[number]), source
-            )
-    else:
-        for number in catalog.with_human.tolist():
-            goals += _human_goals(number, catalog.product(number), float(prices[number]), source)
-    goals = _count_repetitions(goals)
-    random.Random(SHUFFLE_SEED).shuffle(goals)
-    return prices, goals
+def _with_attributes(product: Product) -> list[HumanInstruction]:
+    return [written for written in product.human_instructions if written.attributes]
 
 
 def product_split(asin: str) -> str:
@@ -163,22 +165,55 @@ def product_split(asin: str) -> str:
 
 
 class GoalBook:
-    """The prices and goals of one catalogue, seed and kind; immutable, shared by environments."""
+    """The prices and goals of one catalogue, seed and kind; immutable, shared by environments.
+
+    Holds a price per product and a limit per draw; goals and tasks are made when they are asked
+    for, the latest kept.
+    """
 
     def __init__(self, catalog: Catalog, *, price_seed: int, kind: GoalKind) -> None:
         self.catalog = catalog
-        self.prices, self.goals = make_goals(catalog, price_seed=price_seed, kind=kind)
-        self._tasks: dict[tuple[SplitScheme, str], tuple[Task, ...]] = {}
+        self._kind = kind
+        self._index = catalog.goal_index(kind.value)
+        source = random.Random(price_seed)
+        self.prices = draw_prices(catalog, source)
+        """The price of each product by its number."""
+        drawing = self._index.products
+        if kind is GoalKind.HUMAN:
+            drawing = np.repeat(drawing, np.diff(self._index.ends))
+        limits = (draw_limit(price, source)[0] for price in self.prices[drawing].tolist())
+        self._limits = np.fromiter(limits, np.float64, len(drawing))
+        self._indices: dict[tuple[SplitScheme, str], Sequence[int]] = {}
+        self.task = functools.lru_cache(TASK_CACHE_SIZE)(self._make_task)
+        """The task of the goal of this number under a scheme of splits."""
+
+    @property
+    def num_goals(self) -> int:
+        """The number of goals of all splits."""
+        return len(self._index.order)
+
+    def goal(self, index: int) -> Goal:
+        """The goal of this number; raises IndexError for a number that no goal has."""
+        if not 0 <= index < self.num_goals:
+            raise IndexError(f"goal {index} of {self.num_goals}")
+        drawn = int(self._index.order[index])
+        row = int(np.searchsorted(self._index.ends, drawn, side="right")) - 1
+        number, start = int(self._index.products[row]), int(self._index.ends[row])
+        product = self.catalog.product(number)
+        if self._kind is GoalKind.SYNTHETIC:
+            return synthetic_goal(number, product, float(self._limits[row]), drawn - start)
+        limits = self._limits[start : drawn + 1].tolist()
+        return human_goal(number, product, limits, drawn - start)
 
     def split_of(self, index: int, scheme: SplitScheme) -> str:
         """The split of the goal of this number."""
         if scheme is SplitScheme.PRODUCT:
-            return product_split(self.catalog.product(self.goals[index].product).asin)
+            return SPLITS[self._split_of_goal[index]]
         if index < NUM_STANDARD_TEST:
             return "test"
         return "validation" if index < NUM_STANDARD_TEST + NUM_STANDARD_VALIDATION else "train"
 
-    def tasks(self, split: str, scheme: SplitScheme) -> tuple[Task, ...]:
+    def tasks(self, split: str, scheme: SplitScheme) -> "TaskSequence":
         """The tasks of a split in the order of the goals; raises ConfigError for an unknown
         split.
         """
@@ -187,24 +222,33 @@ class GoalBook:
                 f"unknown split {split!r} of webshop; expected one of {', '.join(SPLITS)}"
             )
         key = (scheme, split)
-        if key not in self._tasks:
-            self._tasks[key] = tuple(
-                self._task(goal, split)
-                for index, goal in enumerate(self.goals)
-                if self.split_of(index, scheme) == split
-            )
-        return self._tasks[key]
+        if key not in self._indices:
+            self._indices[key] = self._indices_of(split, scheme)
+        return TaskSequence(self, self._indices[key], scheme)
 
-    def task(self, index: int, scheme: SplitScheme) -> Task:
-        """The task of the goal of this number."""
-        return self._task(self.goals[index], self.split_of(index, scheme))
+    def _indices_of(self, split: str, scheme: SplitScheme) -> Sequence[int]:
+        if scheme is SplitScheme.PRODUCT:
+            return array("q", np.flatnonzero(self._split_of_goal == SPLITS.index(split)).tolist())
+        first, last = NUM_STANDARD_TEST, NUM_STANDARD_TEST + NUM_STANDARD_VALIDATION
+        whole = range(self.num_goals)
+        return {"test": whole[:first], "validation": whole[first:last], "train": whole[last:]}[
+            split
+        ]
 
-    def _task(self, goal: Goal, split: str) -> Task:
+    @functools.cached_property
+    def _split_of_goal(self) -> npt.NDArray[np.uint8]:
+        """The split of each goal by its number, as a place in SPLITS, under `product`."""
+        asins = self.catalog.asins[self._index.products]
+        of_row = np.array([SPLITS.index(product_split(asin.decode())) for asin in asins], np.uint8)
+        return np.repeat(of_row, np.diff(self._index.ends))[self._index.order]
+
+    def _make_task(self, index: int, scheme: SplitScheme) -> Task:
+        goal = self.goal(index)
         product = self.catalog.product(goal.product)
         return make_task(
             environment=ENVIRONMENT_NAME,
             instruction=goal.instruction,
-            split=split,
+            split=self.split_of(index, scheme),
             category=product.category,
             payload={
                 "asin": product.asin,
@@ -214,6 +258,34 @@ class GoalBook:
                 "repetition": goal.repetition,
             },
         )
+
+
+class TaskSequence(Sequence[Task]):
+    """The tasks of a split, each made when it is asked for. Slices are tuples."""
+
+    def __init__(self, book: GoalBook, indices: Sequence[int], scheme: SplitScheme) -> None:
+        self._book, self._indices, self._scheme = book, indices, scheme
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, place: int) -> Task: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Task, ...]: ...
+    def __getitem__(self, place: int | slice) -> Task | tuple[Task, ...]:
+        if isinstance(place, slice):
+            return tuple(self._book.task(index, self._scheme) for index in self._indices[place])
+        return self._book.task(self._indices[place], self._scheme)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            mine == its for mine, its in zip(self, other, strict=True)
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 _BOOKS: "weakref.WeakValueDictionary[tuple, GoalBook]" = weakref.WeakValueDictionary()

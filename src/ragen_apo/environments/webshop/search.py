@@ -1,7 +1,7 @@
-"""BM25 search with Lucene's arithmetic: an index on disk, memory-mapped, and its top products.
+"""BM25 search with Lucene's arithmetic: the top products of a memory-mapped index.
 
-`IndexBuilder` consumes documents one by one and writes a folder of .npy files (no pickle);
-`SearchIndex` maps that folder and answers queries. Equations (k1 = 0.9, b = 0.4, all float32):
+`SearchIndex` maps a folder that index_builder.py wrote and answers queries. Equations (k1 = 0.9,
+b = 0.4, all float32):
 
     idf   = ln(1 + (N - df + 0.5) / (df + 0.5))
     norm  = 1 / (k1 ((1 - b) + b L / avgdl))      L: the length as SmallFloat keeps it in a byte
@@ -9,16 +9,22 @@
 
 The sum is taken in float64 and rounded to float32. Order: score descending, ties by document id
 ascending; documents are numbered in the order of their ids, so a tie goes to the lower number.
-Source: Lucene's BM25Similarity and SmallFloat; Robertson and Zaragoza, "The Probabilistic Relevance
-Framework", 2009.
+
+Queries with many postings are answered without scoring every document, with the same result
+(MaxScore): a term's largest score bounds what it can add; once `threshold`, a score that 50
+documents reach, exceeds all that the terms not yet read can add, only documents met so far matter.
+
+Sources: Lucene's BM25Similarity and SmallFloat; Robertson and Zaragoza, "The Probabilistic
+Relevance Framework", 2009; Turtle and Flood, "Query Evaluation", 1995.
 """
 
+import contextlib
 import functools
 import json
 import math
-from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +34,17 @@ import numpy.typing as npt
 from ragen_apo.environments.webshop.tokens import analyze
 
 NUM_RESULTS = 50
-INDEX_FORMAT = 1
 TERM_CACHE_SIZE = 65536
+MAX_SCANNED_POSTINGS = 50_000
+"""Queries with fewer postings are not worth a shortcut."""
+MAX_SHORTCUT_TERMS = 100
+"""Queries with more terms are long texts for which a shortcut does not pay."""
+NUM_SEEDS = 300
+"""Documents whose whole score is worked out to find a threshold."""
+LOOKUP_COST = 8
+"""Finding one document among a term's postings costs about as much as reading this many."""
+_SLACK: Final = 1e-5
+"""Bounds are widened by this share: scores are rounded to float32, and ties must not be lost."""
 
 K1: Final = np.float32(0.9)
 B: Final = np.float32(0.4)
@@ -68,124 +83,21 @@ def inverse_document_frequency(num_documents: int, frequency: int) -> np.float32
     return np.float32(math.log(1 + (num_documents - frequency + 0.5) / (frequency + 0.5)))
 
 
-class IndexBuilder:
-    """Collects documents and writes the index; memory holds one chunk and the vocabulary."""
-
-    def __init__(self, folder: Path, *, chunk_postings: int = 4_000_000) -> None:
-        self._folder = folder
-        self._chunk_postings = chunk_postings
-        self._lengths = array("q")
-        self._numbers: dict[str, int] = {}
-        self._chunk = (array("i"), array("i"), array("i"))
-        self._num_chunks = 0
-
-    def add(self, text: str) -> None:
-        """Adds the next document."""
-        terms = analyze(text)
-        document = len(self._lengths)
-        self._lengths.append(len(terms))
-        numbers = self._numbers
-        counts = Counter(terms)
-        of_terms, of_documents, of_counts = self._chunk
-        of_terms.extend([numbers.setdefault(term, len(numbers)) for term in counts])
-        of_documents.extend([document] * len(counts))
-        of_counts.extend(counts.values())
-        if len(of_terms) >= self._chunk_postings:
-            self._write_chunk()
-
-    def finish(self, ranks: npt.NDArray[np.int32]) -> None:
-        """Merges the chunks into the final arrays.
-
-        `ranks` has for each document, in the order of adding, the rank of its id: its number.
-        """
-        self._write_chunk()
-        lengths = np.zeros(len(self._lengths), dtype=np.int64)
-        lengths[ranks] = np.frombuffer(self._lengths, dtype=np.int64)
-        offsets = self._merge_chunks(ranks)
-        self._write_vocabulary()
-        self._write_scores(offsets, lengths)
-
-    def _write_chunk(self) -> None:
-        """Sorts the postings collected so far by term and puts them on disk."""
-        if not self._chunk[0]:
-            return
-        postings = np.stack([np.frombuffer(column, dtype=np.int32) for column in self._chunk])
-        postings = postings[:, np.argsort(postings[0], kind="stable")]
-        np.save(self._folder / f"chunk-{self._num_chunks}.npy", postings)
-        self._num_chunks += 1
-        self._chunk = (array("i"), array("i"), array("i"))
-
-    def _merge_chunks(self, ranks: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Lays each term's postings side by side; offsets[t] to offsets[t + 1] are those of t."""
-        paths = [self._folder / f"chunk-{number}.npy" for number in range(self._num_chunks)]
-        frequencies = np.zeros(len(self._numbers), dtype=np.int64)
-        for path in paths:
-            frequencies += np.bincount(np.load(path)[0], minlength=len(frequencies))
-        offsets = np.concatenate([[0], np.cumsum(frequencies)]).astype(np.int64)
-        num_postings = max(int(offsets[-1]), 1)
-        documents = _new_array(self._folder / "documents.npy", np.int32, num_postings)
-        counts = _new_array(self._folder / "counts.npy", np.int32, num_postings)
-        free = offsets[:-1].copy()
-        for path in paths:
-            terms, chunk_documents, chunk_counts = np.load(path)
-            in_chunk = np.bincount(terms, minlength=len(frequencies))
-            first = np.cumsum(in_chunk) - in_chunk
-            places = free[terms] + np.arange(len(terms)) - first[terms]
-            documents[places], counts[places] = ranks[chunk_documents], chunk_counts
-            free += in_chunk
-            path.unlink()
-        documents.flush()
-        counts.flush()
-        np.save(self._folder / "offsets.npy", offsets)
-        return offsets
-
-    def _write_vocabulary(self) -> None:
-        """The terms in byte order for binary search, and each one's row in `offsets`."""
-        encoded = {
-            term.encode("utf-8", "surrogatepass"): row for term, row in self._numbers.items()
-        }
-        ordered = sorted(encoded)
-        ends = np.cumsum([0] + [len(term) for term in ordered])
-        np.save(self._folder / "term_rows.npy", np.array([encoded[t] for t in ordered], np.int64))
-        np.save(self._folder / "term_ends.npy", ends.astype(np.int64))
-        np.save(
-            self._folder / "term_bytes.npy", np.frombuffer(b"".join(ordered) or b"\0", np.uint8)
-        )
-
-    def _write_scores(self, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
-        """Each posting's score for a query that has the term once, and what other counts need."""
-        bytes_of_lengths = np.array([length_byte(int(n)) for n in lengths], dtype=np.uint8)
-        num_documents = int(np.count_nonzero(lengths))
-        average = float(np.float32(int(lengths.sum()) / max(num_documents, 1)))
-        norms = inverse_norms(np.float32(average or 1.0))
-        np.save(self._folder / "length_bytes.npy", bytes_of_lengths)
-        documents = np.load(self._folder / "documents.npy", mmap_mode="r")
-        counts = np.load(self._folder / "counts.npy", mmap_mode="r")
-        scores = _new_array(self._folder / "scores.npy", np.float32, len(documents))
-        for row in range(len(offsets) - 1):
-            span = slice(int(offsets[row]), int(offsets[row + 1]))
-            weight = inverse_document_frequency(num_documents, span.stop - span.start)
-            norm = norms[bytes_of_lengths[documents[span]]]
-            scores[span] = term_scores(weight, counts[span], norm)
-        scores.flush()
-        facts = {
-            "format": INDEX_FORMAT,
-            "num_documents": num_documents,
-            "num_slots": len(lengths),
-            "average_length": average,
-        }
-        (self._folder / "index.json").write_text(json.dumps(facts), encoding="utf-8")
-
-
-def _new_array(path: Path, dtype: npt.DTypeLike, length: int) -> np.memmap:
-    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(length,))
-
-
 def term_scores(
     weight: np.float32, counts: npt.NDArray[np.int32], norms: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
     """What a term of this weight adds to each document that has it `counts` times."""
     return weight - weight / (np.float32(1) + counts.astype(np.float32) * norms)
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A term of a query: its postings, how often the query has it, the most that it can add."""
+
+    start: int
+    end: int
+    count: int
+    bound: float
 
 
 class SearchIndex:
@@ -206,46 +118,103 @@ class SearchIndex:
         self._length_bytes = mapped("length_bytes")
         self._term_rows, self._term_ends = mapped("term_rows"), mapped("term_ends")
         self._term_bytes = mapped("term_bytes")
-        self._span: Callable[[str], tuple[int, int]] = functools.lru_cache(TERM_CACHE_SIZE)(
-            self._find_span
-        )
+        self._max_scores = mapped("max_scores")
+        self._spare: list[npt.NDArray[np.float64]] = []
+        self._term_of = functools.lru_cache(TERM_CACHE_SIZE)(self._find_term)
 
     def search(self, query: str) -> npt.NDArray[np.int64]:
         """The numbers of the at most 50 best documents for a lower-cased query, best first."""
-        scores = self.score(query)
-        if scores is None:
+        terms = self._terms_of(query)
+        if not terms:
             return np.zeros(0, dtype=np.int64)
-        hits = np.flatnonzero(scores)
-        if len(hits) > NUM_RESULTS:
+        num_postings = sum(term.end - term.start for term in terms)
+        if num_postings > MAX_SCANNED_POSTINGS and len(terms) <= MAX_SHORTCUT_TERMS:
+            with self._zeros() as total, self._zeros() as scratch:
+                hits = _Shortcut(self, terms, total, scratch).candidates()
+            values = self.scores_of(hits, terms).astype(np.float32)
+        else:
+            scores = self._score_all(terms)
+            hits = np.flatnonzero(scores)
             values = scores[hits]
+        if len(hits) > NUM_RESULTS:
             place = len(values) - NUM_RESULTS
-            hits = hits[values >= np.partition(values, place)[place]]
-        order = np.argsort(-scores[hits], kind="stable")[:NUM_RESULTS]
-        return hits[order]
+            best = values >= np.partition(values, place)[place]
+            hits, values = hits[best], values[best]
+        return hits[np.argsort(-values, kind="stable")[:NUM_RESULTS]].astype(np.int64)
 
     def score(self, query: str) -> npt.NDArray[np.float32] | None:
         """The score of every document, 0 where no term occurs; None where no document has a
         term.
         """
-        total: npt.NDArray[np.float64] | None = None
-        for term, count in Counter(analyze(query)).items():
-            start, end = self._span(term)
-            if start == end:
-                continue
-            if total is None:
-                total = np.zeros(self.num_slots, dtype=np.float64)
-            total[self._documents[start:end]] += self._scores_of(start, end, count)
-        return None if total is None else total.astype(np.float32)
+        terms = self._terms_of(query)
+        return self._score_all(terms) if terms else None
 
-    def _scores_of(self, start: int, end: int, count: int) -> npt.NDArray[np.float32]:
-        if count == 1:
-            return self._scores[start:end]
-        weight = np.float32(count) * inverse_document_frequency(self._num_documents, end - start)
-        norms = self._norms[self._length_bytes[self._documents[start:end]]]
-        return term_scores(weight, self._counts[start:end], norms)
+    def _terms_of(self, query: str) -> list["_Term"]:
+        terms: list[_Term] = []
+        for text, count in Counter(analyze(query)).items():
+            start, end, max_score = self._term_of(text)
+            if start < end:
+                terms.append(_Term(start, end, count, max_score * count * (1 + _SLACK)))
+        return terms
 
-    def _find_span(self, term: str) -> tuple[int, int]:
-        """Where the postings of a term lie; an empty span for an unknown term."""
+    @contextlib.contextmanager
+    def _zeros(self) -> Iterator[npt.NDArray[np.float64]]:
+        """A zero for each document. Kept for the next query: fresh memory costs milliseconds."""
+        try:
+            zeros = self._spare.pop()
+        except IndexError:
+            zeros = np.zeros(self.num_slots, dtype=np.float64)
+        yield zeros
+        zeros.fill(0.0)
+        self._spare.append(zeros)
+
+    def _score_all(self, terms: list["_Term"]) -> npt.NDArray[np.float32]:
+        total = np.zeros(self.num_slots, dtype=np.float64)
+        for term in terms:
+            total[self.documents_of(term)] += self.all_scores(term)
+        return total.astype(np.float32)
+
+    def documents_of(self, term: "_Term") -> npt.NDArray[np.int32]:
+        """The documents that have a term, ascending."""
+        return self._documents[term.start : term.end]
+
+    def all_scores(self, term: "_Term") -> npt.NDArray[np.float32]:
+        """What a term adds to each of its documents."""
+        return self._term_scores(term, slice(term.start, term.end))
+
+    def _term_scores(
+        self, term: "_Term", places: slice | npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """What a term adds at these places of the postings."""
+        if term.count == 1:
+            return self._scores[places]
+        frequency = term.end - term.start
+        weight = np.float32(term.count) * inverse_document_frequency(self._num_documents, frequency)
+        norms = self._norms[self._length_bytes[self._documents[places]]]
+        return term_scores(weight, self._counts[places], norms)
+
+    def looked_up(self, term: "_Term", documents: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """What a term adds to some documents, 0 where one does not have it."""
+        of_term = self.documents_of(term)
+        places = np.searchsorted(of_term, documents)
+        places[places == len(of_term)] = 0
+        found = np.flatnonzero(of_term[places] == documents)
+        added = np.zeros(len(documents), dtype=np.float32)
+        added[found] = self._term_scores(term, places[found] + term.start)
+        return added
+
+    def scores_of(
+        self, documents: npt.NDArray[np.integer], terms: list["_Term"]
+    ) -> npt.NDArray[np.float64]:
+        """The scores of some documents, summed in the order in which all are scored."""
+        narrow = documents.astype(np.int32)
+        total = np.zeros(len(narrow), dtype=np.float64)
+        for term in terms:
+            total += self.looked_up(term, narrow)
+        return total
+
+    def _find_term(self, term: str) -> tuple[int, int, float]:
+        """Where the postings of a term lie, and its largest score; an empty span if unknown."""
         wanted = term.encode("utf-8", "surrogatepass")
         low, high = 0, len(self._term_rows)
         while low < high:
@@ -255,11 +224,84 @@ class SearchIndex:
             else:
                 high = middle
         if low == len(self._term_rows) or self._term(low) != wanted:
-            return 0, 0
+            return 0, 0, 0.0
         row = int(self._term_rows[low])
-        return int(self._offsets[row]), int(self._offsets[row + 1])
+        return int(self._offsets[row]), int(self._offsets[row + 1]), float(self._max_scores[row])
 
     def _term(self, place: int) -> bytes:
         return bytes(
             self._term_bytes[int(self._term_ends[place]) : int(self._term_ends[place + 1])]
         )
+
+
+class _Shortcut:
+    """Finds few documents among which the 50 best of a query are."""
+
+    def __init__(
+        self,
+        index: SearchIndex,
+        terms: list[_Term],
+        total: npt.NDArray[np.float64],
+        scratch: npt.NDArray[np.float64],
+    ) -> None:
+        self._index, self._terms = index, terms
+        self._total, self._scratch = total, scratch
+        self._ranked = sorted(terms, key=lambda term: -term.bound)
+        bounds = [term.bound for term in self._ranked]
+        self._rest = np.append(np.cumsum(bounds[::-1])[::-1], 0.0)[1:].tolist()
+        """For each ranked term, what the terms after it can add."""
+        self._threshold = 0.0
+
+    def candidates(self) -> npt.NDArray[np.int32]:
+        """The documents that may be among the best, ascending."""
+        num_read = self._read_until_nothing_new_can_win()
+        rest = self._rest[num_read - 1]
+        found = np.flatnonzero(self._total >= max(self._threshold - rest, np.finfo(float).tiny))
+        documents, partial = found.astype(np.int32), self._total[found]
+        for term, rest in zip(self._ranked[num_read:], self._rest[num_read:], strict=True):
+            partial += self._added(term, documents)
+            kept = partial >= self._threshold - rest
+            documents, partial = documents[kept], partial[kept]
+        return documents
+
+    def _read_until_nothing_new_can_win(self) -> int:
+        """Reads whole terms, the weightiest first; gives their number."""
+        num_postings, next_look = 0, NUM_SEEDS
+        for place, term in enumerate(self._ranked):
+            # With these types `add.at` takes half the time of `+=`, which reads and writes in turn.
+            scores = self._index.all_scores(term).astype(np.float64)
+            np.add.at(self._total, self._index.documents_of(term).astype(np.intp), scores)
+            num_postings += term.end - term.start
+            if num_postings >= next_look:
+                self._raise_threshold(self._ranked[: place + 1])
+                next_look = 2 * num_postings
+            if self._threshold > self._rest[place]:
+                return place + 1
+        return len(self._ranked)
+
+    def _raise_threshold(self, read: list[_Term]) -> None:
+        """Works out the whole scores of documents that look good and takes the 50th."""
+        seeds: list[npt.NDArray[np.int32]] = []
+        for term in read:
+            documents = self._index.documents_of(term)
+            if len(documents) > NUM_SEEDS:
+                partial = self._total[documents]
+                place = len(documents) - NUM_SEEDS
+                documents = documents[np.argpartition(partial, place)[place:]]
+            seeds.append(documents)
+            if sum(map(len, seeds)) >= 2 * NUM_SEEDS:
+                break
+        scores = self._index.scores_of(np.unique(np.concatenate(seeds)), self._terms)
+        if len(scores) >= NUM_RESULTS:
+            place = len(scores) - NUM_RESULTS
+            found = float(np.partition(scores, place)[place]) * (1 - _SLACK)
+            self._threshold = max(self._threshold, found)
+
+    def _added(self, term: _Term, documents: npt.NDArray[np.int32]) -> npt.NDArray[np.floating]:
+        if len(documents) * LOOKUP_COST < term.end - term.start:
+            return self._index.looked_up(term, documents)
+        of_term = self._index.documents_of(term).astype(np.intp)
+        self._scratch[of_term] = self._index.all_scores(term)
+        added = self._scratch[documents]
+        self._scratch[of_term] = 0.0
+        return added

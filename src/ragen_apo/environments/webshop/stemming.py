@@ -8,7 +8,6 @@ lacks the departures) nor `english` (Porter2). A letter outside a, e, i, o, u, y
 In the notation of the paper a stem is [C](VC)^m[V]; `_measure` is m.
 """
 
-import functools
 import re
 
 _VOWEL_RUN_THEN_CONSONANT = re.compile("v+c")
@@ -135,7 +134,6 @@ def _tidy_end(word: str) -> str:
     return word
 
 
-@functools.lru_cache(maxsize=65536)
 def stem(word: str) -> str:
     """The stem of a lower-case word."""
     utf16_length = (

@@ -1,8 +1,8 @@
 """Prepared catalogues: built once from upstream's files, stored whole, opened by mapping.
 
 `open_catalog` consumes a data folder, `generated[:products]` or `auto`, and gives a `Catalog`. A
-prepared folder is named by a hash of the data's content and of the format, so other data never
-meets an old index. Builders write beside the place and rename; of two that finish together the
+prepared folder is named by a hash of the data's content and the format, so other data never meets
+an old index. Builders write beside the place and rename; of two that finish together the
 first stays. Opened catalogues are kept weakly: all environments of a process share one.
 
 The folder is `$RAGEN_APO_DATA/webshop/prepared/<hash>`, or lies under the user's data folder.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ragen_apo.environments.webshop.catalog import (
     Catalog,
@@ -29,19 +30,21 @@ from ragen_apo.environments.webshop.catalog import (
     read_products,
 )
 from ragen_apo.environments.webshop.generated import generated_name, write_generated_files
-from ragen_apo.environments.webshop.search import INDEX_FORMAT, IndexBuilder
+from ragen_apo.environments.webshop.goals import GoalKind, count_goals, shuffled_order
+from ragen_apo.environments.webshop.index_builder import INDEX_FORMAT, IndexBuilder
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import PARTIAL_MARK, sync_to_disk
+from ragen_apo.progress import Progress, SilentProgress
 
-STORE_FORMAT = 2
+STORE_FORMAT = 3
+CONTENT_SALT: Final = "webshop store 2 index 1"
+"""Part of every fingerprint, and so of every environment's version. Change it when the same files
+give other products, goals or results; a new format alone leaves stored returns valid."""
 AUTO: Final = "auto"
 GENERATED: Final = "generated"
 SIZES: Final = ("small", "full")
 HASH_STAMP_BYTES = 1 << 26
 """Larger data files are hashed once; later starts trust their size and time of change."""
-
-Progress = Callable[[int, float], None]
-"""Told after each product how many are done and what share of the file is read."""
 
 _OPEN_CATALOGS: "weakref.WeakValueDictionary[Path, Catalog]" = weakref.WeakValueDictionary()
 
@@ -75,13 +78,18 @@ def open_catalog(
 
     Raises EnvironmentDataError for missing or malformed data or a store that cannot be written.
     """
+    progress = progress or SilentProgress()
     data = resolve_data(data)
     root = store or data_root() / "webshop" / "prepared"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        files = _generated_files(data, root) if _is_generated(data) else find_data_files(Path(data))
+        files = (
+            _generated_files(data, root, progress)
+            if _is_generated(data)
+            else find_data_files(Path(data))
+        )
         fingerprint = fingerprint_files(files.paths, stamps=root)
-        folder = (root / fingerprint).resolve()
+        folder = (root / f"{fingerprint}-{STORE_FORMAT}.{INDEX_FORMAT}").resolve()
         if not (folder / "catalog.json").exists():
             _prepare(files, folder, fingerprint, progress)
     except OSError as error:
@@ -111,7 +119,7 @@ def _is_generated(data: str) -> bool:
     return data.split(":", maxsplit=1)[0] == GENERATED
 
 
-def _generated_files(data: str, root: Path) -> DataFiles:
+def _generated_files(data: str, root: Path, progress: Progress) -> DataFiles:
     """Writes the generated catalogue in upstream's format, unless it is there."""
     _, _, size = data.partition(":")
     if size and not (size.isascii() and size.isdigit() and int(size) > 0):
@@ -121,13 +129,13 @@ def _generated_files(data: str, root: Path) -> DataFiles:
     num_products = int(size or 1000)
     folder = root / generated_name(num_products)
     if not folder.exists():
-        _write_first(folder, lambda partial: write_generated_files(partial, num_products))
+        _write_first(folder, lambda path: write_generated_files(path, num_products, progress))
     return find_data_files(folder)
 
 
 def fingerprint_files(paths: Iterable[Path], *, stamps: Path) -> str:
-    """A hash of the files' content and of the prepared format."""
-    digest = hashlib.sha256(f"webshop store {STORE_FORMAT} index {INDEX_FORMAT}".encode())
+    """A hash of the files' content."""
+    digest = hashlib.sha256(CONTENT_SALT.encode())
     for path in paths:
         digest.update(_file_hash(path, stamps).encode())
     return digest.hexdigest()[:16]
@@ -168,7 +176,7 @@ def _write_first(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _prepare(files: DataFiles, folder: Path, fingerprint: str, progress: Progress | None) -> None:
+def _prepare(files: DataFiles, folder: Path, fingerprint: str, progress: Progress) -> None:
     def write(partial: Path) -> None:
         num_products = _write_products(partial, files, progress)
         facts = {"fingerprint": fingerprint, "num_products": num_products}
@@ -177,26 +185,23 @@ def _prepare(files: DataFiles, folder: Path, fingerprint: str, progress: Progres
     _write_first(folder, write)
 
 
-def _write_products(folder: Path, files: DataFiles, progress: Progress | None) -> int:
-    """Writes records, prices, goal lists and the search index, product by product."""
-    builder = IndexBuilder(folder)
+def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
+    """Writes records, prices, goal counts and the search index, product by product."""
+    builder = IndexBuilder(folder, progress=progress)
     asins: list[bytes] = []
     ends, price_ends = array("q", [0]), array("d")
-    instructed, with_human = array("i"), array("i")
+    goals = {kind: _GoalCounts() for kind in GoalKind}
     with (folder / "records.bin").open("wb") as records:
-        for number, (product, share) in enumerate(read_products(files)):
+        products = read_products(files, scratch=folder, progress=progress)
+        for number, product in enumerate(products):
             builder.add(product.document)
             data = json.dumps(product_to_json(product), separators=(",", ":")).encode()
             records.write(data)
             ends.append(ends[-1] + len(data))
             asins.append(product.asin.encode())
             price_ends.extend((*product.prices, float("nan"))[:2])
-            if product.instruction is not None:
-                instructed.append(number)
-            if product.human_instructions:
-                with_human.append(number)
-            if progress is not None:
-                progress(number + 1, share)
+            for kind, counts in goals.items():
+                counts.add(number, count_goals(product, kind))
     if not asins:
         raise EnvironmentDataError(f"{files.items} holds no product; expected at least one")
     order = np.array(sorted(range(len(asins)), key=asins.__getitem__), dtype=np.int32)
@@ -206,11 +211,34 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress | None) -
     arrays = {
         "record_ends": np.array(ends, np.int64),
         "price_ends": np.array(price_ends, np.float64).reshape(-1, 2),
-        "instructed": np.array(instructed, np.int32),
-        "with_human": np.array(with_human, np.int32),
         "asins": np.array([asins[number] for number in order]),
         "product_of_document": order,
     }
+    progress.start("shuffle goals", len(goals))
+    for place, (kind, counts) in enumerate(goals.items()):
+        arrays |= counts.arrays(kind)
+        progress.update(place + 1)
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values, allow_pickle=False)
     return len(asins)
+
+
+class _GoalCounts:
+    """Which products have goals of one kind, and how many."""
+
+    def __init__(self) -> None:
+        self._products, self._ends = array("i"), array("q", [0])
+
+    def add(self, number: int, count: int | None) -> None:
+        """Notes a product; a count of None says that it draws no price limit either."""
+        if count is not None:
+            self._products.append(number)
+            self._ends.append(self._ends[-1] + count)
+
+    def arrays(self, kind: GoalKind) -> dict[str, npt.NDArray]:
+        """What `Catalog.goal_index` maps."""
+        return {
+            f"{kind.value}_products": np.array(self._products, np.int32),
+            f"{kind.value}_ends": np.array(self._ends, np.int64),
+            f"{kind.value}_order": shuffled_order(self._ends[-1]),
+        }

@@ -8,6 +8,7 @@ Porter stems. Sources: Lucene's StandardTokenizerImpl grammar (rules) and Unicod
 Assumption: text was lower-cased before (both documents and queries are, upstream too).
 """
 
+import functools
 from typing import Final
 
 import regex
@@ -130,11 +131,13 @@ def _without_possessive(token: str) -> str:
     return token
 
 
+@functools.lru_cache(maxsize=65536)
+def _term(token: str) -> str | None:
+    """The index term of a token; None for a stop word."""
+    word = _without_possessive(token).lower()
+    return None if word in STOP_WORDS else stem(word)
+
+
 def analyze(text: str) -> list[str]:
     """The index terms of a text, repeated as often as they occur."""
-    terms: list[str] = []
-    for token in tokenize(text):
-        word = _without_possessive(token).lower()
-        if word not in STOP_WORDS:
-            terms.append(stem(word))
-    return terms
+    return [term for token in tokenize(text) if (term := _term(token)) is not None]

@@ -1,0 +1,79 @@
+"""JSON documents larger than memory: the values of one array or object, one by one.
+
+`stream_json_array` and `stream_json_object` consume a path and yield each value, or key and value,
+with the share of the file read so far. Memory holds one block of the file and one value. What is no
+such document raises ValueError, at the latest at its end.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+READ_CHARACTERS = 1 << 20
+MAX_RECORD_CHARACTERS = 1 << 26
+"""A product's record is far smaller; a file that seems to have a larger one is malformed."""
+_BLANKS = " \t\r\n"
+_SEPARATORS = _BLANKS + ","
+
+
+def stream_json_array(path: Path) -> Iterator[tuple[Any, float]]:
+    """The values of a JSON array."""
+    decode = json.JSONDecoder().raw_decode
+    return _stream(path, "[]", decode)
+
+
+def stream_json_object(path: Path) -> Iterator[tuple[tuple[str, Any], float]]:
+    """The keys and values of a JSON object."""
+    decode = json.JSONDecoder().raw_decode
+
+    def decode_entry(text: str, position: int) -> tuple[tuple[str, Any], int]:
+        key, end = decode(text, position)
+        end = _skip(text, end, _BLANKS)
+        if end < len(text) and text[end] != ":":
+            raise ValueError(f"expected : behind the key {str(key)[:80]!r}, got {text[end]!r}")
+        value, end = decode(text, _skip(text, end + 1, _BLANKS))
+        return (key, value), end
+
+    return _stream(path, "{}", decode_entry)
+
+
+def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float]]:
+    size = max(path.stat().st_size, 1)
+    buffer, position, opened = "", 0, False
+    with path.open("rb") as file, io.TextIOWrapper(file, encoding="utf-8") as stream:
+        while True:
+            position = _skip(buffer, position, _SEPARATORS)
+            following = buffer[position : position + 1]
+            if following and not opened:
+                if following != brackets[0]:
+                    raise ValueError(f"expected {brackets[0]} at its beginning, got {following!r}")
+                opened, position = True, position + 1
+                continue
+            if following == brackets[1]:
+                return
+            try:
+                value, end = decode(buffer, position)
+            except json.JSONDecodeError:
+                value, end = None, len(buffer)
+                if len(buffer) - position > MAX_RECORD_CHARACTERS:
+                    raise
+            if end < len(buffer):
+                yield value, file.tell() / size
+                position = end
+            else:  # A value that ends with what was read may go on.
+                buffer, position = buffer[position:] + _read_more(stream), 0
+
+
+def _read_more(stream: TextIO) -> str:
+    more = stream.read(READ_CHARACTERS)
+    if not more:
+        raise ValueError("it has no end: the file is cut off")
+    return more
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while position < len(text) and text[position] in characters:
+        position += 1
+    return position

@@ -1,0 +1,562 @@
+"""Downloads from a server on this machine that stalls, cuts off and lies."""
+
+import errno
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_apo.environments.webshop import download, fetch
+from ragen_apo.environments.webshop.download import RemoteFile, download_data
+from ragen_apo.environments.webshop.fetch import FetchError, Patience
+from ragen_apo.environments.webshop.generated import write_generated_files
+from ragen_apo.errors import EnvironmentDataError
+from ragen_apo.progress import SilentProgress
+
+CALM = Patience(timeout_seconds=20, max_attempts=3, first_wait_seconds=0.0)
+HURRIED = Patience(timeout_seconds=0.2, max_attempts=3, first_wait_seconds=0.0)
+"""For servers that stall. On a busy machine a good one may seem to: count no requests with it."""
+DATA = json.dumps([f"value {number}" for number in range(2000)]).encode()
+NOT_FOUND_PAGE = b"<!DOCTYPE html><html><title>Error &amp; 404</title></html>"
+
+
+class Request(BaseHTTPRequestHandler):
+    """One request; the server's list of behaviours for the path says how to answer."""
+
+    server: "Server"
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers.get("Range")))
+        behaviours = self.server.behaviours.setdefault(self.path, [])
+        (behaviours.pop(0) if behaviours else serve)(self)
+
+    @property
+    def content(self) -> bytes:
+        return self.server.files.get(self.path.partition("?")[0], DATA)
+
+    @property
+    def offset(self) -> int:
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        return int(match[1]) if match else 0
+
+    def answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        for name, value in ({"Content-Length": str(len(body))} | named).items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Request)
+        self.files: dict[str, bytes] = {}
+        self.behaviours: dict[str, list[Behaviour]] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.closing = threading.Event()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no error here."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+Behaviour = Callable[[Request], None]
+
+
+def serve(request: Request) -> None:
+    """As a good server does."""
+    content, offset = request.content, request.offset
+    if offset and offset >= len(content):
+        request.answer(416, b"", Content_Range=f"bytes */{len(content)}")
+    elif offset:
+        span = f"bytes {offset}-{len(content) - 1}/{len(content)}"
+        request.answer(206, content[offset:], Content_Range=span)
+    else:
+        request.answer(200, content)
+
+
+def serve_whole(request: Request) -> None:
+    """Ignores Range."""
+    request.answer(200, request.content)
+
+
+def cut_after(num_bytes: int) -> Behaviour:
+    """Sends so many of the bytes asked for and hangs up."""
+
+    def behave(request: Request) -> None:
+        content, offset = request.content, request.offset
+        length = str(len(content) - offset)
+        span = f"bytes {offset}-{len(content) - 1}/{len(content)}" if offset else ""
+        piece = content[offset : offset + num_bytes]
+        request.answer(206 if offset else 200, piece, Content_Length=length, Content_Range=span)
+
+    return behave
+
+
+def stall_after(num_bytes: int) -> Behaviour:
+    """Sends so many of the bytes asked for and then nothing, without hanging up."""
+
+    def behave(request: Request) -> None:
+        cut_after(num_bytes)(request)
+        request.wfile.flush()
+        request.server.closing.wait(5)
+
+    return behave
+
+
+def never_answer(request: Request) -> None:
+    request.server.closing.wait(5)
+
+
+def status(code: int, body: bytes = b"", **headers: str) -> Behaviour:
+    return lambda request: request.answer(code, body, **headers)
+
+
+def page(body: bytes, kind: str = "text/html; charset=utf-8") -> Behaviour:
+    return status(200, body, Content_Type=kind)
+
+
+def claim_length(length: int) -> Behaviour:
+    return lambda request: request.answer(200, request.content, Content_Length=str(length))
+
+
+def without_length(num_bytes: int) -> Behaviour:
+    return lambda request: request.answer(200, request.content[:num_bytes], Content_Length="")
+
+
+def chunked_and_cut(request: Request) -> None:
+    request.protocol_version = "HTTP/1.1"
+    body = b"%x\r\n%s\r\n" % (500, request.content[:500])
+    request.answer(200, body, Content_Length="", Transfer_Encoding="chunked", Connection="close")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.closing.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def server(running: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    running.files.clear()
+    running.behaviours.clear()
+    running.requests.clear()
+    return running
+
+
+Get = Callable[..., Path]
+
+
+@pytest.fixture
+def get(server: Server, tmp_path: Path) -> Get:
+    """Fetches the file of the server by these behaviours, one for each request."""
+
+    def run(*behaviours: Behaviour, before: bytes | None = None, patience: Patience = CALM) -> Path:
+        path = tmp_path / "file.part"
+        if before is not None:
+            path.write_bytes(before)
+            path.with_name("file.part.state").write_text(
+                json.dumps({"total": len(DATA), "etag": None})
+            )
+        server.behaviours["/file"] = list(behaviours)
+        fetch.fetch(
+            f"{server.address}/file", path, patience=patience,
+            told=lambda done, total: None, say=lambda text: None,
+        )  # fmt: skip
+        return path
+
+    return run
+
+
+# One file
+
+
+@pytest.mark.parametrize(
+    ("behaviours", "ranges"),
+    [
+        ([serve], [None]),
+        ([cut_after(1000)], [None, "bytes=1000-"]),
+        ([cut_after(1000), cut_after(1), cut_after(50)], [None, 1000, 1001, 1051]),
+        ([status(503), status(500), serve], [None, None, None]),
+        ([status(429, Retry_After="0"), serve], [None, None]),
+        ([cut_after(900), status(502), serve], [None, 900, 900]),
+        ([cut_after(900), serve_whole], [None, 900]),
+        ([claim_length(len(DATA) + 10)], [None, f"bytes={len(DATA)}-"]),
+        ([chunked_and_cut], [None, 500]),
+        ([without_length(len(DATA))], [None]),
+    ],
+)
+def test_the_file_is_whole_in_the_end(
+    behaviours: list[Behaviour], ranges: list[Any], get: Get, server: Server
+) -> None:
+    assert get(*behaviours).read_bytes() == DATA
+    expected = [f"bytes={r}-" if isinstance(r, int) else r for r in ranges]
+    assert [asked for _, asked in server.requests] == expected
+
+
+@pytest.mark.parametrize("behaviour", [never_answer, stall_after(0), stall_after(700)])
+def test_a_server_that_stalls_is_asked_again(
+    behaviour: Behaviour, get: Get, server: Server
+) -> None:
+    assert get(behaviour, patience=HURRIED).read_bytes() == DATA
+    assert len(server.requests) >= 2
+
+
+def test_a_server_that_stalls_every_time_is_given_up(get: Get) -> None:
+    with pytest.raises(FetchError, match=r"time.*3 attempts"):
+        get(*[never_answer] * 9, patience=HURRIED)
+
+
+def test_what_an_earlier_call_left_is_continued(get: Get, server: Server) -> None:
+    assert get(before=DATA[:1234]).read_bytes() == DATA
+    assert server.requests == [("/file", "bytes=1234-")]
+
+
+def test_a_complete_file_asks_nothing(get: Get, server: Server) -> None:
+    assert get(before=DATA).read_bytes() == DATA
+    assert server.requests == []
+
+
+def test_a_file_that_changed_meanwhile_starts_over(get: Get, server: Server) -> None:
+    server.files["/file"] = DATA + b" "
+    assert get(before=DATA[:1234]).read_bytes() == DATA + b" "
+    assert [asked for _, asked in server.requests] == ["bytes=1234-", None]
+
+
+def test_a_beginning_of_unknown_origin_starts_over(get: Get, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(b"something else")
+    assert get().read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (status(503), "503"),
+        (cut_after(0), "broke off after 0"),
+    ],
+)
+def test_a_server_that_never_gets_further_is_given_up(
+    behaviour: Behaviour, said: str, get: Get, server: Server
+) -> None:
+    with pytest.raises(FetchError, match=f"{said}.*3 attempts"):
+        get(*[behaviour] * 9)
+    assert len(server.requests) == 3
+
+
+def test_a_server_that_ignores_range_and_cuts_at_one_place_is_given_up(
+    get: Get, server: Server
+) -> None:
+    def cut(request: Request) -> None:
+        request.answer(200, DATA[:100], Content_Length=str(len(DATA)))
+
+    with pytest.raises(FetchError, match="broke off after 100"):
+        get(*[cut] * 9)
+    assert len(server.requests) == 4  # the first one brought something new
+
+
+@pytest.mark.parametrize("code", [403, 404, 410])
+def test_a_refusal_is_final_and_quotes_the_page(code: int, get: Get, server: Server) -> None:
+    with pytest.raises(FetchError, match=f"{code} .*titled 'Error & 404'"):
+        get(status(code, NOT_FOUND_PAGE))
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/octet-stream", "application/json", ""])
+def test_a_page_is_never_stored_whatever_it_is_called(kind: str, get: Get, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match="page came instead of the file, titled 'Error & 404'"):
+        get(page(b" \n" + NOT_FOUND_PAGE, kind))
+    assert not list(tmp_path.glob("file*"))
+
+
+def test_a_page_instead_of_the_rest_is_not_appended(get: Get, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match="page came"):
+        get(page(NOT_FOUND_PAGE), before=DATA[:1234])
+    assert (tmp_path / "file.part").read_bytes() == DATA[:1234]
+
+
+FORM = b"""<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head><body>
+<form id="download-form" action="/confirmed?export=download" method="get">
+<input type="submit" value="Download anyway"/><input type="hidden" name="id" value="A B">
+<input type="hidden" name="confirm" value="t"><input type="hidden" name="uuid" value="1-2">
+</form></body></html>"""
+LINK = b'<html><a id="uc-download-link" href="/confirmed?confirm=x&amp;id=1">Download anyway</a>'
+
+
+@pytest.mark.parametrize(
+    ("warning", "query"),
+    [(FORM, "export=download&id=A+B&confirm=t&uuid=1-2"), (LINK, "confirm=x&id=1")],
+)
+def test_the_virus_scan_warning_is_confirmed(
+    warning: bytes, query: str, get: Get, server: Server
+) -> None:
+    server.behaviours[f"/confirmed?{query}"] = [cut_after(400)]
+    assert get(page(warning), page(warning)).read_bytes() == DATA
+    confirmed = f"/confirmed?{query}"
+    assert server.requests == [
+        ("/file", None), (confirmed, None), ("/file", "bytes=400-"), (confirmed, "bytes=400-"),
+    ]  # fmt: skip
+
+
+def test_warnings_without_end_are_given_up(get: Get, server: Server) -> None:
+    again = "/confirmed?export=download&id=A+B&confirm=t&uuid=1-2"
+    server.behaviours[again] = [page(FORM)] * 9
+    with pytest.raises(FetchError, match="again and again"):
+        get(page(FORM))
+
+
+def test_a_confirmation_that_leaves_http_is_not_followed(get: Get) -> None:
+    with pytest.raises(FetchError, match="'file'"):
+        get(page(FORM.replace(b"/confirmed", b"file:///etc/passwd")))
+
+
+def test_redirections_keep_the_range(get: Get, server: Server) -> None:
+    moved = status(302, Location="/elsewhere")
+    assert get(moved, before=DATA[:1234]).read_bytes() == DATA
+    assert server.requests[-1] == ("/elsewhere", "bytes=1234-")
+
+
+def test_the_proxy_of_the_environment_is_used(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.address)
+    path = tmp_path / "file"
+    quiet: dict[str, Any] = {"told": lambda *_: None, "say": lambda _: None}
+    fetch.fetch("http://nowhere.invalid/file", path, patience=CALM, **quiet)
+    assert path.read_bytes() == DATA
+    assert server.requests == [("http://nowhere.invalid/file", None)]
+
+
+# The data of a size
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small catalogue under the names of the small data."""
+    folder = tmp_path_factory.mktemp("upstream")
+    write_generated_files(folder, 60)
+    for name in ("items_shuffle", "items_ins_v2"):
+        (folder / f"{name}.json").rename(folder / f"{name}_1000.json")
+    return folder
+
+
+@pytest.fixture
+def upstream(
+    server: Server, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Server:
+    """The server in place of Google Drive, and a fresh data folder."""
+    for remote in download.SOURCES["small"]:
+        server.files[f"/{remote.drive_id}"] = (files / remote.name).read_bytes()
+    monkeypatch.setattr(download, "DRIVE_ADDRESS", f"{server.address}/{{drive_id}}")
+    monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path))
+    return server
+
+
+ITEMS, ATTRIBUTES, HUMAN = (remote.name for remote in download.SOURCES["small"])
+ITEMS_PATH = f"/{download.SOURCES['small'][0].drive_id}"
+
+
+def small(**options: Any) -> Path:
+    return download_data("small", progress=SilentProgress(), patience=CALM, **options)
+
+
+def assert_in_place(folder: Path, files: Path) -> None:
+    for name in (ITEMS, ATTRIBUTES, HUMAN):
+        content = (files / name).read_bytes()
+        assert (folder / name).read_bytes() == content
+        recorded = (folder / f"{name}.sha256").read_text()
+        assert recorded == f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+    assert len(list(folder.iterdir())) == 6
+    assert [path.name for path in folder.parent.iterdir() if path.name[0] != "."] == ["small"]
+
+
+def test_the_files_are_put_in_place_with_their_checksums(
+    upstream: Server, files: Path, tmp_path: Path
+) -> None:
+    folder = small()
+    assert folder == tmp_path / "webshop" / "small"
+    assert_in_place(folder, files)
+
+
+def test_a_second_call_compares_and_downloads_nothing(upstream: Server) -> None:
+    folder = small()
+    upstream.requests.clear()
+    assert small() == folder
+    assert upstream.requests == []
+    with (folder / ITEMS).open("ab") as stream:
+        stream.write(b" ")
+    with pytest.raises(EnvironmentDataError, match=r"is not what was downloaded.*--force"):
+        small()
+
+
+def test_force_downloads_anew(upstream: Server, files: Path) -> None:
+    folder = small()
+    (folder / ITEMS).write_bytes(b"damaged")
+    small(force=True)
+    assert_in_place(folder, files)
+
+
+def test_the_folder_appears_only_when_every_file_is_there(
+    upstream: Server, files: Path, tmp_path: Path
+) -> None:
+    upstream.behaviours[ITEMS_PATH] = [cut_after(2000), *[cut_after(0)] * 3]
+    with pytest.raises(EnvironmentDataError, match=r"2,000 bytes of it are kept.*--from"):
+        small()
+    assert not (tmp_path / "webshop" / "small").exists()
+    assert_in_place(small(), files)
+    assert (ITEMS_PATH, "bytes=2000-") in upstream.requests
+
+
+def test_files_that_are_there_are_not_fetched_again(upstream: Server) -> None:
+    human_path = f"/{download.SOURCES['small'][2].drive_id}"
+    upstream.behaviours[human_path] = [status(404)]
+    with pytest.raises(EnvironmentDataError, match="404"):
+        small()
+    upstream.requests.clear()
+    small()
+    assert upstream.requests == [(human_path, None)]
+
+
+WRONG_CONTENTS = {
+    "another JSON list": (b'[{"a": 1}]', "asin"),
+    "an object": (b"{}", r"expected \["),
+    "an empty list": (b"[]", "first 0 records"),
+    "an empty file": (b"", "cut off"),
+    "text": (b"Quota exceeded", "begin 'Quota exceeded'"),
+    "zipped": (b"\x1f\x8b\x08\x00abc", "begin"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONTENTS)
+def test_wrong_content_is_an_error_and_nothing_of_it_is_kept(
+    name: str, upstream: Server, tmp_path: Path
+) -> None:
+    content, said = WRONG_CONTENTS[name]
+    upstream.files[ITEMS_PATH] = content
+    with pytest.raises(EnvironmentDataError, match=f"is not {ITEMS} of WebShop.*{said}"):
+        small()
+    assert not list((tmp_path / "webshop").rglob("*items*"))
+
+
+def test_a_length_told_too_small_is_noticed_as_a_cut_off_file(upstream: Server) -> None:
+    upstream.behaviours[ITEMS_PATH] = [claim_length(len(upstream.files[ITEMS_PATH]) - 7)]
+    with pytest.raises(EnvironmentDataError, match="cut off"):
+        small()
+    small()  # Nothing wrong was kept.
+
+
+def test_a_configured_checksum_must_match(
+    upstream: Server, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = hashlib.sha256((files / ITEMS).read_bytes()).hexdigest()
+    first, *others = download.SOURCES["small"]
+    for configured in ("0" * 64, right.upper()):
+        table = {"small": (RemoteFile(first.name, first.drive_id, sha256=configured), *others)}
+        monkeypatch.setattr(download, "SOURCES", table)
+        if configured == right.upper():
+            assert_in_place(small(), files)
+        else:
+            with pytest.raises(EnvironmentDataError, match=f"SHA-256 {right}, expected 0000"):
+                small()
+
+
+def test_files_at_hand_are_copied(upstream: Server, files: Path) -> None:
+    assert_in_place(small(source=files), files)
+    assert upstream.requests == []
+    small(source=files)
+    (files / "other").mkdir()
+    for name in (ITEMS, ATTRIBUTES):
+        (files / "other" / name).write_bytes((files / name).read_bytes() + b"\n")
+    with pytest.raises(EnvironmentDataError, match=r"differs from .*--force"):
+        small(source=files / "other")
+    folder = small(source=files / "other", force=True)
+    assert not (folder / HUMAN).exists()
+
+
+def test_files_at_hand_are_checked(upstream: Server, files: Path, tmp_path: Path) -> None:
+    (tmp_path / "hand").mkdir()
+    with pytest.raises(EnvironmentDataError, match=f"{ITEMS} and {ATTRIBUTES} not there, found"):
+        small(source=tmp_path / "hand")
+    with pytest.raises(EnvironmentDataError, match="no folder"):
+        small(source=tmp_path / "nowhere")
+    for name in (ITEMS, ATTRIBUTES):
+        (tmp_path / "hand" / name).write_bytes((files / name).read_bytes()[:-9])
+    with pytest.raises(EnvironmentDataError, match=f"hand/{ITEMS}: .*cut off"):
+        small(source=tmp_path / "hand")
+    assert not (tmp_path / "webshop" / "small").exists()
+
+
+def test_a_full_disk_is_said_before_the_download(
+    upstream: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usage = type("Usage", (), {"free": 5})
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(EnvironmentDataError, match=r"disk of .* is full: .*more bytes are needed"):
+        small()
+
+
+def test_a_disk_that_fills_up_keeps_what_came(
+    upstream: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "write_text_atomically", full)
+        with pytest.raises(EnvironmentDataError, match=r"disk of .* is full.*continues"):
+            small()
+    small()
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    upstream: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path / "file" / "data"))
+    with pytest.raises(EnvironmentDataError, match="RAGEN_APO_DATA"):
+        small()
+
+
+def test_a_second_download_at_the_same_time_is_refused(upstream: Server, tmp_path: Path) -> None:
+    (tmp_path / "webshop").mkdir()
+    with (
+        download._locked(tmp_path / "webshop" / "small"),
+        pytest.raises(EnvironmentDataError, match="another process"),
+    ):
+        small()
+
+
+def test_without_a_network_the_message_says_what_else_can_be_done(
+    upstream: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "DRIVE_ADDRESS", "http://127.0.0.1:9/{drive_id}")
+    with pytest.raises(EnvironmentDataError, match=r"cannot be fetched.*refused.*--from"):
+        small()
+
+
+def test_the_table_names_upstreams_files() -> None:
+    for size, remotes in download.SOURCES.items():
+        assert [remote.required for remote in remotes] == [True, True, False]
+        end = "_1000.json" if size == "small" else ".json"
+        assert [r.name for r in remotes[:2]] == [f"items_shuffle{end}", f"items_ins_v2{end}"]
+        assert all(re.fullmatch(r"[\w-]{33}", remote.drive_id) for remote in remotes)
