@@ -28,9 +28,9 @@ from ragen_apo.config import RunConfig
 from ragen_apo.objectives.apo import apo_loss
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.training.algorithms.apo import objective_settings
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.trainer import objective_settings
 from ragen_apo.training.warm_start import SupervisedBatch, accumulate_supervised_gradients
 from ragen_apo.types import TrainingSample, training_sample
 

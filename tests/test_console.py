@@ -27,7 +27,7 @@ def test_without_a_terminal_each_phase_ends_in_one_plain_line() -> None:
     lines = text_of(target).splitlines()
     assert lines == [
         "warm start: copying: 10/10  loss 0.5  in 0 s",
-        "stage 2: A*-PO: 3/3    in 0 s",
+        "stage 2: training: 3/3    in 0 s",
     ]
 
 

@@ -247,7 +247,9 @@ def _replace_aliases(values: Any) -> Any:
 
 
 class ApoConfig(Section):
-    """The objective and its optimizer (Stage 1 and Stage 2); `beta` sets beta1 and beta2."""
+    """A*-PO (Stage 1 and Stage 2) and, for every algorithm, sampling, optimizer and reference;
+    `beta` sets beta1 and beta2.
+    """
 
     beta1: NonNegative = 0.5
     """Temperature of V* in Stage 1; 0 takes the best return of a task."""
@@ -308,15 +310,151 @@ class ApoConfig(Section):
         return self
 
 
+AlgorithmName = Literal[
+    "apo",
+    "apo_turn",
+    "ppo",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "brpo",
+    "gigpo",
+]
+VALUE_ALGORITHMS = ("apo", "apo_turn")
+"""Those that subtract V*: they sample the reference in Stage 1 and roll each task out once."""
+GROUP_ALGORITHMS = ("grpo", "dr_grpo", "rloo", "gigpo")
+"""Those that compare several rollouts of one task."""
+DEFAULT_GROUP_SIZE = 8
+
+
+class TurnLevelConfig(Section):
+    """What only `algorithm: apo_turn` reads: A*-PO on the turns between states of known value."""
+
+    trace: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """lambda: 0 trusts the values of states, 1 only what was earned after them."""
+    min_visits: Count = 2
+    """Reference episodes that must have passed a state before its value is used."""
+
+
+class PolicyGradientConfig(Section):
+    """What all algorithms but `apo` and `apo_turn` share: rollouts, clipping, KL, entropy."""
+
+    group_size: Count | None = None
+    """Rollouts per task; null for 8 where rollouts of a task are compared (grpo, dr_grpo, rloo,
+    gigpo) and for 1 elsewhere."""
+    num_epochs: Count = 1
+    """Passes over the rollouts of a step."""
+    num_minibatches: Count = 1
+    """Updates of a pass."""
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """How far below 1 a token's ratio still has a gradient; 1 for no limit."""
+    clip_high: NonNegative = 0.2
+    """How far above 1; 0.28 is clip-higher (DAPO)."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Largest loss of a token with a negative advantage, in advantages; null for no limit."""
+    aggregation: (
+        Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"]
+        | None
+    ) = None
+    """How token losses become one number; null for what the algorithm's paper does."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL penalty stands: added to the loss, or subtracted from the rewards of tokens."""
+    kl_coefficient: NonNegative = 0.0
+    """Weight of the KL penalty to the reference."""
+    kl_estimator: Literal["k1", "k2", "k3", "low_variance", "absolute"] | None = None
+    """Estimate of a token's KL; null for the one with the right gradient: k2 in the loss, k1 in the
+    reward."""
+    entropy_coefficient: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+
+
+class PpoConfig(Section):
+    """What only `algorithm: ppo` reads: the critic and its advantages."""
+
+    critic_learning_rate: Positive = 1e-3
+    """Peak learning rate of the critic; follows apo.warmup_steps and apo.schedule."""
+    critic_warmup_steps: CountOrZero = 0
+    """First steps, in which only the critic is trained."""
+    value_clip: Positive | None = 0.2
+    """How far a value may move from that at the start of the step; null for no limit."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount from token to token."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """GAE's lambda from token to token."""
+    bi_level_gae: bool = False
+    """GAE over turns first, then within each turn."""
+    gamma_turn: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Discount from turn to turn, if bi-level."""
+    lambda_turn: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """GAE's lambda from turn to turn, if bi-level."""
+    whiten_advantages: bool = True
+    """Bring the advantages of a step to mean 0 and standard deviation 1."""
+
+
+class GigpoConfig(Section):
+    """What only `algorithm: gigpo` reads: advantages of turns within anchor states."""
+
+    omega: NonNegative = 1.0
+    """Weight of the turn's advantage beside the episode's."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Discount from turn to turn in what a turn is compared by."""
+    scale: Literal["std", "none"] = "std"
+    """Divide deviations from a group's mean by its standard deviation, or not."""
+
+
+class RolloutFilterConfig(Section):
+    """Which tasks of a step are trained on, by a score of their rollouts (StarPO-S)."""
+
+    strategy: Literal["none", "top_p", "top_p_softmax", "top_k", "top_fraction", "min_p"] = "none"
+    """`none` keeps all; best tasks first until they hold the share p of all scores (top_p), the k
+    best, the share p of the tasks, or those that have p times the best score (min_p)."""
+    value: Annotated[float, Field(ge=0)] = 0.9
+    """p, or k for top_k."""
+    score: Literal["return", "entropy", "length"] = "return"
+    """What is scored: returns, mean -log pi of the sampled tokens, or their number."""
+    statistic: Literal["std", "variance", "mean"] = "std"
+    """How the rollouts of a task give one score."""
+    order: Literal["largest", "smallest"] = "largest"
+    """Which scores are best."""
+    zero_variance: Literal["drop", "keep"] = "drop"
+    """What happens to tasks whose returns are all equal."""
+
+    @model_validator(mode="after")
+    def _value_fits_the_strategy(self) -> RolloutFilterConfig:
+        if self.strategy == "top_k":
+            if self.value < 1 or not self.value.is_integer():
+                raise ValueError(f"value of top_k must be a whole number >= 1, got {self.value:g}")
+        elif self.value > 1:
+            raise ValueError(f"value must be at most 1 except for top_k, got {self.value:g}")
+        may_be_negative = self.score == "return" and self.statistic == "mean"
+        if may_be_negative and self.strategy in ("top_p", "min_p"):
+            raise ValueError(
+                f"{self.strategy} takes shares of scores, and mean returns may be negative; use "
+                "top_p_softmax, top_k or top_fraction"
+            )
+        return self
+
+
+class RewardNormalizationConfig(Section):
+    """What is done to returns before advantages are formed; not for `apo` and `apo_turn`."""
+
+    method: Literal["identity", "mean", "mean_std", "asym_clip"] = "identity"
+    """Subtract the mean; also divide by the standard deviation; also clamp to [-1, 3]. A changed
+    return is paid at the end of the episode."""
+    grouping: Literal["state", "batch", "environment"] = "batch"
+    """Whose statistics: rollouts of the same task, of the step, or of the same environment."""
+
+
 class TrainingConfig(Section):
     """The loop of Stage 2."""
 
     max_steps: CountOrZero = 60
-    """Optimizer steps."""
+    """Steps; each makes policy_gradient.num_epochs * num_minibatches updates, A*-PO makes one."""
     max_tasks: Count | None = None
     """Training tasks of Stage 1 and Stage 2, drawn from the seed; null for the whole split."""
     tasks_per_step: Count = 64
-    """Tasks per step, one rollout each."""
+    """Tasks per step, each rolled out once or policy_gradient.group_size times."""
     micro_batch_size: Count = 16
     """Trajectories per forward pass; bounds memory, does not change the result."""
     num_rows: Count = 128
@@ -354,9 +492,76 @@ class RunConfig(Section):
     agent: AgentConfig = AgentConfig()
     policy: PolicyConfig = PolicyConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
+    algorithm: AlgorithmName = "apo"
+    """What Stage 2 optimises; apo is A*-PO on whole trajectories, apo_turn on turns."""
     apo: ApoConfig = ApoConfig()
+    turn_level: TurnLevelConfig = TurnLevelConfig()
+    policy_gradient: PolicyGradientConfig = PolicyGradientConfig()
+    ppo: PpoConfig = PpoConfig()
+    gigpo: GigpoConfig = GigpoConfig()
+    rollout_filter: RolloutFilterConfig = RolloutFilterConfig()
+    reward_normalization: RewardNormalizationConfig = RewardNormalizationConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether Stage 2 subtracts V*, so that there is a Stage 1."""
+        return self.algorithm in VALUE_ALGORITHMS
+
+    @property
+    def num_rollouts_per_task(self) -> int:
+        """Episodes that Stage 2 plays of each task of a step."""
+        if self.needs_values:
+            return 1
+        default = DEFAULT_GROUP_SIZE if self.algorithm in GROUP_ALGORITHMS else 1
+        return self.policy_gradient.group_size or default
+
+    @model_validator(mode="after")
+    def _there_is_something_to_compare(self) -> RunConfig:
+        """Refuses what would find no two rollouts to compare."""
+        one_each = self.num_rollouts_per_task == 1
+        why = f"algorithm {self.algorithm} rolls each task out once"
+        if not self.needs_values:
+            why += " with policy_gradient.group_size = 1"
+        if one_each and self.algorithm in GROUP_ALGORITHMS:
+            raise ValueError(
+                f"algorithm {self.algorithm} compares rollouts of one task; "
+                "policy_gradient.group_size must be at least 2, got 1"
+            )
+        chosen = self.rollout_filter
+        reads_variance = chosen.zero_variance == "drop" or chosen.statistic != "mean"
+        if one_each and chosen.strategy != "none" and reads_variance:
+            raise ValueError(
+                f"rollout_filter needs several rollouts of a task to see variance, and {why}; "
+                "use statistic mean with zero_variance keep, or a group algorithm"
+            )
+        normalized = self.reward_normalization
+        if normalized.method != "identity":
+            if self.needs_values:
+                raise ValueError(
+                    f"reward_normalization changes returns and algorithm {self.algorithm} compares "
+                    "them with V* of unchanged ones; use method identity"
+                )
+            if one_each and normalized.grouping == "state":
+                raise ValueError(
+                    f"reward_normalization by state compares rollouts of a task, and {why}; use "
+                    "grouping batch or raise group_size"
+                )
+        if self.algorithm == "apo_turn" and (
+            self.apo.length_normalization != "none" or self.apo.kl_coefficient > 0
+        ):
+            raise ValueError(
+                "apo.length_normalization and apo.kl_coefficient belong to algorithm apo; leave "
+                "them out for apo_turn"
+            )
+        num_episodes = self.training.tasks_per_step * self.num_rollouts_per_task
+        if self.algorithm == "brpo" and num_episodes < 2:
+            raise ValueError(
+                "algorithm brpo compares the episodes of a step; training.tasks_per_step must be "
+                "at least 2, got 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sequences_fit_the_small_model(self) -> RunConfig:

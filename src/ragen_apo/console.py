@@ -20,7 +20,7 @@ DESCRIPTIONS = {
     "copy": "warm start: copying",
     "demonstrations": "warm start: demonstrations",
     "stage 1": "stage 1: values of the reference",
-    "stage 2": "stage 2: A*-PO",
+    "stage 2": "stage 2: training",
     "evaluation": "evaluation",
 }
 

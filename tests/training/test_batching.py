@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.training.batching import collate, epoch_slice, micro_batches
+from ragen_apo.training.batching import collate, epoch_slice, micro_batches, padded_length
 from ragen_apo.types import TrainingSample
 
 CPU = torch.device("cpu")
@@ -67,3 +67,13 @@ def test_a_slice_is_a_function_of_step_seed_and_purpose(changed: dict) -> None:
     arguments = {"num_items": 50, "batch_size": 20, "step": 7, "seed": 3, "purpose": "test"}
     assert epoch_slice(**arguments) == epoch_slice(**arguments)
     assert epoch_slice(**arguments) != epoch_slice(**{**arguments, **changed})
+
+
+def test_padded_lengths_are_few_and_hardly_longer() -> None:
+    lengths = range(1, 5000)
+    padded = [padded_length(length) for length in lengths]
+    assert all(
+        length <= longer <= length * 17 / 16 for length, longer in zip(lengths, padded, strict=True)
+    )
+    assert len(set(padded)) < 16 * 10
+    assert padded_length(3) == 3

@@ -20,9 +20,11 @@ import torch
 from safetensors.torch import load_file
 
 from ragen_apo.cli import app
+from ragen_apo.config import RunConfig, resolved_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import PARTIAL_MARK, read_json_lines
 from ragen_apo.run_directory import RunDirectory, open_run
+from ragen_apo.training.checkpoint import list_checkpoints
 
 UPDATE = "ragen_apo.training.supervised:accumulate_supervised_gradients"
 SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
@@ -61,9 +63,9 @@ def run_until_killed(tiny_config: str) -> Iterator[Callable[..., int]]:
     ) as server:
         assert server.stdin is not None and server.stdout is not None
 
-        def run(folder: Path, *, target: str, call: int) -> int:
+        def run(folder: Path, *, target: str, call: int, text: str = tiny_config) -> int:
             config = folder / "tiny.yaml"
-            config.write_text(tiny_config)
+            config.write_text(text)
             job = {"run": str(folder / "run"), "config": str(config)}
             server.stdin.write(json.dumps({**job, "target": target, "call": call}) + "\n")
             server.stdin.flush()
@@ -100,6 +102,34 @@ def test_a_run_killed_again_and_again_at_every_fiftieth_flush_to_disk(
     assert statuses[-1] == 0
     assert len(statuses) >= 3
     assert_same_run(tmp_path / "run", finished_run)
+
+
+def test_ppo_killed_between_its_policy_and_its_critic(
+    run_until_killed: Callable[..., int],
+    algorithm_config: Callable[[str], RunConfig],
+    algorithm_runs: Callable[[str], RunDirectory],
+    tmp_path: Path,
+) -> None:
+    # A checkpoint after 2 of 4 steps and one at the end, of three files each.
+    status = run_until_killed(
+        tmp_path,
+        target="ragen_apo.training.checkpoint:save_file",
+        call=3 + 3,
+        text=resolved_yaml(algorithm_config("ppo")),
+    )
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    run, expected = RunDirectory(tmp_path / "run"), algorithm_runs("ppo")
+    assert len(list_checkpoints(run.checkpoints)) == 1
+    app(
+        ["train", "--run-dir", str(run.path), "--resume", "--no-evaluate"],
+        result_action="return_value",
+    )
+    assert rows(run.metrics) == rows(expected.metrics)
+    assert_same_tensors(run.policy, expected.policy)
+    newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, expected)]
+    states = [load_file(path / "algorithm.safetensors") for path in newest]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:

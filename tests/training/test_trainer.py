@@ -8,9 +8,10 @@ import torch
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.errors import MissingValueError
 from ragen_apo.files import read_json_lines
+from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import baseline_values
+from ragen_apo.training.stage_one import baseline_values, reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.values.store import ValueStore
 
@@ -35,7 +36,8 @@ def trainer_of(session: Session) -> Trainer:
         reference=reference,
         proxy=build_proxy(session.config, policy, session.environments),
         tasks=tasks,
-        values=baseline_values(session, reference, tasks),
+        values=reference_values(session, reference, tasks),
+        algorithm=make_algorithm(session.config, reference),
         optimizer=Optimizer(policy.model),
     )
 
@@ -120,6 +122,9 @@ def test_shuffled_returns_are_a_permutation_that_differs_from_step_to_step(
         replace(trajectory, turns=(replace(trajectory.turns[0], reward=float(number)),))
         for number, trajectory in enumerate(trajectories)
     ]
+    rollouts = shuffled._gather(numbered, 0)
+    assert rollouts.returns_B.tolist() == rollouts.rewards_BT.sum(dim=1).tolist()
+    assert rollouts.returns_B.tolist() == shuffled._returns(numbered, 0).tolist()
     assert plain._returns(numbered, 0).tolist() == list(range(8))
     orders = [shuffled._returns(numbered, step).tolist() for step in (0, 0, 1)]
     assert sorted(orders[0]) == list(range(8))

@@ -185,6 +185,7 @@ def sequence_log_ratio(
 
 
 def token_log_ratio(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Log pi - log pi_ref at sampled tokens [B, T], in at least float32; 0 elsewhere."""
     dtype = torch.promote_types(logprobs_BT.dtype, torch.float32)
     difference_BT = logprobs_BT.to(dtype) - reference_logprobs_BT.detach().to(dtype)
     # where, not a product: 0 * NaN at a padded position would be NaN.
@@ -264,16 +265,26 @@ def apo_metrics(
     """
     if residual_B.numel() == 0:
         raise ValueError("metrics need at least one sequence, got an empty batch")
-    residual_64, log_ratio_64 = residual_B.double(), log_ratio_B.double()
+    residual_64 = residual_B.double()
     metrics = {
         "residual_mean": residual_64.mean().item(),
         "residual_variance": residual_64.var(correction=0).item(),
-        "log_ratio_mean": log_ratio_64.mean().item(),
-        "log_ratio_max_abs": log_ratio_64.abs().max().item(),
-        "kl_per_sequence": kl_B.double().mean().item(),
-        "kl_per_token": kl_B.double().sum().item() / max(int(num_tokens_B.sum()), 1),
+        **divergence_metrics(log_ratio_B=log_ratio_B, kl_B=kl_B, num_tokens_B=num_tokens_B),
     }
     if v_star_B.min() < v_star_B.max() and success_B.min() < success_B.max():
         both = torch.stack([v_star_B.double(), success_B.double()])
         metrics["v_star_success_correlation"] = torch.corrcoef(both)[0, 1].item()
     return metrics
+
+
+def divergence_metrics(
+    *, log_ratio_B: Tensor, kl_B: Tensor, num_tokens_B: Tensor
+) -> dict[str, float]:
+    """How far the policy is from the reference, from vectors over the whole batch."""
+    log_ratio_64 = log_ratio_B.double()
+    return {
+        "log_ratio_mean": log_ratio_64.mean().item(),
+        "log_ratio_max_abs": log_ratio_64.abs().max().item(),
+        "kl_per_sequence": kl_B.double().mean().item(),
+        "kl_per_token": kl_B.double().sum().item() / max(int(num_tokens_B.sum()), 1),
+    }

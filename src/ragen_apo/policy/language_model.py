@@ -220,8 +220,8 @@ def build_small_model(
 ) -> LanguageModel:
     """A randomly initialised Llama decoder with tied embeddings for this tokenizer.
 
-    The weights are a function of the seed alone. Attention heads of the first layer start
-    out looking at the previous tokens (see `_look_at_previous_tokens`). Responses end with the closing
+    The weights are a function of the seed alone. Attention heads of the first layer start out
+    looking at the previous tokens (see `_look_at_previous_tokens`). Responses end with the closing
     tag, one token of the project's own tokenizer, stored as the end token of generation.
     """
     closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSING_TAG)

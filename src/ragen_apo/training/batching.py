@@ -3,6 +3,8 @@
 Axes: B rows, T positions. Rows are padded on the right, where causal attention never looks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +26,19 @@ class TokenBatch:
     sampled_logprobs_BT: Tensor
     """log pi at sampling time, zero where the mask is False."""
 
+    def rows(self, rows: Tensor, *, num_positions: int | None = None) -> TokenBatch:
+        """The rows with these indices, or where a mask is True, and their first positions."""
+        return TokenBatch(
+            token_ids_BT=self.token_ids_BT[rows, :num_positions],
+            loss_mask_BT=self.loss_mask_BT[rows, :num_positions],
+            sampled_logprobs_BT=self.sampled_logprobs_BT[rows, :num_positions],
+        )
+
 
 def collate(samples: Sequence[TrainingSample], *, pad_id: int, device: torch.device) -> TokenBatch:
-    """Pads the samples to the longest of them."""
-    shape = (len(samples), max(len(sample.token_ids) for sample in samples))
+    """Pads the samples to the longest of them, or a little more (see `padded_length`)."""
+    longest = max(len(sample.token_ids) for sample in samples)
+    shape = (len(samples), padded_length(longest))
     token_ids = np.full(shape, pad_id, dtype=np.int64)
     loss_mask = np.zeros(shape, dtype=bool)
     logprobs = np.zeros(shape, dtype=np.float32)
@@ -41,6 +52,16 @@ def collate(samples: Sequence[TrainingSample], *, pad_id: int, device: torch.dev
         loss_mask_BT=torch.from_numpy(loss_mask).to(device),
         sampled_logprobs_BT=torch.from_numpy(logprobs).to(device),
     )
+
+
+def padded_length(length: int) -> int:
+    """The next of 16 lengths per octave: at most one sixteenth more.
+
+    Kernels for CPU keep what they prepared for every shape they have met: with lengths of all kinds
+    a process grew by 8 GB in half an hour (docs/log.md).
+    """
+    unit = max(1, 1 << max(length.bit_length() - 5, 0))
+    return -(-length // unit) * unit
 
 
 def micro_batches(samples: Sequence[TrainingSample], *, size: int) -> list[list[int]]:
@@ -62,3 +83,16 @@ def epoch_slice(
         order = generator(seed, purpose, epoch).permutation(num_items)
         indices += order[offset : offset + batch_size - len(indices)].tolist()
     return indices
+
+
+def minibatches(
+    num_items: int, *, num_parts: int, seed: int, step: int, epoch: int
+) -> list[list[int]]:
+    """The items in `num_parts` parts of about one size in a random order; a single part in order.
+
+    Fewer parts where there are fewer items.
+    """
+    if num_parts == 1:
+        return [list(range(num_items))]
+    order = generator(seed, "minibatches", step, epoch).permutation(num_items)
+    return [part.tolist() for part in np.array_split(order, min(num_parts, num_items))]

@@ -4,6 +4,7 @@ A checkpoint is a folder that appears by one rename, so it is whole or it is not
 
     checkpoints/2-demonstrations-000100/
       model.safetensors  optimizer.safetensors  state.json
+      algorithm.safetensors   what the algorithm trains besides the policy: the critic of PPO
 
 All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also
 the state of every generator, of the task order and of the schedule.
@@ -16,6 +17,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import safetensors
 import torch
@@ -27,7 +29,10 @@ from ragen_apo.files import PARTIAL_MARK, directory_written_atomically, remove_p
 from ragen_apo.training.optimization import Optimizer
 
 PHASES = ("copy", "demonstrations", "apo")
-"""The phases that change weights, in their order."""
+"""The phases that change weights, in their order. `apo` is Stage 2 of any algorithm."""
+
+ALGORITHM_PREFIX = "algorithm/"
+"""Marks the algorithm's tensors among those that are loaded."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,13 @@ class Position:
 
 
 def save_checkpoint(
-    directory: Path, *, position: Position, model: nn.Module, optimizer: Optimizer, keep: int
+    directory: Path,
+    *,
+    position: Position,
+    model: nn.Module,
+    optimizer: Optimizer,
+    keep: int,
+    algorithm_state: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Path:
     """Writes a checkpoint and removes all but the newest `keep`.
 
@@ -58,6 +69,8 @@ def save_checkpoint(
         with directory_written_atomically(path) as partial:
             save_file(_without_aliases(model), partial / "model.safetensors")
             save_file(optimizer.state_tensors(), partial / "optimizer.safetensors")
+            if algorithm_state:
+                save_file(dict(algorithm_state), partial / "algorithm.safetensors")
             (partial / "state.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(
@@ -81,8 +94,9 @@ def load_latest_checkpoint(
 ) -> tuple[Position, dict[str, Tensor]] | None:
     """Puts the newest checkpoint's weights into the model.
 
-    Returns the position and the optimizer's tensors, or None if there is no checkpoint. Raises
-    CheckpointError for one that is cut off or belongs to another model; none is skipped silently.
+    Returns the position with the optimizer's tensors and, under `ALGORITHM_PREFIX`, the
+    algorithm's; None if there is no checkpoint. Raises CheckpointError for one that is cut off or
+    belongs to another model; none is skipped silently.
     """
     if directory.is_dir():
         remove_partial_files(directory)
@@ -95,6 +109,9 @@ def load_latest_checkpoint(
         position = Position(**state)
         weights = load_file(path / "model.safetensors", device=str(device))
         moments = load_file(path / "optimizer.safetensors", device="cpu")
+        if (path / "algorithm.safetensors").exists():
+            kept = load_file(path / "algorithm.safetensors", device="cpu")
+            moments |= {f"{ALGORITHM_PREFIX}{name}": tensor for name, tensor in kept.items()}
         _load_weights(model, weights)
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise CheckpointError(

@@ -1,7 +1,7 @@
 """A whole run, from an untrained model to a trained policy, resumable at every point.
 
     initial model -> copy curriculum -> demonstrations -> reference
-        -> Stage 1 (value store) -> Stage 2 (trainer) -> policy
+        -> Stage 1 (value store; A*-PO only) -> Stage 2 (trainer) -> policy
 
 Each phase finds out from the run directory what is done already and goes on from there. What it
 writes depends on the configuration alone, so a run that was killed ends with the same files as one
@@ -11,6 +11,7 @@ that was not (`seconds` aside).
 from __future__ import annotations
 
 import platform
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
             policy = session.load_model(run.reference(0))
         with session.timed("stage 2"):
             run_stage_two(session, policy, tasks, position=position, moments=moments)
+        _note_peak_memory(run, session.device)
         if not run.policy.exists():
             session.save_model(policy, run.policy)
 
@@ -147,13 +149,25 @@ def _warm_start(
 
 
 def _stage_one(session: Session, tasks: list[Task]) -> None:
-    """Samples the first reference, unless its values come from a store that exists already."""
-    if session.config.apo.value_store is not None:
+    """Samples the first reference, unless no values are needed or a store has them already."""
+    if session.config.apo.value_store is not None or not session.config.needs_values:
         return
     reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):
         report = estimate_values(session, reference, tasks)
     write_json_atomically(session.run.value_report_of(0), report)
+
+
+def _note_peak_memory(run: RunDirectory, device: torch.device) -> None:
+    """The largest need of this or an interrupted attempt: of the GPU, or of the whole process."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        unit = 1 if platform.system() == "Darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    status = run.read_status()
+    status["peak_memory_bytes"] = max(peak, status.get("peak_memory_bytes", 0))
+    write_json_atomically(run.status, status)
 
 
 def _note_versions(run: RunDirectory) -> None:

@@ -15,11 +15,13 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
+from ragen_apo.training.rollouts import ReferenceValues
 from ragen_apo.training.session import Session, open_session
 from ragen_apo.types import Task
 from ragen_apo.values.collect import collect_values
 from ragen_apo.values.estimator import SampleSchedule
 from ragen_apo.values.report import coverage_report
+from ragen_apo.values.state_values import state_values
 from ragen_apo.values.store import ValueStore
 
 
@@ -27,6 +29,37 @@ def sample_schedule(apo: ApoConfig) -> SampleSchedule:
     """A fixed number of samples a task, or doubling rounds for tasks that seldom succeed."""
     first = apo.num_value_samples
     return SampleSchedule(first=first, cap=apo.max_value_samples if apo.adaptive_vstar else first)
+
+
+def reference_values(
+    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+) -> ReferenceValues:
+    """What the configured algorithm has to know of the reference: nothing, V* of tasks, of states.
+
+    Raises MissingValueError where `baseline_values` does.
+    """
+    config = session.config
+    if not config.needs_values:
+        return ReferenceValues()
+    by_task = baseline_values(session, reference, tasks)
+    if config.algorithm != "apo_turn" or config.apo.value_baseline == "zero":
+        return ReferenceValues(by_task)
+    conditions = sampling_conditions(config, reference, session.environments)
+    with ValueStore(store_path(session), create=False) as store:
+        trajectories = [
+            trajectory
+            for task_id in by_task
+            for trajectory in store.trajectories(conditions, task_id)
+        ]
+    by_state = state_values(
+        trajectories, beta=baseline_beta(config.apo), min_visits=config.turn_level.min_visits
+    )
+    return ReferenceValues(by_task, by_state)
+
+
+def baseline_beta(apo: ApoConfig) -> float:
+    """The temperature of the value that is subtracted; infinite for the mean."""
+    return math.inf if apo.value_baseline == "mean" else apo.beta1
 
 
 def baseline_values(
@@ -40,10 +73,9 @@ def baseline_values(
     task_ids = [task.task_id for task in tasks]
     if apo.value_baseline == "zero":
         return dict.fromkeys(task_ids, 0.0)
-    beta = math.inf if apo.value_baseline == "mean" else apo.beta1
     conditions = sampling_conditions(session.config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
-        return store.values(conditions, task_ids, beta=beta)
+        return store.values(conditions, task_ids, beta=baseline_beta(apo))
 
 
 def store_path(session: Session) -> Path:

@@ -13,14 +13,15 @@ from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.files import append_json_line, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.training.checkpoint import Position, save_checkpoint
+from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.training.checkpoint import ALGORITHM_PREFIX, Position, save_checkpoint
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import baseline_values, estimate_values
+from ragen_apo.training.stage_one import estimate_values, reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Task
 
-TOTALS = ("num_episodes", "num_generated_tokens")
+TOTALS = ("num_episodes", "num_generated_tokens", "num_updates")
 """Metrics of a step that are also reported as running totals, `<name>_total`."""
 
 
@@ -41,6 +42,14 @@ def run_stage_two(
     version = position.counters.get("reference_version", 0)
     reference = session.load_model(session.run.reference(version))
     reference.model.requires_grad_(False)
+    algorithm = make_algorithm(config, reference)
+    algorithm.load_state_tensors(
+        {
+            name.removeprefix(ALGORITHM_PREFIX): tensor
+            for name, tensor in moments.items()
+            if name.startswith(ALGORITHM_PREFIX)
+        }
+    )
     proxy = build_proxy(config, policy, session.environments)
     trainer = Trainer(
         config,
@@ -48,7 +57,8 @@ def run_stage_two(
         reference=reference,
         proxy=proxy,
         tasks=tasks,
-        values=baseline_values(session, reference, tasks),
+        values=reference_values(session, reference, tasks),
+        algorithm=algorithm,
         optimizer=optimizer,
     )
     session.progress.start("stage 2", config.training.max_steps)
@@ -63,9 +73,10 @@ def run_stage_two(
         session.progress.update(step + 1, _note(row))
         if _refresh_is_due(session, position, row):
             version += 1
-            reference = _refresh_reference(session, policy, tasks, version=version)
+            with session.timed("reference refresh"):
+                reference = _refresh_reference(session, policy, tasks, version=version)
             trainer.reference = reference
-            trainer.values = baseline_values(session, reference, tasks)
+            trainer.values = reference_values(session, reference, tasks)
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
             session.progress.start("stage 2", config.training.max_steps)
@@ -75,6 +86,7 @@ def run_stage_two(
                 position=position,
                 model=policy.model,
                 optimizer=optimizer,
+                algorithm_state=algorithm.state_tensors(),
                 keep=config.training.keep_checkpoints,
             )
 
@@ -118,17 +130,18 @@ def _refresh_is_due(session: Session, position: Position, row: dict[str, float |
     if position.step >= session.config.training.max_steps:
         return False
     by_steps = refresh.every_steps is not None and steps_since >= refresh.every_steps
-    by_kl = refresh.max_kl is not None and row["kl_per_sequence"] > refresh.max_kl
+    by_kl = refresh.max_kl is not None and row.get("kl_per_sequence", 0.0) > refresh.max_kl
     return by_steps or by_kl
 
 
 def _refresh_reference(
     session: Session, policy: LanguageModel, tasks: Sequence[Task], *, version: int
 ) -> LanguageModel:
-    """The policy becomes the reference; its values are estimated and the old ones are kept."""
+    """The policy becomes the reference; its values, if any are used, are added to the store."""
     session.save_model(policy, session.run.reference(version))
     reference = session.load_model(session.run.reference(version))
     reference.model.requires_grad_(False)
-    report = estimate_values(session, reference, tasks)
-    write_json_atomically(session.run.value_report_of(version), report)
+    if session.config.needs_values:
+        report = estimate_values(session, reference, tasks)
+        write_json_atomically(session.run.value_report_of(version), report)
     return reference

@@ -1,35 +1,48 @@
-"""Stage 2 of A*-PO: one rollout per task, and a regression on the optimal advantage.
+"""Stage 2: one step of any algorithm of the family.
 
 Sampling and scoring both run in evaluation mode: dropout would make them two different policies.
 
     for each step:
         tasks         a slice of this epoch's random order
-        trajectories  one rollout of the present policy for each task
-        V*            from the value store: log-mean-exp of the reference's returns
-        loss          (beta2 (log pi - log pi_ref) - (R - V*))^2 / (2 beta2), mean over trajectories
-        update        one optimizer step
+        rollouts      of the present policy, one or a group for each task
+        filter        tasks that are worth an update; normalised returns, if configured
+        reference     log-probabilities of the same tokens under the frozen reference
+        prepare       the algorithm's advantages, from all rollouts
+        for each pass, for each minibatch:
+            loss      over micro-batches, whose gradients add up
+            update    one optimizer step
 
-Source: Brantley et al., arXiv 2505.20686; `objectives.apo` holds the equations. On-policy: every
-trajectory is used once, with the weights that sampled it, so there is no ratio and no clipping.
+A*-PO (`algorithms.apo`) plays each task once and makes one pass with one update; the others differ
+in what `prepare` and `loss` do and in how often rollouts are used, and the trainer does not know
+which one it runs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
-from ragen_apo.config import ApoConfig, RunConfig
-from ragen_apo.objectives.apo import ApoLoss, ApoSettings, apo_loss, apo_metrics
+from ragen_apo.config import RunConfig
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import derive_seed, generator
-from ragen_apo.training.batching import collate, epoch_slice, micro_batches
+from ragen_apo.training.algorithms.base import Algorithm
+from ragen_apo.training.batching import epoch_slice, minibatches
+from ragen_apo.training.figures import StepFigures, rollout_metrics
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
-from ragen_apo.types import Task, Trajectory, TurnFlag, training_sample
+from ragen_apo.training.rollouts import (
+    ReferenceValues,
+    Rollouts,
+    gather_rollouts,
+    kept_by_filter,
+    normalized,
+)
+from ragen_apo.types import Task, Trajectory
 
 
 @dataclass(frozen=True)
@@ -40,27 +53,8 @@ class StepResult:
     trajectories: list[Trajectory]
 
 
-@dataclass
-class _BatchFigures:
-    """What the micro-batches of one step add up to."""
-
-    loss: float = 0.0
-    parts: list[ApoLoss] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    """Which trajectory of the batch each row of `parts` is."""
-    entropy_sum: float = 0.0
-    logprob_gap_max: float = 0.0
-
-    def vector(self, name: str) -> torch.Tensor:
-        """A per-trajectory field of the parts in the order of the batch."""
-        joined = torch.cat([getattr(part, name) for part in self.parts]).cpu()
-        ordered = torch.empty_like(joined)
-        ordered[torch.tensor(self.places)] = joined
-        return ordered
-
-
 class Trainer:
-    """Improves `policy` against a frozen `reference` whose values are known for every task."""
+    """Improves `policy` on `tasks`; `reference` is frozen, `values` are what Stage 1 says of it."""
 
     def __init__(
         self,
@@ -70,44 +64,41 @@ class Trainer:
         reference: LanguageModel,
         proxy: AgentProxy,
         tasks: Sequence[Task],
-        values: Mapping[str, float],
+        values: ReferenceValues,
+        algorithm: Algorithm[Any],
         optimizer: Optimizer,
     ) -> None:
         self.config, self.apo = config, config.apo
         self.policy, self.reference, self.proxy = policy, reference, proxy
-        self.tasks, self.values, self.optimizer = tasks, values, optimizer
-        self.objective = objective_settings(config.apo)
+        self.tasks, self.values = tasks, values
+        self.algorithm, self.optimizer = algorithm, optimizer
         policy.model.eval()
 
     def step(self, step: int) -> StepResult:
-        """Update number `step` (from 0): a function of the weights, the moments and `step`."""
+        """Step number `step` (from 0): a function of the weights, the moments and `step`."""
         started = time.perf_counter()
         trajectories = self._roll_out(step)
         rolled_out = time.perf_counter()
-        returns = self._returns(trajectories, step)
-        v_star = torch.tensor([self.values[t.task.task_id] for t in trajectories])
-        figures = self._accumulate_gradients(trajectories, returns, v_star)
-        learning_rate = learning_rate_at(
-            step,
-            peak=self.apo.learning_rate,
-            num_steps=self.config.training.max_steps,
-            warmup_steps=self.apo.warmup_steps,
-            schedule=self.apo.schedule,
-        )
-        gradient_norm = self.optimizer.update(
-            learning_rate=learning_rate, max_grad_norm=self.apo.max_grad_norm
-        )
-        metrics = _metrics(figures, trajectories, v_star) | {
+        rollouts = self._gather(trajectories, step)
+        keep_B = kept_by_filter(rollouts, self.config.rollout_filter)
+        learning_rate = self._learning_rate(step)
+        metrics = rollout_metrics(trajectories)
+        if keep_B.any():
+            kept = normalized(rollouts, self.config.reward_normalization).take(keep_B)
+            metrics |= self._improve(kept, learning_rate=learning_rate)
+        else:
+            metrics |= StepFigures().metrics()
+        metrics |= {
             "step": step + 1,
+            "kept_share": int(keep_B.sum()) / len(rollouts),
             "learning_rate": learning_rate,
-            "gradient_norm": gradient_norm,
             "rollout_seconds": rolled_out - started,
             "training_seconds": time.perf_counter() - rolled_out,
         }
         return StepResult(metrics, trajectories)
 
     def _roll_out(self, step: int) -> list[Trajectory]:
-        """One episode for each task of the step, with the present weights."""
+        """The episodes of the step with the present weights, task after task."""
         indices = epoch_slice(
             num_items=len(self.tasks),
             batch_size=self.config.training.tasks_per_step,
@@ -115,12 +106,26 @@ class Trainer:
             seed=self.config.seed,
             purpose="task-order",
         )
+        tasks = [
+            self.tasks[index] for index in indices for _ in range(self.config.num_rollouts_per_task)
+        ]
         requests = [
-            EpisodeRequest(self.tasks[index], derive_seed(self.config.seed, "stage-2", step, place))
-            for place, index in enumerate(indices)
+            EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, place))
+            for place, task in enumerate(tasks)
         ]
         return self.proxy.rollout(
             requests, temperature=self.apo.temperature, policy_version=f"step-{step}"
+        )
+
+    def _gather(self, trajectories: Sequence[Trajectory], step: int) -> Rollouts:
+        return gather_rollouts(
+            trajectories,
+            step=step,
+            group_size=self.config.num_rollouts_per_task,
+            returns_B=self._returns(trajectories, step),
+            values=self.values,
+            pad_id=self.policy.pad_id,
+            device=self.policy.device,
         )
 
     def _returns(self, trajectories: Sequence[Trajectory], step: int) -> torch.Tensor:
@@ -131,86 +136,69 @@ class Trainer:
             return returns[torch.from_numpy(order.permutation(len(returns)))]
         return returns
 
-    def _accumulate_gradients(
-        self, trajectories: Sequence[Trajectory], returns_B: torch.Tensor, v_star_B: torch.Tensor
-    ) -> _BatchFigures:
-        """Adds up the gradient of the whole batch's loss over micro-batches."""
-        samples = [training_sample(trajectory) for trajectory in trajectories]
-        device, pad_id = self.policy.device, self.policy.pad_id
-        figures = _BatchFigures()
-        for places in micro_batches(samples, size=self.config.training.micro_batch_size):
-            batch = collate([samples[place] for place in places], pad_id=pad_id, device=device)
-            ids_BT, mask_BT = batch.token_ids_BT, batch.loss_mask_BT
-            temperature = self.apo.temperature
+    def _learning_rate(self, step: int) -> float:
+        return learning_rate_at(
+            step,
+            peak=self.apo.learning_rate,
+            num_steps=self.config.training.max_steps,
+            warmup_steps=self.apo.warmup_steps,
+            schedule=self.apo.schedule,
+        )
+
+    def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
+        """The updates of one step; returns what they report."""
+        algorithm, figures = self.algorithm, StepFigures()
+        rollouts = self._with_reference(rollouts)
+        signals = algorithm.prepare(rollouts)
+        for epoch in range(algorithm.num_epochs):
+            for places in minibatches(
+                len(rollouts),
+                num_parts=algorithm.num_minibatches,
+                seed=self.config.seed,
+                step=rollouts.step,
+                epoch=epoch,
+            ):
+                self._accumulate_gradients(
+                    rollouts, signals, places, figures, first_pass=epoch == 0
+                )
+                norm = self.optimizer.update(
+                    learning_rate=learning_rate, max_grad_norm=self.apo.max_grad_norm
+                )
+                others = algorithm.update(rate_scale=learning_rate / self.apo.learning_rate)
+                figures.close_update(gradient_norm=norm, **others)
+        return figures.metrics() | algorithm.metrics(rollouts, signals, figures)
+
+    def _with_reference(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with log pi_ref of their tokens."""
+        logprobs_BT = torch.zeros_like(rollouts.reference_logprobs_BT)
+        size = self.config.training.micro_batch_size
+        for micro in rollouts.micro_batches(range(len(rollouts)), size=size):
+            ids_BT = micro.tokens.token_ids_BT
             with torch.no_grad():
-                frozen = score_tokens(self.reference, ids_BT, mask_BT, temperature=temperature)
-            scores = score_tokens(self.policy, ids_BT, mask_BT, temperature=temperature)
-            part = apo_loss(
-                scores.logprobs_BT,
-                reference_logprobs_BT=frozen.logprobs_BT,
-                mask_BT=mask_BT,
-                returns_B=returns_B[places].to(device),
-                v_star_B=v_star_B[places].to(device),
-                settings=self.objective,
-                num_sequences=len(samples),
+                scores = score_tokens(
+                    self.reference, ids_BT, micro.mask_BT, temperature=self.apo.temperature
+                )
+            logprobs_BT[micro.places, : ids_BT.shape[1]] = scores.logprobs_BT
+        return replace(rollouts, reference_logprobs_BT=logprobs_BT)
+
+    def _accumulate_gradients(
+        self,
+        rollouts: Rollouts,
+        signals: Any,
+        places: Sequence[int],
+        figures: StepFigures,
+        *,
+        first_pass: bool,
+    ) -> None:
+        """Adds up the gradient of a minibatch's loss over its micro-batches."""
+        for micro in rollouts.micro_batches(places, size=self.config.training.micro_batch_size):
+            scores = score_tokens(
+                self.policy,
+                micro.tokens.token_ids_BT,
+                micro.mask_BT,
+                temperature=self.apo.temperature,
+                entropy_gradients=self.algorithm.entropy_gradients,
             )
+            part = self.algorithm.loss(signals, micro, scores)
             part.loss.backward()
-            gap_BT = (scores.logprobs_BT.detach() - batch.sampled_logprobs_BT).abs()
-            figures.loss += part.loss.item()
-            figures.parts.append(part)
-            figures.places += places
-            figures.entropy_sum += scores.entropy_BT.sum().item()
-            figures.logprob_gap_max = max(figures.logprob_gap_max, gap_BT.max().item())
-        return figures
-
-
-def objective_settings(apo: ApoConfig) -> ApoSettings:
-    """The part of the configuration that the loss reads."""
-    return ApoSettings(
-        beta2=apo.beta2,
-        loss=apo.loss,
-        length_normalization=apo.length_normalization,
-        advantage_clamp=apo.advantage_clamp,
-        kl_coefficient=apo.kl_coefficient,
-    )
-
-
-def _metrics(
-    figures: _BatchFigures, trajectories: Sequence[Trajectory], v_star_B: torch.Tensor
-) -> dict[str, float | int]:
-    success_B = torch.tensor([float(trajectory.success) for trajectory in trajectories])
-    num_tokens = int(figures.vector("num_tokens").sum())
-    return {
-        "loss": figures.loss,
-        "entropy": figures.entropy_sum / num_tokens,
-        "logprob_gap_max": figures.logprob_gap_max,
-        "num_generated_tokens": num_tokens,
-        **rollout_metrics(trajectories),
-        **apo_metrics(
-            residual_B=figures.vector("residual"),
-            log_ratio_B=figures.vector("log_ratio"),
-            kl_B=figures.vector("kl"),
-            num_tokens_B=figures.vector("num_tokens"),
-            v_star_B=v_star_B,
-            success_B=success_B,
-        ),
-    }
-
-
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int]:
-    """What the trajectories alone say."""
-    num_episodes = len(trajectories)
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    return {
-        "num_episodes": num_episodes,
-        "return_mean": sum(t.episode_return for t in trajectories) / num_episodes,
-        "success_rate": sum(t.success for t in trajectories) / num_episodes,
-        "num_turns_mean": len(turns) / num_episodes,
-        "truncated_share": sum(t.truncated for t in trajectories) / num_episodes,
-        "format_error_share": _share(turns, TurnFlag.FORMAT_ERROR),
-        "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
-    }
-
-
-def _share(turns: Sequence, flag: TurnFlag) -> float:
-    return sum(flag.value in turn.flags for turn in turns) / len(turns)
+            figures.add_part(part, micro, scores, first_pass=first_pass)

@@ -1,0 +1,105 @@
+"""What a finished run has cost and reached, Stage 1 included.
+
+Seconds are those of Stage 1, rollouts and updates: not the warm start, which all runs share, and
+not the evaluations. What a new reference costs (`apo.reference_refresh`) is counted at the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragen_apo.comparison.plan import BudgetConfig
+from ragen_apo.files import read_json_lines
+from ragen_apo.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation during training."""
+
+    seconds: float
+    tokens: int
+    success: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run; figures that a run has not reached are None."""
+
+    name: str
+    seed: int
+    points: Sequence[Point]
+    """Within the budget, in the order of training; the first is the reference at cost 0."""
+    seconds_to_target: float | None
+    tokens_to_target: int | None
+    seconds: float
+    tokens: int
+    """Of the whole run."""
+    success: float
+    """Of the trained policy, in the evaluation after training."""
+    success_low: float
+    success_high: float
+    kl_per_sequence: float | None
+    peak_memory_bytes: int | None
+
+    @property
+    def success_within_budget(self) -> float:
+        """Of the last evaluation that the budget allows."""
+        return self.points[-1].success
+
+
+def measure(
+    run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig, target: float
+) -> Measurement:
+    """Reads a finished run."""
+    status, rows = run.read_status(), read_json_lines(run.metrics)
+    results = json.loads(run.results.read_text(encoding="utf-8"))
+    phases = status.get("phases", {})
+    seconds = sum(
+        phases.get(phase, {}).get("seconds", 0.0) for phase in ("stage 1", "reference refresh")
+    )
+    tokens = stage_one_tokens(run)
+    points = [Point(0.0, 0, results["baselines"]["reference"]["success_rate"])]
+    for row in rows:
+        seconds += row["rollout_seconds"] + row["training_seconds"]
+        tokens += row["num_generated_tokens"]
+        if "eval_success_rate" in row and _within(budget, seconds, tokens):
+            points.append(Point(seconds, tokens, row["eval_success_rate"]))
+    reached = next((point for point in points if point.success >= target), None)
+    divergences = [row["kl_per_sequence"] for row in rows if "kl_per_sequence" in row]
+    low, high = results["success_ci95"]
+    return Measurement(
+        name=name,
+        seed=seed,
+        points=points,
+        seconds_to_target=reached.seconds if reached else None,
+        tokens_to_target=reached.tokens if reached else None,
+        seconds=seconds,
+        tokens=tokens,
+        success=results["success_rate"],
+        success_low=low,
+        success_high=high,
+        kl_per_sequence=divergences[-1] if divergences else None,
+        peak_memory_bytes=status.get("peak_memory_bytes"),
+    )
+
+
+def stage_one_tokens(run: RunDirectory) -> int:
+    """Generated tokens of all trajectories in the run's own value store."""
+    if not run.values.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(f"file:{run.values}?mode=ro", uri=True)) as connection:
+        found = connection.execute("SELECT zlib_json FROM trajectories").fetchall()
+    episodes = (json.loads(zlib.decompress(packed)) for (packed,) in found)
+    return sum(len(t["response_token_ids"]) for episode in episodes for t in episode["turns"])
+
+
+def _within(budget: BudgetConfig, seconds: float, tokens: int) -> bool:
+    return (budget.seconds is None or seconds <= budget.seconds) and (
+        budget.tokens is None or tokens <= budget.tokens
+    )

@@ -1,0 +1,122 @@
+"""What `ragen-apo compare` reads: one base configuration, and what each run changes in it.
+
+base: shop.yaml            # beside this file: environment, agent, model, warm start, evaluation
+seeds: [0, 1, 2]
+budget: {seconds: 600, tokens: 1500000}   # what comes later in a run is not looked at
+target: 0.9                # success whose time and tokens are reported
+shared: {training: {eval_every: 10}}      # changed for all
+runs:
+  A*-PO: {}                # names are free; each holds sections as a configuration does
+  GRPO: {algorithm: grpo}
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from ragen_apo.config import Count, CountOrZero, Positive, RunConfig, Section, parse_config
+from ragen_apo.config_overrides import merge
+from ragen_apo.config_yaml import parse_yaml
+from ragen_apo.errors import ConfigError
+
+
+class BudgetConfig(Section):
+    """Limits of one run's Stage 1 and Stage 2; null for none."""
+
+    seconds: Positive | None = None
+    """Without evaluations and without the warm start, which all runs share."""
+    tokens: Count | None = None
+    """Generated tokens."""
+
+
+class ComparisonConfig(Section):
+    """The keys of a comparison."""
+
+    base: str
+    """Path of the configuration that all runs change, relative to this file."""
+    seeds: Annotated[list[CountOrZero], Field(min_length=1)]
+    budget: BudgetConfig = BudgetConfig()
+    target: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Success rate of an evaluation during training."""
+    shared: dict[str, Any] = Field(default={})
+    """Keys that all runs change in the base."""
+    runs: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)]
+    """Keys that a run changes besides, by the name of the run."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison whose configurations have all been checked."""
+
+    settings: ComparisonConfig
+    base: Mapping[str, Any]
+
+    def reference(self, seed: int) -> RunConfig:
+        """The run that only makes the reference: no Stage 1, no step of Stage 2."""
+        last = {"algorithm": "grpo", "training": {"max_steps": 0}, "seed": seed}
+        return self._config(self.settings.shared, last, source=f"the reference of seed {seed}")
+
+    def run(self, name: str, seed: int, *, reference: Path) -> RunConfig:
+        """One run from that reference."""
+        last = {
+            "seed": seed,
+            "policy": {"path": str(reference)},
+            "warm_start": {"enabled": False},
+        }
+        own = self.settings.runs[name] or {}
+        return self._config(self.settings.shared, own, last, source=f"run {name!r}")
+
+    def _config(self, *layers: Mapping[str, Any], source: str) -> RunConfig:
+        values = functools.reduce(merge, layers, self.base)
+        return parse_config(json.dumps(values), source=source)
+
+
+def folder_name(name: str) -> str:
+    """The run's name as a part of a path."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def load_comparison(path: Path) -> Comparison:
+    """Reads and checks a comparison with every configuration in it.
+
+    Raises ConfigError before anything is computed.
+    """
+    try:
+        settings = ComparisonConfig.model_validate(_mapping(path))
+    except ValidationError as error:
+        problems = [
+            f"  - {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
+        ]
+        raise ConfigError("\n".join([f"{path} cannot be used:", *problems])) from error
+    folders = [folder_name(name) for name in settings.runs]
+    if len(set(folders)) < len(folders) or "" in folders:
+        raise ConfigError(
+            f"{path}: the names of runs must differ in letters or digits, got {folders}"
+        )
+    comparison = Comparison(settings, _mapping(path.parent / settings.base))
+    comparison.reference(settings.seeds[0])
+    for name in settings.runs:
+        config = comparison.run(name, settings.seeds[0], reference=Path("reference"))
+        if config.training.eval_every is None:
+            raise ConfigError(
+                f"{path}, run {name!r}: training.eval_every is null, no curve to draw"
+            )
+    return comparison
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        values, problems = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if problems or not isinstance(values, dict):
+        raise ConfigError(f"{path}: {'; '.join(problems) or 'expected a mapping of keys'}")
+    return values

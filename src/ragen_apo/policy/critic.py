@@ -1,0 +1,43 @@
+"""The critic of PPO: a copy of a language model's body with a linear value head.
+
+Consumes padded token ids, produces one value per sampled token: what the text before the token is
+worth, so the value of a state does not know what is written in it. Starts from value 0 everywhere.
+
+Axes: B rows, T positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ragen_apo.policy.language_model import LanguageModel
+
+
+class Critic(nn.Module):
+    """Values of texts; its weights are its own from the start."""
+
+    def __init__(self, model: LanguageModel, *, freeze_embeddings: bool = False) -> None:
+        super().__init__()
+        body: Any = copy.deepcopy(model.model.base_model)
+        body.requires_grad_(True)
+        if freeze_embeddings:
+            body.get_input_embeddings().requires_grad_(False)
+        self.body = body
+        self.head = nn.Linear(model.config.hidden_size, 1, device=model.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.autocast = model.autocast
+        self.eval()
+
+    def forward(self, token_ids_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+        """V of the text before each sampled token [B, T] in float32; 0 where the mask is False."""
+        kind, enabled = token_ids_BT.device.type, self.autocast is not None
+        with torch.autocast(kind, dtype=self.autocast, enabled=enabled):
+            output = self.body(input_ids=token_ids_BT, use_cache=False)
+        after_BT = self.head(output.last_hidden_state.to(self.head.weight.dtype))[:, :, 0]
+        before_BT = torch.cat([torch.zeros_like(after_BT[:, :1]), after_BT[:, :-1]], dim=1)
+        return torch.where(loss_mask_BT, before_BT, torch.zeros_like(before_BT))

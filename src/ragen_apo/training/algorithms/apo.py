@@ -1,0 +1,162 @@
+"""A*-PO in the trainer: regression on the optimal advantage of trajectories, or of turns.
+
+One rollout per task, one pass, no critic, no ratio. V* comes from Stage 1. The equations are in
+`objectives.apo` and `objectives.turn_level`, values of states in `values.state_values`.
+
+Axes: B trajectories, T token positions, S segments between states of known value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragen_apo.config import ApoConfig, TurnLevelConfig
+from ragen_apo.objectives.apo import ApoLoss, ApoSettings, apo_loss, apo_metrics
+from ragen_apo.objectives.turn_level import segment_sums, turn_level_loss
+from ragen_apo.policy.scoring import TokenScores
+from ragen_apo.training.algorithms.base import Algorithm
+from ragen_apo.training.figures import LossPart, StepFigures
+from ragen_apo.training.rollouts import MicroBatch, Rollouts
+from ragen_apo.values.state_values import segments
+
+
+@dataclass(frozen=True)
+class TrajectorySignals:
+    """Constants of the regression."""
+
+    returns_B: Tensor
+    v_star_B: Tensor
+
+
+class TrajectoryApo(Algorithm[TrajectorySignals]):
+    """A*-PO as published: one residual per trajectory."""
+
+    def __init__(self, apo: ApoConfig) -> None:
+        self._settings = objective_settings(apo)
+
+    def prepare(self, rollouts: Rollouts) -> TrajectorySignals:
+        return TrajectorySignals(returns_B=rollouts.returns_B, v_star_B=rollouts.v_star_B)
+
+    def loss(self, signals: TrajectorySignals, micro: MicroBatch, scores: TokenScores) -> LossPart:
+        return _part(
+            apo_loss(
+                scores.logprobs_BT,
+                reference_logprobs_BT=micro.reference_logprobs_BT,
+                mask_BT=micro.mask_BT,
+                returns_B=signals.returns_B[micro.places],
+                v_star_B=signals.v_star_B[micro.places],
+                settings=self._settings,
+                num_sequences=micro.num_sequences,
+            )
+        )
+
+    def metrics(
+        self, rollouts: Rollouts, signals: TrajectorySignals, figures: StepFigures
+    ) -> dict[str, float]:
+        return _residual_metrics(rollouts, figures)
+
+
+@dataclass(frozen=True)
+class TurnSignals:
+    """Segments of each trajectory; those that it does not have are 0."""
+
+    segment_BT: Tensor
+    """int64: the segment of each sampled token."""
+    rewards_BS: Tensor
+    values_BS: Tensor
+    num_segments: int
+    """Of all trajectories."""
+
+
+class TurnLevelApo(Algorithm[TurnSignals]):
+    """One residual per segment, and each segment's advantage a lambda-trace of those to come."""
+
+    def __init__(self, apo: ApoConfig, turn_level: TurnLevelConfig) -> None:
+        self._apo, self._turn_level = apo, turn_level
+
+    def prepare(self, rollouts: Rollouts) -> TurnSignals:
+        cuts = [
+            segments(
+                trajectory,
+                task_value=rollouts.values.tasks[trajectory.task.task_id],
+                values=rollouts.values.states,
+            )
+            for trajectory in rollouts.trajectories
+        ]
+        num_columns = max(len(parts) for parts in cuts)
+        num_turns = max(len(trajectory.turns) for trajectory in rollouts.trajectories)
+        values_BS = torch.zeros(len(cuts), num_columns)
+        segment_of_turn_BH = torch.zeros(len(cuts), num_turns, dtype=torch.int64)
+        for row, parts in enumerate(cuts):
+            for column, part in enumerate(parts):
+                values_BS[row, column] = part.value
+                last_turn = part.first_turn + part.num_turns
+                segment_of_turn_BH[row, part.first_turn : last_turn] = column
+        device = rollouts.group_B.device
+        values_BS = values_BS.to(device)
+        segment_BT = segment_of_turn_BH.to(device).gather(1, rollouts.turn_index_BT.clamp(min=0))
+        return TurnSignals(
+            segment_BT=segment_BT,
+            rewards_BS=segment_sums(
+                rollouts.rewards_BT,
+                mask_BT=rollouts.mask_BT,
+                segment_BT=segment_BT,
+                like=values_BS,
+            ),
+            values_BS=values_BS,
+            num_segments=sum(len(parts) for parts in cuts),
+        )
+
+    def loss(self, signals: TurnSignals, micro: MicroBatch, scores: TokenScores) -> LossPart:
+        return _part(
+            turn_level_loss(
+                scores.logprobs_BT,
+                reference_logprobs_BT=micro.reference_logprobs_BT,
+                mask_BT=micro.mask_BT,
+                segment_BT=micro.cut(signals.segment_BT),
+                rewards_BS=signals.rewards_BS[micro.places],
+                values_BS=signals.values_BS[micro.places],
+                beta2=self._apo.beta2,
+                trace=self._turn_level.trace,
+                advantage_clamp=self._apo.advantage_clamp,
+                num_sequences=micro.num_sequences,
+            )
+        )
+
+    def metrics(
+        self, rollouts: Rollouts, signals: TurnSignals, figures: StepFigures
+    ) -> dict[str, float]:
+        return {
+            **_residual_metrics(rollouts, figures),
+            "num_segments_mean": signals.num_segments / len(rollouts),
+        }
+
+
+def objective_settings(apo: ApoConfig) -> ApoSettings:
+    """The part of the configuration that the trajectory loss reads."""
+    return ApoSettings(
+        beta2=apo.beta2,
+        loss=apo.loss,
+        length_normalization=apo.length_normalization,
+        advantage_clamp=apo.advantage_clamp,
+        kl_coefficient=apo.kl_coefficient,
+    )
+
+
+def _part(loss: ApoLoss) -> LossPart:
+    return LossPart(loss=loss.loss, per_sequence={"residual": loss.residual})
+
+
+def _residual_metrics(rollouts: Rollouts, figures: StepFigures) -> dict[str, float]:
+    successes = [float(trajectory.success) for trajectory in rollouts.trajectories]
+    return apo_metrics(
+        residual_B=figures.vector("residual"),
+        log_ratio_B=figures.vector("log_ratio"),
+        kl_B=figures.vector("kl"),
+        num_tokens_B=figures.vector("num_tokens"),
+        v_star_B=rollouts.v_star_B.cpu(),
+        success_B=torch.tensor(successes),
+    )

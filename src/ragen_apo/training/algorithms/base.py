@@ -1,0 +1,64 @@
+"""The place that an algorithm fills in the trainer's step.
+
+prepare   once a step, from all rollouts: advantages, values; no gradient
+loss      for each micro-batch of each pass
+update    after each of the policy's updates: what the algorithm trains besides (a critic)
+metrics   what it reports beyond `StepFigures.metrics`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from ragen_apo.policy.scoring import TokenScores
+from ragen_apo.training.figures import LossPart, StepFigures
+from ragen_apo.training.rollouts import MicroBatch, Rollouts
+
+Signals = TypeVar("Signals")
+"""What `prepare` hands to `loss`: an algorithm's own frozen record of tensors over the step."""
+
+
+class Algorithm(Protocol[Signals]):
+    """What is maximised, and how often each step's rollouts are used.
+
+    Name it as a base class to take over what is said here of one pass and nothing else to train.
+    """
+
+    num_epochs: int = 1
+    """Passes over the rollouts of a step."""
+    num_minibatches: int = 1
+    """Updates of a pass."""
+    entropy_gradients: bool = False
+    """Whether the loss differentiates the entropy."""
+
+    def prepare(self, rollouts: Rollouts) -> Signals:
+        """Everything that has to be known of the whole batch before the first update."""
+        ...
+
+    def loss(self, signals: Signals, micro: MicroBatch, scores: TokenScores) -> LossPart:
+        """The part of a minibatch's loss that these episodes contribute."""
+        ...
+
+    def update(self, *, rate_scale: float) -> dict[str, float]:
+        """Updates what is trained besides the policy, at `rate_scale` times its learning rate.
+
+        Returns figures of this update for the metrics.
+        """
+        return {}
+
+    def metrics(
+        self, rollouts: Rollouts, signals: Signals, figures: StepFigures
+    ) -> dict[str, float]:
+        """The algorithm's own monitors, after the last update of a step."""
+        ...
+
+    def state_tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint has to keep besides policy and moments."""
+        return {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`; an empty mapping changes nothing."""
+        assert not tensors, f"nobody knows what to do with {sorted(tensors)[:3]}"

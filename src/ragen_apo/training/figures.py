@@ -1,0 +1,121 @@
+"""What one step reports: figures of its micro-batches, its updates and its episodes.
+
+docs/metrics.md explains every name. Axes: B trajectories, T token positions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from ragen_apo.objectives.apo import divergence_metrics, sequence_kl, sequence_log_ratio
+from ragen_apo.policy.scoring import TokenScores
+from ragen_apo.training.rollouts import MicroBatch
+from ragen_apo.types import Trajectory, Turn, TurnFlag
+
+
+@dataclass(frozen=True)
+class LossPart:
+    """What a micro-batch contributes; only `loss` carries gradients."""
+
+    loss: Tensor
+    """Scalar: adds up to the minibatch's loss."""
+    per_sequence: Mapping[str, Tensor] = field(default_factory=dict)
+    """Vectors [B] of the micro-batch's episodes."""
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    """Scalars that add up over all updates of the step."""
+
+
+@dataclass
+class StepFigures:
+    """Collects them; what belongs to an episode is taken from the first pass over the rollouts."""
+
+    updates: list[Mapping[str, float]] = field(default_factory=list)
+    loss: float = 0.0
+    """Of the minibatch in progress."""
+    entropy_sum: float = 0.0
+    logprob_gap_max: float = 0.0
+    """Over the micro-batches before the first update."""
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _places: list[Tensor] = field(default_factory=list)
+    _vectors: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    def add_part(
+        self, part: LossPart, micro: MicroBatch, scores: TokenScores, *, first_pass: bool
+    ) -> None:
+        """Notes a micro-batch after its backward pass."""
+        self.loss += part.loss.item()
+        for name, value in part.sums.items():
+            self.sums[name] += float(value)
+        logprobs_BT = scores.logprobs_BT.detach()
+        if not self.updates:
+            gap_BT = (logprobs_BT - micro.tokens.sampled_logprobs_BT).abs()
+            self.logprob_gap_max = max(self.logprob_gap_max, gap_BT.max().item())
+        if first_pass:
+            against = {
+                "reference_logprobs_BT": micro.reference_logprobs_BT,
+                "mask_BT": micro.mask_BT,
+            }
+            vectors = {
+                "log_ratio": sequence_log_ratio(logprobs_BT, **against),
+                "kl": sequence_kl(logprobs_BT, **against),
+                "num_tokens": micro.mask_BT.sum(dim=1),
+                **part.per_sequence,
+            }
+            self.entropy_sum += scores.entropy_BT.detach().sum().item()
+            self._places.append(micro.places.cpu())
+            for name, vector in vectors.items():
+                self._vectors[name].append(vector.cpu())
+
+    def close_update(self, **figures: float) -> None:
+        """Notes an update, with the loss that led to it."""
+        self.updates.append({"loss": self.loss, **figures})
+        self.loss = 0.0
+
+    def vector(self, name: str) -> Tensor:
+        """A number per episode [B], in the order of the rollouts."""
+        joined = torch.cat(self._vectors[name])
+        ordered = torch.empty_like(joined)
+        ordered[torch.cat(self._places)] = joined
+        return ordered
+
+    def metrics(self) -> dict[str, float | int]:
+        """What every algorithm reports; figures of updates are means over them."""
+        metrics: dict[str, float | int] = {"num_updates": len(self.updates)}
+        if self.updates:
+            names = self.updates[0]
+            metrics |= {name: fmean(update[name] for update in self.updates) for name in names}
+            num_tokens_B = self.vector("num_tokens")
+            metrics["entropy"] = self.entropy_sum / int(num_tokens_B.sum())
+            metrics["logprob_gap_max"] = self.logprob_gap_max
+            metrics |= divergence_metrics(
+                log_ratio_B=self.vector("log_ratio"),
+                kl_B=self.vector("kl"),
+                num_tokens_B=num_tokens_B,
+            )
+        return metrics
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int]:
+    """What the trajectories alone say."""
+    num_episodes = len(trajectories)
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    return {
+        "num_episodes": num_episodes,
+        "num_generated_tokens": sum(t.num_response_tokens for t in trajectories),
+        "return_mean": sum(t.episode_return for t in trajectories) / num_episodes,
+        "success_rate": sum(t.success for t in trajectories) / num_episodes,
+        "num_turns_mean": len(turns) / num_episodes,
+        "truncated_share": sum(t.truncated for t in trajectories) / num_episodes,
+        "format_error_share": _share(turns, TurnFlag.FORMAT_ERROR),
+        "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
+    }
+
+
+def _share(turns: Sequence[Turn], flag: TurnFlag) -> float:
+    return sum(flag.value in turn.flags for turn in turns) / len(turns)

@@ -1,0 +1,218 @@
+"""One step's rollouts as an algorithm reads them: token batches, rewards, groups, the reference.
+
+    trajectories -> Rollouts -> [normalise returns] -> [filter] -> micro-batches
+
+Axes: B trajectories, T token positions. Everything here is constant to the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ragen_apo.config import RewardNormalizationConfig, RolloutFilterConfig
+from ragen_apo.objectives.filters import (
+    FilterOrder,
+    FilterSettings,
+    FilterStrategy,
+    ScoreStatistic,
+    ZeroVariance,
+    filter_trajectories,
+)
+from ragen_apo.objectives.reward_normalization import (
+    NormalizationGrouping,
+    NormalizationMethod,
+    normalize_returns,
+)
+from ragen_apo.training.batching import TokenBatch, collate, micro_batches, padded_length
+from ragen_apo.types import TrainingSample, Trajectory, training_sample
+
+
+@dataclass(frozen=True)
+class ReferenceValues:
+    """What Stage 1 says about the reference; empty for algorithms that do not ask."""
+
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    """V* by task id."""
+    states: Mapping[str, float] = field(default_factory=dict)
+    """V* by state key, of states that were visited often enough."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """All episodes that one step trains on."""
+
+    step: int
+    trajectories: tuple[Trajectory, ...]
+    samples: tuple[TrainingSample, ...]
+    tokens: TokenBatch
+    turn_index_BT: Tensor
+    """int64: the turn, from 0, that sampled a token; -1 at all others."""
+    reference_logprobs_BT: Tensor
+    group_B: Tensor
+    """int64: the place of the task in the step; rollouts of one task share it."""
+    returns_B: Tensor
+    rewards_BT: Tensor
+    """A turn's reward at its last sampled token; each row adds up to its return."""
+    values: ReferenceValues
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    @property
+    def mask_BT(self) -> Tensor:
+        """True exactly at the sampled tokens."""
+        return self.tokens.loss_mask_BT
+
+    @property
+    def v_star_B(self) -> Tensor:
+        """V* of each trajectory's task."""
+        values = [self.values.tasks[t.task.task_id] for t in self.trajectories]
+        return torch.tensor(values, device=self.returns_B.device)
+
+    def with_returns(self, returns_B: Tensor) -> Rollouts:
+        """The same episodes with other returns, paid at their last sampled token."""
+        position_T = torch.arange(self.mask_BT.shape[1], device=self.mask_BT.device)
+        last_B1 = torch.where(self.mask_BT, position_T, -1).amax(dim=1, keepdim=True)
+        rewards_BT = torch.where(position_T == last_B1, returns_B[:, None], 0.0)
+        return replace(self, returns_B=returns_B, rewards_BT=rewards_BT)
+
+    def take(self, keep_B: Tensor) -> Rollouts:
+        """The episodes where the mask is True."""
+        places = keep_B.nonzero()[:, 0].tolist()
+        return replace(
+            self,
+            trajectories=tuple(self.trajectories[place] for place in places),
+            samples=tuple(self.samples[place] for place in places),
+            tokens=self.tokens.rows(keep_B),
+            turn_index_BT=self.turn_index_BT[keep_B],
+            reference_logprobs_BT=self.reference_logprobs_BT[keep_B],
+            group_B=self.group_B[keep_B],
+            returns_B=self.returns_B[keep_B],
+            rewards_BT=self.rewards_BT[keep_B],
+        )
+
+    def micro_batches(self, places: Sequence[int], *, size: int) -> Iterator[MicroBatch]:
+        """The episodes at `places` in groups of at most `size`, padded as `collate` does."""
+        samples = [self.samples[place] for place in places]
+        num_tokens = sum(sum(sample.loss_mask) for sample in samples)
+        for chosen in micro_batches(samples, size=size):
+            rows = torch.tensor([places[index] for index in chosen], device=self.group_B.device)
+            longest = padded_length(max(len(samples[index].token_ids) for index in chosen))
+            yield MicroBatch(
+                places=rows,
+                tokens=self.tokens.rows(rows, num_positions=longest),
+                reference_logprobs_BT=self.reference_logprobs_BT[rows, :longest],
+                num_sequences=len(samples),
+                num_tokens=num_tokens,
+            )
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Episodes of one forward pass, with the counts of the whole minibatch that they are part of.
+
+    A loss divided by these counts adds up over the micro-batches.
+    """
+
+    places: Tensor
+    """int64: rows of the step's rollouts."""
+    tokens: TokenBatch
+    reference_logprobs_BT: Tensor
+    """log pi_ref of the sampled tokens."""
+    num_sequences: int
+    num_tokens: int
+    """Sampled ones."""
+
+    @property
+    def mask_BT(self) -> Tensor:
+        """True exactly at the sampled tokens."""
+        return self.tokens.loss_mask_BT
+
+    def cut(self, values_BT: Tensor) -> Tensor:
+        """The part of a tensor over the step's tokens that belongs to these episodes."""
+        return values_BT[self.places, : self.mask_BT.shape[1]]
+
+
+def gather_rollouts(
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int,
+    group_size: int,
+    returns_B: Tensor,
+    values: ReferenceValues,
+    pad_id: int,
+    device: torch.device,
+) -> Rollouts:
+    """The rollouts of a step, task after task; the reference is still to be scored (zeros).
+
+    `returns_B` differs from the trajectories' own in the control experiment that hands returns out
+    at random.
+    """
+    samples = tuple(training_sample(trajectory) for trajectory in trajectories)
+    tokens = collate(samples, pad_id=pad_id, device=device)
+    shape = tokens.loss_mask_BT.shape
+    turn_index_BT = torch.full(shape, -1, dtype=torch.int64)
+    rewards_BT = torch.zeros(shape)
+    for row, trajectory in enumerate(trajectories):
+        end = 0
+        for index, turn in enumerate(trajectory.turns):
+            start = end + len(turn.prompt_token_ids)
+            end = start + len(turn.response_token_ids)
+            turn_index_BT[row, start:end] = index
+            rewards_BT[row, end - 1] = turn.reward
+    rollouts = Rollouts(
+        step=step,
+        trajectories=tuple(trajectories),
+        samples=samples,
+        tokens=tokens,
+        turn_index_BT=turn_index_BT.to(device),
+        reference_logprobs_BT=torch.zeros(shape, device=device),
+        group_B=(torch.arange(len(samples)) // group_size).to(device),
+        returns_B=returns_B.to(device),
+        rewards_BT=rewards_BT.to(device),
+        values=values,
+    )
+    own_B = torch.tensor([trajectory.episode_return for trajectory in trajectories])
+    return rollouts if torch.equal(own_B, returns_B) else rollouts.with_returns(rollouts.returns_B)
+
+
+def kept_by_filter(rollouts: Rollouts, settings: RolloutFilterConfig) -> Tensor:
+    """Which episodes [B] to train on; none where all were dropped for having no variance."""
+    if settings.strategy == "none":
+        return torch.ones_like(rollouts.group_B, dtype=torch.bool)
+    num_tokens_B = rollouts.mask_BT.sum(dim=1)
+    surprise_B = -rollouts.tokens.sampled_logprobs_BT.sum(dim=1) / num_tokens_B
+    values = {"return": rollouts.returns_B, "length": num_tokens_B, "entropy": surprise_B}
+    return filter_trajectories(
+        rollouts.returns_B,
+        group_B=rollouts.group_B,
+        settings=FilterSettings(
+            strategy=FilterStrategy(settings.strategy),
+            value=settings.value,
+            order=FilterOrder(settings.order),
+            zero_variance=ZeroVariance(settings.zero_variance),
+        ),
+        statistic=ScoreStatistic(settings.statistic),
+        values_B=values[settings.score],
+    ).keep_B
+
+
+def normalized(rollouts: Rollouts, settings: RewardNormalizationConfig) -> Rollouts:
+    """The rollouts with normalised returns."""
+    if settings.method == "identity":
+        return rollouts
+    names = sorted({trajectory.task.environment for trajectory in rollouts.trajectories})
+    environments = [names.index(t.task.environment) for t in rollouts.trajectories]
+    return rollouts.with_returns(
+        normalize_returns(
+            rollouts.returns_B,
+            grouping=NormalizationGrouping(settings.grouping),
+            method=NormalizationMethod(settings.method),
+            task_B=rollouts.group_B,
+            environment_B=torch.tensor(environments, device=rollouts.group_B.device),
+        )
+    )

@@ -1,0 +1,101 @@
+"""A comparison: its plan, what a finished run is measured by, and the files for people."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.comparison.measure import Measurement, Point, measure, stage_one_tokens
+from ragen_apo.comparison.plan import BudgetConfig, load_comparison
+from ragen_apo.comparison.write import write_comparison
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
+from ragen_apo.run_directory import RunDirectory
+
+SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "compare_shop.yaml"
+MEASUREMENT = Measurement(
+    name="A*-PO",
+    seed=0,
+    points=[Point(0.0, 0, 0.4), Point(60.0, 1000, 0.95)],
+    seconds_to_target=60.0,
+    tokens_to_target=1000,
+    seconds=120.0,
+    tokens=2000,
+    success=0.97,
+    success_low=0.9,
+    success_high=0.99,
+    kl_per_sequence=1.5,
+    peak_memory_bytes=2**29,
+)
+
+
+def test_every_run_of_the_shipped_comparison_is_a_valid_configuration() -> None:
+    comparison = load_comparison(SHIPPED)
+    algorithms = []
+    for name in comparison.settings.runs:
+        config = comparison.run(name, 2, reference=Path("/somewhere"))
+        assert (config.seed, config.policy.path, config.warm_start.enabled) == (
+            2,
+            "/somewhere",
+            False,
+        )
+        assert config.training.tasks_per_step * config.num_rollouts_per_task == 64
+        algorithms.append(config.algorithm)
+    assert algorithms == ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo"]
+    reference = comparison.reference(2)
+    assert (reference.seed, reference.training.max_steps, reference.needs_values) == (2, 0, False)
+    assert reference.warm_start.enabled
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("base: base.yaml\nseeds: [0]\nruns: {a: {algorithm: x}}", "run 'a' cannot be used"),
+        ("base: base.yaml\nseeds: []\nruns: {a: {}}", "seeds"),
+        ("base: base.yaml\nseeds: [0]\nruns: {a: {}, A: {}}", "must differ in letters or digits"),
+        ("base: other.yaml\nseeds: [0]\nruns: {a: {}}", "other.yaml cannot be read"),
+        ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),
+    ],
+)
+def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 0\n")
+    (tmp_path / "compare.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_comparison(tmp_path / "compare.yaml")
+
+
+def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Path) -> None:
+    run = RunDirectory(finished_run)
+    rows = read_json_lines(run.metrics)
+    whole = measure(run, name="A*-PO", seed=0, budget=BudgetConfig(), target=1.0)
+    first_stage = stage_one_tokens(run)
+    assert first_stage > 0
+    assert whole.tokens == first_stage + rows[-1]["num_generated_tokens_total"]
+    assert [point.tokens for point in whole.points] == [
+        0,
+        *(first_stage + row["num_generated_tokens_total"] for row in rows if row["step"] in (3, 6)),
+    ]
+    assert whole.seconds > sum(row["rollout_seconds"] for row in rows)
+    assert whole.peak_memory_bytes is not None and whole.peak_memory_bytes > 2**24
+    cut = BudgetConfig(tokens=whole.points[1].tokens)
+    assert len(measure(run, name="A*-PO", seed=0, budget=cut, target=1.0).points) == 2
+
+
+def test_the_files_of_a_comparison(tmp_path: Path) -> None:
+    never = replace(MEASUREMENT, seed=1, seconds_to_target=None, tokens_to_target=None, success=0.5)
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": None}, "seeds": [0, 1]})
+    paths = write_comparison([MEASUREMENT, never], tmp_path, settings=settings)
+    assert [path.name for path in paths] == [
+        "comparison.md",
+        "comparison.csv",
+        "success_by_seconds.png",
+        "success_by_tokens.png",
+    ]
+    row = next(line for line in paths[0].read_text().splitlines() if line.startswith("| A*-PO"))
+    assert "| 1 of 2 | 1 min 00 s | 1,000 | 95.0% | 73.5% (50.0% to 97.0%) | 1.5 | 512 MiB |" in row
+    rows = list(csv.DictReader(io.StringIO(paths[1].read_text())))
+    assert [each["seconds_to_target"] for each in rows] == ["60.0", ""]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[2:])
