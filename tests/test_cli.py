@@ -372,7 +372,7 @@ def test_a_real_sigint_ends_training_with_status_130(config: Path, tmp_path: Pat
             except subprocess.TimeoutExpired:
                 continue
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert "Traceback" not in err

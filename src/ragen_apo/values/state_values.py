@@ -70,7 +70,7 @@ def segments(
     starts = [(0, task_value)] + [
         (index, values[turn.state_key])
         for index, turn in enumerate(trajectory.turns)
-        if index > 0 and turn.state_key in values
+        if index > 0 and turn.state_key is not None and turn.state_key in values
     ]
     ends = [start for start, _ in starts[1:]] + [len(trajectory.turns)]
     return [
