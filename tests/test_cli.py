@@ -365,6 +365,8 @@ def test_a_real_sigint_ends_training_with_status_130(config: Path, tmp_path: Pat
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # A background job of a shell ignores SIGINT, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     ) as process:
         while process.poll() is None and not read_json_lines(run / "metrics.jsonl"):
             try:
@@ -372,7 +374,7 @@ def test_a_real_sigint_ends_training_with_status_130(config: Path, tmp_path: Pat
             except subprocess.TimeoutExpired:
                 continue
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=180)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert "Traceback" not in err
