@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.errors import ConfigError
+from ragen_apo.objectives.tensors import enum_member, token_log_ratio
 
 
 class LossForm(str, Enum):
@@ -81,10 +82,9 @@ class ApoSettings:
 
 def _member(kind: type[Enum], value: str) -> Enum:
     try:
-        return kind(value)
-    except ValueError:
-        choices = ", ".join(repr(member.value) for member in kind)
-        raise ConfigError(f"{kind.__name__} must be one of {choices}, got {str(value)!r}") from None
+        return enum_member(kind, value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,6 @@ def sequence_log_ratio(
     `logprobs_BT` at sampled tokens only.
     """
     return token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT).sum(dim=1)
-
-
-def token_log_ratio(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Log pi - log pi_ref at sampled tokens [B, T], in at least float32; 0 elsewhere."""
-    dtype = torch.promote_types(logprobs_BT.dtype, torch.float32)
-    difference_BT = logprobs_BT.to(dtype) - reference_logprobs_BT.detach().to(dtype)
-    # where, not a product: 0 * NaN at a padded position would be NaN.
-    return torch.where(mask_BT, difference_BT, torch.zeros_like(difference_BT))
 
 
 def residual(log_ratio_B: Tensor, *, returns_B: Tensor, v_star_B: Tensor, beta2: float) -> Tensor:

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from ragen_apo.objectives.tensors import (
-    at_least_float32,
     check_finite_tokens,
     check_range,
     check_tokens,
     enum_member,
     sampled_or_zero,
+    token_log_ratio,
 )
 
 MAX_LOG_RATIO = 20.0
@@ -129,7 +129,7 @@ def clipped_policy_loss(
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be greater than 1 or None for no bound, got {dual_clip}")
     advantages_BT = sampled_or_zero(advantages_BT.detach(), mask_BT)
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+    log_ratio_BT = token_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     ratio_BT = log_ratio_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO).exp()
     pessimistic_BT = torch.where(
         advantages_BT > 0,
@@ -199,7 +199,7 @@ def token_kl(
     """
     check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
     estimator = enum_member(KlEstimator, estimator)
-    d_BT = _log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
+    d_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
     if estimator is KlEstimator.K1:
         return d_BT
     if estimator is KlEstimator.K2:
@@ -237,8 +237,3 @@ def entropy_bonus(entropy_BT: Tensor, *, mask_BT: Tensor, coefficient: float) ->
     if not math.isfinite(coefficient):
         raise ValueError(f"coefficient must be finite, got {coefficient}")
     return -coefficient * sampled_or_zero(entropy_BT, mask_BT)
-
-
-def _log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    difference_BT = at_least_float32(logprobs_BT) - at_least_float32(other_logprobs_BT.detach())
-    return sampled_or_zero(difference_BT, mask_BT)

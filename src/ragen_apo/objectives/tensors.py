@@ -89,6 +89,15 @@ def sampled_or_zero(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return torch.where(mask_BT, values_BT, torch.zeros_like(values_BT))
 
 
+def token_log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The log-ratio to other log-probabilities [B, T], in at least float32; 0 where not sampled.
+
+    The gradient flows into `logprobs_BT` at sampled tokens only; the other side is a constant.
+    """
+    difference_BT = at_least_float32(logprobs_BT) - at_least_float32(other_logprobs_BT.detach())
+    return sampled_or_zero(difference_BT, mask_BT)
+
+
 def next_sampled(values_BT: Tensor, *, mask_BT: Tensor, end_B: Tensor) -> Tensor:
     """The value at the next sampled token after each position [B, T]; `end_B` after the last one.
 

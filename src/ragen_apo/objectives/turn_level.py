@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from ragen_apo.errors import ConfigError
-from ragen_apo.objectives.apo import ApoLoss, sequence_kl, token_log_ratio
+from ragen_apo.objectives.apo import ApoLoss, sequence_kl
+from ragen_apo.objectives.tensors import sampled_or_zero, token_log_ratio
 
 
 def turn_level_loss(
@@ -84,9 +85,9 @@ def segment_sums(token_BT: Tensor, *, mask_BT: Tensor, segment_BT: Tensor, like:
 
     0 for a segment without sampled tokens. Gradients flow into the sampled tokens.
     """
-    index_BT = torch.where(mask_BT, segment_BT, torch.zeros_like(segment_BT))
+    index_BT = sampled_or_zero(segment_BT, mask_BT)
     sums_BS = torch.zeros(like.shape, dtype=token_BT.dtype, device=token_BT.device)
-    return sums_BS.scatter_add(1, index_BT, torch.where(mask_BT, token_BT, 0.0))
+    return sums_BS.scatter_add(1, index_BT, sampled_or_zero(token_BT, mask_BT))
 
 
 def segment_residuals(
