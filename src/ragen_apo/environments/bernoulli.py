@@ -21,8 +21,8 @@ from ragen_apo.environments.named_actions import (
     join_actions,
 )
 from ragen_apo.environments.scripted import Mixture, RandomActions
-from ragen_apo.environments.task_draws import SPLITS, draw_distinct
-from ragen_apo.types import Task, make_task
+from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.types import Task
 
 NAME = "bandit"
 TEXT_VERSION = 1
@@ -173,26 +173,19 @@ def _start(options: BernoulliOptions, task: Task, seed: int) -> NamedActionsGame
 def _tasks(
     num_arms: int, min_gap: float, num_train: int, num_test: int, task_seed: int
 ) -> dict[str, tuple[Task, ...]]:
-    drawn = draw_distinct(
+    return draw_tasks(
         NAME,
         functools.partial(draw_win_shares, num_arms, min_gap),
         content=repr,
-        counts={"train": num_train, "test": num_test},
+        describe=lambda shares: Description(
+            instruction="Find the arm that wins most often.",
+            category=f"bernoulli, arms: {num_arms}",
+            payload={"win_shares": dict(zip(ARM_NAMES, shares, strict=False))},
+        ),
+        num_train=num_train,
+        num_test=num_test,
         seed=task_seed,
     )
-    return {
-        split: tuple(
-            make_task(
-                environment=NAME,
-                instruction="Find the arm that wins most often.",
-                split=split,
-                category=f"bernoulli, arms: {num_arms}",
-                payload={"win_shares": dict(zip(ARM_NAMES, shares, strict=False))},
-            )
-            for shares in all_shares
-        )
-        for split, all_shares in drawn.items()
-    }
 
 
 def draw_win_shares(

@@ -28,9 +28,9 @@ from ragen_apo.environments.base import (
 )
 from ragen_apo.environments.game import Answer, GameEnvironment, digest_of_options
 from ragen_apo.environments.scripted import Mixture
-from ragen_apo.environments.task_draws import SPLITS, draw_distinct
+from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.seeding import generator
-from ragen_apo.types import Task, make_task
+from ragen_apo.types import Task
 
 NAME = "countdown"
 TEXT_VERSION = 1
@@ -176,26 +176,19 @@ def _tasks(
     num_train_tasks: int,
     num_test_tasks: int,
 ) -> dict[str, tuple[Task, ...]]:
-    drawn = draw_distinct(
+    return draw_tasks(
         NAME,
         functools.partial(draw_puzzle, num_numbers, max_number, max_target),
         content=lambda puzzle: f"{sorted(puzzle[0])} {puzzle[1]}",
-        counts={"train": num_train_tasks, "test": num_test_tasks},
+        describe=lambda puzzle: Description(
+            instruction=f"Make {puzzle[1]} from {', '.join(map(str, puzzle[0]))}.",
+            category=f"numbers: {num_numbers}",
+            payload={"numbers": list(puzzle[0]), "target": puzzle[1]},
+        ),
+        num_train=num_train_tasks,
+        num_test=num_test_tasks,
         seed=task_seed,
     )
-    return {
-        split: tuple(
-            make_task(
-                environment=NAME,
-                instruction=f"Make {target} from {', '.join(map(str, numbers))}.",
-                split=split,
-                category=f"numbers: {num_numbers}",
-                payload={"numbers": list(numbers), "target": target},
-            )
-            for numbers, target in puzzles
-        )
-        for split, puzzles in drawn.items()
-    }
 
 
 def draw_puzzle(

@@ -33,9 +33,9 @@ from ragen_apo.environments.grid_text import (
     symmetric_key,
 )
 from ragen_apo.environments.named_actions import Effect, NamedActionsGame, join_actions
-from ragen_apo.environments.scripted import Mixture, RandomActions
-from ragen_apo.environments.task_draws import SPLITS, draw_distinct
-from ragen_apo.types import Task, make_task
+from ragen_apo.environments.scripted import policies_around
+from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.types import Task
 
 NAME = "frozen_lake"
 TEXT_VERSION = 1
@@ -210,26 +210,19 @@ def _start(options: FrozenLakeOptions, task: Task, seed: int) -> NamedActionsGam
 def _tasks(
     size: int, frozen_share: float, num_train: int, num_test: int, task_seed: int
 ) -> dict[str, tuple[Task, ...]]:
-    drawn = draw_distinct(
+    return draw_tasks(
         NAME,
         functools.partial(draw_lake, size, frozen_share),
         content=symmetric_key,
-        counts={"train": num_train, "test": num_test},
+        describe=lambda lake: Description(
+            instruction="Cross the ice to the goal.",
+            category=f"{size}x{size}",
+            payload={"map": list(lake)},
+        ),
+        num_train=num_train,
+        num_test=num_test,
         seed=task_seed,
     )
-    return {
-        split: tuple(
-            make_task(
-                environment=NAME,
-                instruction="Cross the ice to the goal.",
-                split=split,
-                category=f"{size}x{size}",
-                payload={"map": list(lake)},
-            )
-            for lake in lakes
-        )
-        for split, lakes in drawn.items()
-    }
 
 
 def draw_lake(size: int, frozen_share: float, generator: np.random.Generator) -> Board | None:
@@ -396,13 +389,10 @@ class Heuristic(_Walker):
 
 
 def _policies(options: FrozenLakeOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    make_oracle = functools.partial(Oracle, options)
-    make_random = functools.partial(RandomActions, tuple(DIRECTIONS), options.max_actions_per_turn)
-    return {
-        "teacher": functools.partial(
-            Mixture, make_oracle, make_random, good_share=TEACHER_GOOD_SHARE
-        ),
-        "oracle": make_oracle,
-        "random": make_random,
-        "heuristic": functools.partial(Heuristic, options),
-    }
+    return policies_around(
+        functools.partial(Oracle, options),
+        functools.partial(Heuristic, options),
+        names=tuple(DIRECTIONS),
+        max_per_turn=options.max_actions_per_turn,
+        teacher_good_share=TEACHER_GOOD_SHARE,
+    )

@@ -1,6 +1,7 @@
 """Scripted policies that fit several environments."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.named_actions import join_actions
@@ -51,3 +52,23 @@ class Mixture:
         """The reply of one of the two."""
         good, poor = self._good.act(observation), self._poor.act(observation)
         return good if self._generator.random() < self._good_share else poor
+
+
+def policies_around(
+    make_oracle: Callable[[], ScriptedPolicy],
+    make_heuristic: Callable[[], ScriptedPolicy],
+    *,
+    names: Sequence[str],
+    max_per_turn: int,
+    teacher_good_share: float,
+) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    """The usual four; the teacher plays as the oracle now and then and at random otherwise."""
+    make_random = functools.partial(RandomActions, tuple(names), max_per_turn)
+    return {
+        "teacher": functools.partial(
+            Mixture, make_oracle, make_random, good_share=teacher_good_share
+        ),
+        "oracle": make_oracle,
+        "random": make_random,
+        "heuristic": make_heuristic,
+    }

@@ -31,7 +31,7 @@ from ragen_apo.environments.named_actions import (
     NamedActionsGame,
     join_actions,
 )
-from ragen_apo.environments.scripted import Mixture, RandomActions
+from ragen_apo.environments.scripted import RandomActions, policies_around
 from ragen_apo.environments.sokoban_levels import (
     LevelDemands,
     Room,
@@ -45,8 +45,8 @@ from ragen_apo.environments.sokoban_levels import (
     walk_to,
     walks,
 )
-from ragen_apo.environments.task_draws import SPLITS, draw_distinct
-from ragen_apo.types import Task, make_task
+from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.types import Task
 
 NAME = "sokoban"
 TEXT_VERSION = 1
@@ -200,28 +200,20 @@ def _start(options: SokobanOptions, task: Task, seed: int) -> NamedActionsGame:
 def _tasks(
     demands: LevelDemands, num_train: int, num_test: int, task_seed: int
 ) -> dict[str, tuple[Task, ...]]:
-    drawn = draw_distinct(
+    targets = "the box onto the target" if demands.num_boxes == 1 else "all boxes onto targets"
+    return draw_tasks(
         NAME,
         functools.partial(draw_level, demands),
         content=symmetric_key,
-        counts={"train": num_train, "test": num_test},
+        describe=lambda board: Description(
+            instruction=f"Push {targets}.",
+            category=f"{demands.num_rows}x{demands.num_columns}, boxes: {demands.num_boxes}",
+            payload={"board": list(board)},
+        ),
+        num_train=num_train,
+        num_test=num_test,
         seed=task_seed,
     )
-    targets = "the box onto the target" if demands.num_boxes == 1 else "all boxes onto targets"
-    category = f"{demands.num_rows}x{demands.num_columns}, boxes: {demands.num_boxes}"
-    return {
-        split: tuple(
-            make_task(
-                environment=NAME,
-                instruction=f"Push {targets}.",
-                split=split,
-                category=category,
-                payload={"board": list(board)},
-            )
-            for board in boards
-        )
-        for split, boards in drawn.items()
-    }
 
 
 def _declare(options: SokobanOptions) -> EnvironmentProperties:
@@ -317,13 +309,10 @@ def _describe(room: Room, state: State, moves: list[str]) -> str:
 
 
 def _policies(options: SokobanOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    make_oracle = functools.partial(Oracle, options)
-    make_random = functools.partial(RandomActions, tuple(DIRECTIONS), options.max_actions_per_turn)
-    return {
-        "teacher": functools.partial(
-            Mixture, make_oracle, make_random, good_share=TEACHER_GOOD_SHARE
-        ),
-        "oracle": make_oracle,
-        "random": make_random,
-        "heuristic": functools.partial(Heuristic, options),
-    }
+    return policies_around(
+        functools.partial(Oracle, options),
+        functools.partial(Heuristic, options),
+        names=tuple(DIRECTIONS),
+        max_per_turn=options.max_actions_per_turn,
+        teacher_good_share=TEACHER_GOOD_SHARE,
+    )

@@ -6,12 +6,13 @@ split begins with the tasks of a smaller one.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ragen_apo.errors import ConfigError
 from ragen_apo.seeding import derive_seed, generator
+from ragen_apo.types import Task, make_task
 
 SPLITS = ("train", "test")
 
@@ -57,3 +58,33 @@ def draw_distinct(
         f"environment: {max_draws} draws gave only {found} different tasks of {environment}; ask "
         "for fewer tasks, or for larger or less restricted ones"
     )
+
+
+class Description(NamedTuple):
+    """What a draw becomes as a task."""
+
+    instruction: str
+    category: str
+    payload: Mapping[str, Any]
+
+
+def draw_tasks(
+    environment: str,
+    draw: Callable[[np.random.Generator], _Draw | None],
+    *,
+    content: Callable[[_Draw], str],
+    describe: Callable[[_Draw], Description],
+    num_train: int,
+    num_test: int,
+    seed: int,
+) -> dict[str, tuple[Task, ...]]:
+    """The tasks of both splits, each a different draw; see `draw_distinct`."""
+    counts = {"train": num_train, "test": num_test}
+    drawn = draw_distinct(environment, draw, content=content, counts=counts, seed=seed)
+    return {
+        split: tuple(
+            make_task(environment=environment, split=split, **describe(each)._asdict())
+            for each in of_split
+        )
+        for split, of_split in drawn.items()
+    }
