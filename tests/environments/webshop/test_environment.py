@@ -23,11 +23,12 @@ def to_item(environment: WebShopEnvironment, number: int = 0) -> str:
     task = environment.goal_task(number)
     environment.reset(task, seed=0)
     wanted = environment.catalog.product(environment.catalog.number_of(task.payload["asin"]))
-    page = environment.step(f"search[{wanted.title}]")[0]
+    environment.step(f"search[{wanted.title}]")
     for _ in range(5):
-        if wanted.asin.lower() in page.lower():
-            return environment.step(f"click[{wanted.asin}]")[0]
-        page = environment.step("click[next >]")[0]
+        item, _, _, _, info = environment.step(f"click[{wanted.asin}]")
+        if not info["invalid_action"]:
+            return item
+        environment.step("click[next >]")
     raise AssertionError("the product's own title does not find it")
 
 
@@ -143,8 +144,9 @@ def test_what_is_no_action_changes_nothing_and_costs_a_turn(
     observation, reward, terminated, truncated, info = environment.step(action)
     assert info["invalid_action"]
     assert (reward, terminated, truncated) == (0.0, False, False)
-    assert observation.endswith(before)
-    if mode != "compact":
+    if mode == "compact":
+        assert observation == f"That is not possible here.\n{before.splitlines()[-1]}"
+    else:
         assert observation == before
     environment.step(action)
     assert environment.step(action)[3]
@@ -387,3 +389,50 @@ def test_the_compact_mode_reads_actions_with_and_without_brackets(
     action: str, parsed: tuple[str, str] | None
 ) -> None:
     assert parse_plain_action(action) == parsed
+
+
+def test_results_of_the_compact_mode_are_opened_by_their_number(make: Make) -> None:
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search shoe")
+    by_number = {}
+    for first in (1, 11):
+        page = environment.observation
+        shown = environment.session.shown
+        assert clickables(environment)[-len(shown) :] == tuple(
+            str(first + place) for place in range(len(shown))
+        )
+        for place, product in enumerate(shown, start=first):
+            title = environment.catalog.product(product).title[:30].lower()
+            assert any(line.startswith(f"{place} | {title[:20]}") for line in page.splitlines()), (
+                place,
+                title,
+            )
+            assert environment.product_name(product) == str(place)
+            by_number[place] = product
+        environment.step("click next >")
+    for place, product in by_number.items():
+        environment.step("search shoe")
+        for _ in range((place - 1) // 10):
+            environment.step("click next >")
+        assert not environment.step(f"click {place}")[4]["invalid_action"]
+        assert environment.session.product == product
+
+
+@pytest.mark.parametrize("number", ["0", "11", "01", "+1", "1.", "-1", "\u0661", "99999999999"])
+def test_a_number_that_the_page_does_not_show_opens_nothing(make: Make, number: str) -> None:
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search shoe")
+    assert environment.step(f"click {number}")[4]["invalid_action"]
+    assert environment.session.product is None
+
+
+def test_numbers_open_nothing_in_upstreams_modes_and_on_other_pages(make: Make) -> None:
+    environment = make(observation="text")
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search[shoe]")
+    assert environment.step("click[1]")[4]["invalid_action"]
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    assert environment.step("click 1")[4]["invalid_action"]

@@ -33,6 +33,8 @@ from ragen_apo.environments.webshop.pages import (
     AvailableActions,
     ObservationMode,
     clickables,
+    compact_actions,
+    product_name,
     render_done,
 )
 from ragen_apo.environments.webshop.policies import policies_for
@@ -43,7 +45,7 @@ from ragen_apo.environments.webshop.views import ProductViews, product_views
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 2
+TEXT_VERSION = 3
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
@@ -53,11 +55,13 @@ EPISODE_OVER = "The episode is over."
 def rules(observation: ObservationMode) -> str:
     """What a system prompt says about the shop; the actions as the mode writes them."""
     search, click, buy = "search[words]", "click[target]", "click[buy now]"
+    product = "a product id"
     if observation is ObservationMode.COMPACT:
         search, click, buy = "search <words>", "click <target>", "click buy now"
+        product = "a result's number"
     return (
         f"You shop for a customer. Actions: {search} anywhere; {click} for what the page offers: "
-        "a product id, an option, next >, < prev, back to search, description, features, reviews, "
+        f"{product}, an option, next >, < prev, back to search, description, features, reviews, "
         f"buy now. Find what the task asks for, select the asked options, then {buy}; buying ends "
         "the episode."
     )
@@ -206,8 +210,8 @@ class WebShopEnvironment:
             info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
         info["available_actions"] = self.available_actions()
         observation = self.observation
-        if not valid and self.options.observation is ObservationMode.COMPACT:
-            observation = INVALID_ACTION_LINE + observation
+        if not valid and self._is_compact:
+            observation = f"{INVALID_ACTION_LINE}\n{compact_actions(self._session, self._views)}"
         terminated = self._score is not None
         truncated = not terminated and self._num_turns == self.options.max_turns
         if truncated:
@@ -222,6 +226,14 @@ class WebShopEnvironment:
     @property
     def writes_plain_actions(self) -> bool:
         """Whether the mode writes actions without brackets; with brackets works in every mode."""
+        return self._is_compact
+
+    def product_name(self, product: int) -> str:
+        """How a product of the open results is clicked in this mode; its id works in every mode."""
+        return product_name(self._session, product, self._views, self.options.observation)
+
+    @property
+    def _is_compact(self) -> bool:
         return self.options.observation is ObservationMode.COMPACT
 
     @property
@@ -247,7 +259,11 @@ class WebShopEnvironment:
         if name == "search":
             self._session.search(argument, self._catalog)
             return True
-        return name == "click" and self._session.click(argument, self._views)
+        if name != "click":
+            return False
+        numbered = self._session.shown_at(argument) if self._is_compact else None
+        target = argument if numbered is None else self._views.view(numbered).link
+        return self._session.click(target, self._views)
 
     def _pay(self, info: dict[str, Any]) -> float:
         goal, bought = self._goal, self._session.product
@@ -291,7 +307,7 @@ class WebShopEnvironment:
             return None
         return AvailableActions(
             has_search_bar=self._session.page is Page.START,
-            clickables=clickables(self._session, self._views),
+            clickables=clickables(self._session, self._views, self.options.observation),
         )
 
     def state_key(self) -> str:

@@ -1,10 +1,11 @@
 """What the shopper reads and may click: a `Session` rendered in one of three modes.
 
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
-made for language models that read the whole episode: what is read once is not repeated. Titles are
-cut, words and product ids are written as they are searched and clicked (lower case, a space before
-each), the selected options are shown and then only the groups that are still open, and a last line
-says what can be done. All are put together from the cached pieces of views.py.
+made for language models that read the whole episode: what is read once is not repeated. Results are
+numbered and opened by their number, titles are cut, words are written as they are searched and
+clicked (lower case, a space before each), the selected options are shown and then only the groups
+that are still open, a last line says what can be done, and it alone answers an action that is not
+possible. All are put together from the cached pieces of views.py.
 """
 
 import json
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TypedDict
 
-from ragen_apo.environments.webshop.session import PAGE_SIZE, Page, Session
+from ragen_apo.environments.webshop.session import Page, Session
 from ragen_apo.environments.webshop.views import (
     MAX_COMPACT_TEXT,
     SEPARATOR,
@@ -41,7 +42,7 @@ class ObservationMode(str, Enum):
     TEXT_RICH = "text_rich"
 
 
-INVALID_ACTION_LINE = "That is not possible here.\n"
+INVALID_ACTION_LINE = "That is not possible here."
 
 _START_CLICKABLES = ("search",)
 _SUB_PAGE_CLICKABLES = ("back to search", "< prev")
@@ -49,14 +50,15 @@ _RESULTS_CLICKABLES = ("back to search", "next >")
 _LATER_RESULTS_CLICKABLES = ("back to search", "< prev", "next >")
 
 _START_ACTIONS = "Actions: search <words>"
-_RESULTS_ACTIONS = "Actions: click <product id>, click next >, click back to search, search <words>"
+_RESULTS_ACTIONS = "Actions: click <number>, click next >, click back to search, search <words>"
 _LATER_RESULTS_ACTIONS = (
-    "Actions: click <product id>, click next >, click < prev, click back to search, search <words>"
+    "Actions: click <number>, click next >, click < prev, click back to search, search <words>"
 )
 _ITEM_ACTIONS = (
-    "click buy now, click < prev, click description, click features, click reviews, "
+    "Actions: click buy now, click < prev, click description, click features, click reviews, "
     "click back to search, search <words>"
 )
+_OPTIONS_ACTIONS = _ITEM_ACTIONS.replace("Actions: ", "Actions: click <option>, ")
 _SELECTED_ACTIONS = "Actions: click buy now, click <option>, click < prev, search <words>"
 _SUB_PAGE_ACTIONS = "Actions: click < prev, click back to search, search <words>"
 
@@ -64,13 +66,23 @@ _BACK_RICH = lines([button("Back to Search")])
 _BACK_AND_PREVIOUS_RICH = _BACK_RICH + lines([button("< Prev")])
 
 
-def clickables(session: Session, views: ProductViews) -> tuple[str, ...]:
+def product_name(session: Session, product: int, views: ProductViews, mode: ObservationMode) -> str:
+    """How a product of the results is clicked: by its place in them, from 1, or by its id."""
+    if mode is ObservationMode.COMPACT:
+        return str(session.results.index(product) + 1)
+    return views.view(product).link
+
+
+def clickables(session: Session, views: ProductViews, mode: ObservationMode) -> tuple[str, ...]:
     """What can be clicked, in upstream's order; nothing after the end."""
     if session.page is Page.START:
         return _START_CLICKABLES
     if session.page is Page.RESULTS:
-        first = _RESULTS_CLICKABLES if session.page_number == 1 else _LATER_RESULTS_CLICKABLES
-        return first + tuple(views.view(number).link for number in session.shown)
+        buttons = _RESULTS_CLICKABLES if session.page_number == 1 else _LATER_RESULTS_CLICKABLES
+        if mode is ObservationMode.COMPACT:
+            first = session.first_place
+            return buttons + tuple(map(str, range(first, first + len(session.shown))))
+        return buttons + tuple(views.view(number).link for number in session.shown)
     if session.page is Page.ITEM:
         assert session.product is not None
         return views.view(session.product).clickables
@@ -128,35 +140,55 @@ def render_rich(session: Session, instruction: str, views: ProductViews) -> str:
 
 def render_compact(session: Session, instruction: str, views: ProductViews) -> str:
     """The page as our mode `compact`."""
+    shown: list[str]
     if session.page is Page.START:
-        return f"Task: {instruction}\n{_START_ACTIONS}"
-    if session.page is Page.RESULTS:
-        return _compact_results(session, views)
+        shown = [f"Task: {instruction}"]
+    elif session.page is Page.RESULTS:
+        shown = _compact_results(session, views)
+    elif session.page is Page.SUB_PAGE:
+        assert session.product is not None
+        texts = views.view(session.product).sub_page(session.sub_page)
+        shown = [f"{session.sub_page}: {shortened(' '.join(texts), MAX_COMPACT_TEXT) or 'none'}"]
+    else:
+        shown = _compact_item(session, views)
+    return "\n".join([*shown, compact_actions(session, views)])
+
+
+def _compact_results(session: Session, views: ProductViews) -> list[str]:
+    shown = session.shown
+    if not shown:
+        return [f"No results on page {session.page_number} of {len(session.results)} results"]
+    first = session.first_place
+    heading = f"Results {first}-{first + len(shown) - 1} of {len(session.results)}"
+    numbered = enumerate(shown, start=first)
+    return [
+        heading,
+        *(f"{place} | {views.view(number).in_results_compact}" for place, number in numbered),
+    ]
+
+
+def _compact_item(session: Session, views: ProductViews) -> list[str]:
     assert session.product is not None
     view = views.view(session.product)
-    if session.page is Page.SUB_PAGE:
-        shown = shortened(" ".join(view.sub_page(session.sub_page)), MAX_COMPACT_TEXT)
-        return f"{session.sub_page}: {shown or 'none'}\n{_SUB_PAGE_ACTIONS}"
-    if not view.option_names:
-        return f"{view.item_compact}\nActions: {_ITEM_ACTIONS}"
     if not session.selected:
-        return f"{view.item_compact}\nSelected: nothing\nActions: click <option>, {_ITEM_ACTIONS}"
+        return [view.item_compact, *(["Selected: nothing"] if view.option_names else [])]
     selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
     still_open = [line for name, line in view.option_lines_compact if name not in session.selected]
-    return "\n".join([f"Selected: {selected}", *still_open, _SELECTED_ACTIONS])
+    return [f"Selected: {selected}", *still_open]
 
 
-def _compact_results(session: Session, views: ProductViews) -> str:
-    shown = session.shown
-    if shown:
-        first = (session.page_number - 1) * PAGE_SIZE + 1
-        heading = f"Results {first}-{first + len(shown) - 1} of {len(session.results)}"
-    else:
-        heading = f"No results on page {session.page_number} of {len(session.results)} results"
-    actions = _RESULTS_ACTIONS if session.page_number == 1 else _LATER_RESULTS_ACTIONS
-    return "\n".join(
-        [heading, *(views.view(number).in_results_compact for number in shown), actions]
-    )
+def compact_actions(session: Session, views: ProductViews) -> str:
+    """The last line of a page in the mode `compact`: what can be done there."""
+    if session.page is Page.START:
+        return _START_ACTIONS
+    if session.page is Page.RESULTS:
+        return _RESULTS_ACTIONS if session.page_number == 1 else _LATER_RESULTS_ACTIONS
+    if session.page is Page.SUB_PAGE:
+        return _SUB_PAGE_ACTIONS
+    assert session.product is not None
+    if session.selected:
+        return _SELECTED_ACTIONS
+    return _OPTIONS_ACTIONS if views.view(session.product).option_names else _ITEM_ACTIONS
 
 
 RENDERERS: dict[ObservationMode, Callable[[Session, str, ProductViews], str]] = {

@@ -37,6 +37,7 @@ class Shop(Protocol):
     def session(self) -> Session: ...
     @property
     def views(self) -> ProductViews: ...
+    def product_name(self, product: int) -> str: ...
     @property
     def catalog(self) -> Catalog: ...
     @property
@@ -85,6 +86,9 @@ class _Shopper:
     def _click(self, thought: str, target: str) -> Reply:
         return self._reply(thought, "click", target)
 
+    def _click_product(self, thought: str, product: int) -> Reply:
+        return self._click(thought, self.shop.product_name(product))
+
     def _reply(self, thought: str, verb: str, argument: str) -> Reply:
         plain = self.shop.writes_plain_actions
         return Reply(thought, f"{verb} {argument}" if plain else f"{verb}[{argument}]")
@@ -127,8 +131,7 @@ class RuleShopper(_Shopper):
     def _choose(self) -> Reply:
         session = self.shop.session
         if session.page is Page.RESULTS and session.shown:
-            link = self.shop.views.view(session.shown[0]).link
-            return self._click("The first result will do.", link)
+            return self._click_product("The first result will do.", session.shown[0])
         if session.page is Page.ITEM:
             return self._select_or_buy()
         if session.page is Page.START:
@@ -180,15 +183,13 @@ class GoalShopper(_Shopper):
     def _choose_result(self) -> Reply:
         session = self.shop.session
         if self.goal.product in session.shown:
-            link = self.shop.views.view(self.goal.product).link
-            return self._click("This is what is asked for.", link)
+            return self._click_product("This is what is asked for.", self.goal.product)
         later = session.results[session.page_number * PAGE_SIZE :]
         if self.goal.product in later:
             return self._click("It is not on this page.", "next >")
         if not session.shown:
             return self._search("Nothing was found.", searchable(self.task.instruction))
-        link = self.shop.views.view(session.shown[0]).link
-        return self._click("The first result comes close.", link)
+        return self._click_product("The first result comes close.", session.shown[0])
 
     def _select_or_buy(self) -> Reply:
         session = self.shop.session

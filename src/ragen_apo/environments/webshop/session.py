@@ -48,6 +48,7 @@ def parse_action(action: str) -> tuple[str, str] | None:
     return line[:opening], line[opening + 1 : close].lower()
 
 
+_PLACE = re.compile(r"[1-9][0-9]{0,3}")
 _PLAIN_ACTION = re.compile(r"\s*(search|click)\s+(\S[^\n]*)", re.IGNORECASE)
 
 
@@ -80,6 +81,18 @@ class Session:
     def shown(self) -> tuple[int, ...]:
         """The products of the open results page."""
         return self.results[(self.page_number - 1) * PAGE_SIZE : self.page_number * PAGE_SIZE]
+
+    @property
+    def first_place(self) -> int:
+        """The place of the page's first product in all results, counted from 1."""
+        return (self.page_number - 1) * PAGE_SIZE + 1
+
+    def shown_at(self, place: str) -> int | None:
+        """The product of the open results page with this place in all results, counted from 1."""
+        if self.page is not Page.RESULTS or not _PLACE.fullmatch(place):
+            return None
+        index = int(place) - self.first_place
+        return self.shown[index] if 0 <= index < len(self.shown) else None
 
     def search(self, query: str, catalog: Catalog) -> None:
         """Opens the first results page of a query; works on every page."""

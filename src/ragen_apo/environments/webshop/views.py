@@ -104,8 +104,8 @@ class ProductView:
 
     @functools.cached_property
     def in_results_compact(self) -> str:
-        """The product among results, one line of the mode `compact`."""
-        return f"- {self.link} | {self._title_compact} | {self.product.price_tag}"
+        """The product among results after its number, mode `compact`."""
+        return f"{self._title_compact} | {self.product.price_tag}"
 
     @functools.cached_property
     def item_text(self) -> str:
@@ -147,8 +147,9 @@ class ProductView:
     @functools.cached_property
     def item_compact(self) -> str:
         """Title, price and options, mode `compact`."""
-        head = f"{self._title_compact} | {self.product.price_tag}"
-        return "\n".join([head, *(line for _, line in self.option_lines_compact)])
+        return "\n".join(
+            [self.in_results_compact, *(line for _, line in self.option_lines_compact)]
+        )
 
     @functools.cached_property
     def option_lines_compact(self) -> list[tuple[str, str]]:
