@@ -164,7 +164,7 @@ def report(run: Path) -> None:
 
 
 @app.command
-def compare(*, config: Path, out: Path = Path("runs/compare")) -> None:
+def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
     Writes OUT/comparison.md, comparison.csv and curves. Runs in OUT that are done are reused, and
@@ -176,6 +176,9 @@ def compare(*, config: Path, out: Path = Path("runs/compare")) -> None:
         A comparison; see configs/compare_shop.yaml.
     out
         Where the runs and the results go.
+    parallel
+        Runs that train at the same time. Their seconds can only be compared if each has cores of
+        its own: set run.num_threads to the cores over this number.
     """
     from ragen_apo.comparison.execute import play_comparison
     from ragen_apo.comparison.measure import measure
@@ -184,9 +187,14 @@ def compare(*, config: Path, out: Path = Path("runs/compare")) -> None:
 
     comparison = load_comparison(config)
     settings = comparison.settings
-    runs = play_comparison(comparison, out, say=lambda text: console.print(text, highlight=False))
+    runs = play_comparison(
+        comparison,
+        out,
+        parallel=parallel,
+        say=lambda text: console.print(text, highlight=False),
+    )
     measurements = [
-        measure(run, name=name, seed=seed, budget=settings.budget, target=settings.target)
+        measure(run, name=name, seed=seed, budget=settings.budget)
         for (name, seed), run in runs.items()
     ]
     paths = write_comparison(measurements, out, settings=settings)

@@ -19,8 +19,6 @@ MEASUREMENT = Measurement(
     name="A*-PO",
     seed=0,
     points=[Point(0.0, 0, 0.4), Point(60.0, 1000, 0.95)],
-    seconds_to_target=60.0,
-    tokens_to_target=1000,
     seconds=120.0,
     tokens=2000,
     success=0.97,
@@ -69,7 +67,7 @@ def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_pat
 def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Path) -> None:
     run = RunDirectory(finished_run)
     rows = read_json_lines(run.metrics)
-    whole = measure(run, name="A*-PO", seed=0, budget=BudgetConfig(), target=1.0)
+    whole = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
     first_stage = stage_one_tokens(run)
     assert first_stage > 0
     assert whole.tokens == first_stage + rows[-1]["num_generated_tokens_total"]
@@ -80,22 +78,42 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     assert whole.seconds > sum(row["rollout_seconds"] for row in rows)
     assert whole.peak_memory_bytes is not None and whole.peak_memory_bytes > 2**24
     cut = BudgetConfig(tokens=whole.points[1].tokens)
-    assert len(measure(run, name="A*-PO", seed=0, budget=cut, target=1.0).points) == 2
+    assert len(measure(run, name="A*-PO", seed=0, budget=cut).points) == 2
 
 
 def test_the_files_of_a_comparison(tmp_path: Path) -> None:
-    never = replace(MEASUREMENT, seed=1, seconds_to_target=None, tokens_to_target=None, success=0.5)
+    slower = replace(
+        MEASUREMENT,
+        seed=1,
+        success=0.5,
+        points=[Point(0.0, 0, 0.4), Point(30.0, 500, 0.5), Point(90.0, 1500, 0.6)],
+    )
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": None}, "seeds": [0, 1]})
-    paths = write_comparison([MEASUREMENT, never], tmp_path, settings=settings)
+    paths = write_comparison([MEASUREMENT, slower], tmp_path, settings=settings)
     assert [path.name for path in paths] == [
         "comparison.md",
         "comparison.csv",
         "success_by_seconds.png",
         "success_by_tokens.png",
     ]
-    row = next(line for line in paths[0].read_text().splitlines() if line.startswith("| A*-PO"))
-    assert "| 1 of 2 | 1 min 00 s | 1,000 | 95.0% | 73.5% (50.0% to 97.0%) | 1.5 | 512 MiB |" in row
+    page = paths[0].read_text()
+    assert "60.0% is what every run reached" in page
+    row = next(line for line in page.splitlines() if line.startswith("| A*-PO"))
+    # 60%: 60 and 90 seconds, 1,000 and 1,500 tokens. 90%: one of the two.
+    # Areas up to 1,000 tokens: (0.4 + 0.95) / 2, and (0.45 * 500 + 0.525 * 500) / 1,000.
+    assert row == (
+        "| A*-PO | 1 min 15 s | 1,250 | 1 min 00 s (1 of 2) | 1,000 (1 of 2) | 58.1% "
+        "| 73.5% (50.0% to 97.0%) | 1.5 | 512 MiB |"
+    )
     rows = list(csv.DictReader(io.StringIO(paths[1].read_text())))
     assert [each["seconds_to_target"] for each in rows] == ["60.0", ""]
+    assert [each["tokens_to_common"] for each in rows] == ["1000", "1500"]
+    assert [float(each["mean_success"]) for each in rows] == pytest.approx([0.675, 0.4875])
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[2:])
+
+
+def test_what_a_run_reached_last_holds_until_the_end() -> None:
+    assert MEASUREMENT.mean_success(2000) == pytest.approx((0.675 * 1000 + 0.95 * 1000) / 2000)
+    assert MEASUREMENT.mean_success(500) == pytest.approx((0.4 + 0.675) / 2)
+    assert (MEASUREMENT.best, MEASUREMENT.first_at(0.96)) == (0.95, None)

@@ -6,65 +6,105 @@ OUT/seed-0/<run>/       a run directory like any other
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ragen_apo.comparison.plan import Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
-from ragen_apo.errors import RagenApoError, RunDirectoryError
+from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
 
+_Job = tuple[RunDirectory, RunConfig, bool]
+"""A run, its configuration, and whether it is evaluated in the end."""
+
 
 def play_comparison(
-    comparison: Comparison, out: Path, *, say: Callable[[str], None]
+    comparison: Comparison, out: Path, *, say: Callable[[str], None], parallel: int = 1
 ) -> dict[tuple[str, int], RunDirectory]:
-    """Brings every run to its end, one after the other, and returns them by (name, seed).
+    """Brings every run to its end, `parallel` at a time, and returns them by (name, seed).
 
     Raises RunDirectoryError where a run in `out` was started with another configuration, and
-    RagenApoError where one fails.
+    RagenApoError where one fails; what is under way then is ended first.
     """
+    if parallel < 1:
+        raise ConfigError(f"parallel must be at least 1, got {parallel}")
+    firsts: list[_Job] = []
+    jobs: list[_Job] = []
     runs: dict[tuple[str, int], RunDirectory] = {}
     for seed in comparison.settings.seeds:
-        folder = out / f"seed-{seed}"
-        first = RunDirectory(folder / "reference")
-        finish_run(first, comparison.reference(seed), say=say, evaluate=False)
+        first = RunDirectory(out / f"seed-{seed}" / "reference")
+        firsts.append((first, comparison.reference(seed), False))
         for name in comparison.settings.runs:
             # Relative paths would name another folder from another working directory.
             config = comparison.run(name, seed, reference=first.reference(0).resolve())
-            run = RunDirectory(folder / folder_name(name))
-            finish_run(run, config, say=say, evaluate=True)
-            runs[name, seed] = run
+            runs[name, seed] = RunDirectory(first.path.parent / folder_name(name))
+            jobs.append((runs[name, seed], config, True))
+    for stage in (firsts, jobs):
+        _finish(stage, parallel, functools.partial(finish_run, say=say, quiet=parallel > 1))
     return runs
 
 
+def _finish(jobs: Sequence[_Job], parallel: int, play: Callable[..., None]) -> None:
+    """Plays all; after a failure nothing new is begun, and the failure is raised."""
+    failed = threading.Event()
+
+    def one(job: _Job) -> None:
+        if failed.is_set():
+            return
+        try:
+            play(*job)
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(parallel) as pool:  # each thread waits for a process
+        for future in [pool.submit(one, job) for job in jobs]:
+            future.result()
+
+
 def finish_run(
-    run: RunDirectory, config: RunConfig, *, say: Callable[[str], None], evaluate: bool
+    run: RunDirectory,
+    config: RunConfig,
+    evaluate: bool,
+    *,
+    say: Callable[[str], None],
+    quiet: bool = False,
 ) -> None:
-    """Starts, continues or reuses a run."""
+    """Starts, continues or reuses a run; `quiet` keeps what it prints in a file beside it."""
     if run.config.exists() and load_config(run.config) != config:
         raise RunDirectoryError(
             f"{run.path} was started with another configuration than this comparison has now; "
             "remove it or give another --out"
         )
+    log = run.path.with_name(f"{run.path.name}.log") if quiet else None
     if not run.policy.exists():
         say(f"{run.path}: training")
         started = run.config.exists()
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
         how = ["--resume"] if started else ["--config", str(text)]
-        _call("train", "--run-dir", str(run.path), *how, "--no-evaluate")
+        _call("train", "--run-dir", str(run.path), *how, "--no-evaluate", log=log)
     if evaluate and not run.results.exists():
-        _call("evaluate", str(run.path))
+        _call("evaluate", str(run.path), log=log)
 
 
-def _call(*arguments: str) -> None:
+def _call(*arguments: str, log: Path | None) -> None:
     # A process of its own, so that the peak memory is that of one run.
-    status = subprocess.call([sys.executable, "-m", "ragen_apo.cli", *arguments])
+    command = [sys.executable, "-m", "ragen_apo.cli", *arguments]
+    if log is None:
+        status, where = subprocess.call(command), "above"
+    else:
+        with log.open("ab") as stream:
+            status = subprocess.call(command, stdout=stream, stderr=subprocess.STDOUT)
+        where = f"at the end of {log}"
     if status:
         raise RagenApoError(
-            f"`ragen-apo {' '.join(arguments)}` ended with status {status}; see its message above. "
-            "Give the same compare command again to go on."
+            f"`ragen-apo {' '.join(arguments)}` ended with status {status}; see its message "
+            f"{where}. Give the same compare command again to go on."
         )

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ragen_apo.comparison.plan import BudgetConfig
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
@@ -29,14 +31,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run; figures that a run has not reached are None."""
+    """One run; figures that a run has not recorded are None."""
 
     name: str
     seed: int
     points: Sequence[Point]
     """Within the budget, in the order of training; the first is the reference at cost 0."""
-    seconds_to_target: float | None
-    tokens_to_target: int | None
     seconds: float
     tokens: int
     """Of the whole run."""
@@ -48,14 +48,37 @@ class Measurement:
     peak_memory_bytes: int | None
 
     @property
+    def best(self) -> float:
+        """The highest success of an evaluation within the budget."""
+        return max(point.success for point in self.points)
+
+    @property
     def success_within_budget(self) -> float:
         """Of the last evaluation that the budget allows."""
         return self.points[-1].success
 
+    def first_at(self, success: float) -> Point | None:
+        """The first evaluation with at least this success; None where there is none."""
+        return next((point for point in self.points if point.success >= success), None)
 
-def measure(
-    run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig, target: float
-) -> Measurement:
+    def mean_success(self, tokens: int) -> float:
+        """The area under success against tokens up to a number of tokens, over that number.
+
+        Straight lines between evaluations; what the last one reached holds from there on.
+        """
+        ends = [point.tokens for point in self.points]
+        cut = [end for end in ends if end < tokens]
+        heights = [point.success for point in self.points]
+        xs = [*cut, tokens]
+        return float(np.trapezoid(np.interp(xs, ends, heights), xs) / tokens)
+
+
+def reachable_by_all(measurements: Sequence[Measurement]) -> float:
+    """The best success of the run that reaches least."""
+    return min(run.best for run in measurements)
+
+
+def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) -> Measurement:
     """Reads a finished run."""
     status, rows = run.read_status(), read_json_lines(run.metrics)
     results = json.loads(run.results.read_text(encoding="utf-8"))
@@ -70,15 +93,12 @@ def measure(
         tokens += row["num_generated_tokens"]
         if "eval_success_rate" in row and _within(budget, seconds, tokens):
             points.append(Point(seconds, tokens, row["eval_success_rate"]))
-    reached = next((point for point in points if point.success >= target), None)
     divergences = [row["kl_per_sequence"] for row in rows if "kl_per_sequence" in row]
     low, high = results["success_ci95"]
     return Measurement(
         name=name,
         seed=seed,
         points=points,
-        seconds_to_target=reached.seconds if reached else None,
-        tokens_to_target=reached.tokens if reached else None,
         seconds=seconds,
         tokens=tokens,
         success=results["success_rate"],

@@ -7,25 +7,23 @@ that are absent or not finite are left out.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ragen_apo.report.drawing import png_bytes, style_axes
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.style import (
     ACCENT,
     ACCENT_SOFT,
     FAINT,
     INK,
-    LINE,
     MUTED,
     PAPER,
     RED,
@@ -37,7 +35,6 @@ from ragen_apo.report.style import (
 )
 from ragen_apo.report.tables import category_rows, failure_rows, interval_bounds, num_failures
 
-DOTS_PER_INCH = 180
 MAX_CATEGORIES = 30
 """Rows of the category picture, the lowest if there are more; the page's table has all of them."""
 
@@ -81,7 +78,7 @@ def learning_curves(run: RunData) -> bytes:
         axes.set_axis_off()
     _add_reference_line(grid.flat[0], run)
     _add_legend(figure, grid.flat[0])
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def success_curve(run: RunData, *, size: tuple[float, float]) -> bytes:
@@ -91,7 +88,7 @@ def success_curve(run: RunData, *, size: tuple[float, float]) -> bytes:
     _draw_panel(axes, TRAINING_PANELS[0], run.metrics)
     _add_reference_line(axes, run)
     _add_legend(figure, axes)
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def by_category(
@@ -108,10 +105,10 @@ def by_category(
     axes = figure.subplots()
     shortened = len(all_rows) > limit
     which = f"Success, lowest {limit} of {len(all_rows)} categories"
-    _style(axes, which if shortened else "Success by category, with 95% intervals")
+    style_axes(axes, which if shortened else "Success by category, with 95% intervals")
     axes.grid(visible=False, axis="y")
     if not rows:
-        return _png(_say(figure, axes, "No categories were evaluated."))
+        return png_bytes(_say(figure, axes, "No categories were evaluated."))
     for place, (_, summary) in enumerate(rows):
         rate, bounds = finite(summary.get("success_rate")), interval_bounds(summary)
         axes.barh(place, rate or 0.0, height=0.62, color=ACCENT_SOFT)
@@ -130,7 +127,7 @@ def by_category(
     _name_rows(axes, [name for name, _ in rows])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
@@ -139,10 +136,10 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
     figure = Figure(figsize=size or (8.0, 3.1), facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
     failed = num_failures(run)
-    _style(axes, f"Failed episodes by pattern: {failed} of {run.num_episodes}")
+    style_axes(axes, f"Failed episodes by pattern: {failed} of {run.num_episodes}")
     axes.grid(visible=False, axis="y")
     if not rows:
-        return _png(_say(figure, axes, "No failures were recorded."))
+        return png_bytes(_say(figure, axes, "No failures were recorded."))
     counts = [finite(summary.get("count")) or 0.0 for _, summary in rows]
     longest = max([*counts, 1.0])
     for place, (count, (_, summary)) in enumerate(zip(counts, rows, strict=True)):
@@ -154,12 +151,12 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
     axes.set_xlim(0, longest * 1.18)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_xlabel("episodes", color=MUTED, fontsize=9.5)
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]]) -> None:
     """The raw values faintly, their running mean over them, evaluations as points."""
-    _style(axes, panel.title)
+    style_axes(axes, panel.title)
     axes.set_xlabel("step", color=MUTED, fontsize=9.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     steps, values = series(rows, panel.key)
@@ -209,16 +206,6 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
         )  # fmt: skip
 
 
-def _style(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=9)
-    axes.set_axisbelow(True)
-    axes.grid(visible=True, color=LINE, linewidth=0.8)
-    axes.tick_params(colors=MUTED, labelsize=9.5, length=0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(FAINT)
-
-
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Names for horizontal bars, the first on top."""
     labels = [printable(name, 28) for name in names]
@@ -230,10 +217,3 @@ def _say(figure: Figure, axes: Axes, sentence: str) -> Figure:
     axes.set_axis_off()
     axes.text(0.0, 0.5, sentence, transform=axes.transAxes, color=MUTED, fontsize=11)
     return figure
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.set_dpi(DOTS_PER_INCH)
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": "ragen-apo"})
-    return buffer.getvalue()

@@ -1,0 +1,32 @@
+"""What all pictures share: the frame of a plot, and its PNG bytes."""
+
+from __future__ import annotations
+
+import io
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ragen_apo.report.style import FAINT, INK, LINE, MUTED
+
+DOTS_PER_INCH = 180
+
+
+def style_axes(axes: Axes, title: str) -> None:
+    """Title on the left, a light grid, no frame but the bottom."""
+    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=9)
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, color=LINE, linewidth=0.8)
+    axes.tick_params(colors=MUTED, labelsize=9.5, length=0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(FAINT)
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.set_dpi(DOTS_PER_INCH)
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": "ragen-apo"})
+    return buffer.getvalue()

@@ -1,0 +1,109 @@
+"""Playing a comparison: what is run, in which order, what is reused, and what a failure does."""
+
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_apo.comparison import execute
+from ragen_apo.comparison.plan import load_comparison
+from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
+from ragen_apo.files import write_text_atomically
+from ragen_apo.run_directory import RunDirectory
+
+COMPARISON = "base: base.yaml\nseeds: [0, 1]\nruns: {one: {}, two: {algorithm: grpo}}\n"
+
+
+class Runs:
+    """Stands for the command line: makes the files that show that a run is done."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.calls: list[str] = []
+        self.lock = threading.Lock()
+        self.at_once = self.most_at_once = 0
+        self.failing = ""
+
+    def __call__(self, command: list[str], **_: Any) -> int:
+        what, *arguments = command[3:]
+        path = Path(arguments[1] if what == "train" else arguments[0])
+        name = f"{what} {path.relative_to(self.out)}"
+        with self.lock:
+            self.calls.append(name)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        if name == self.failing:
+            return 3
+        run = RunDirectory(path)
+        if what == "train":
+            run.policy.mkdir(parents=True)
+            text = Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8")
+            write_text_atomically(run.config, text)
+        else:
+            write_text_atomically(run.results, "{}")
+        with self.lock:
+            self.at_once -= 1
+        return 0
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    (tmp_path / "base.yaml").write_text("seed: 0\n")
+    (tmp_path / "compare.yaml").write_text(COMPARISON)
+    fake = Runs(tmp_path / "out")
+    monkeypatch.setattr(subprocess, "call", fake)
+    return fake
+
+
+def play(runs: Runs, **options: Any) -> dict[tuple[str, int], RunDirectory]:
+    comparison = load_comparison(runs.out.parent / "compare.yaml")
+    return execute.play_comparison(comparison, runs.out, say=lambda _: None, **options)
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_every_reference_comes_before_the_runs_that_start_from_it(
+    runs: Runs, parallel: int
+) -> None:
+    found = play(runs, parallel=parallel)
+    assert list(found) == [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
+    assert set(runs.calls[:2]) == {"train seed-0/reference", "train seed-1/reference"}
+    assert sorted(runs.calls[2:]) == sorted(
+        f"{what} seed-{seed}/{name}"
+        for what in ("train", "evaluate")
+        for name in ("one", "two")
+        for seed in (0, 1)
+    )
+    assert runs.most_at_once <= parallel
+
+
+def test_runs_that_are_done_are_reused_and_a_lost_evaluation_is_made_up_for(runs: Runs) -> None:
+    found = play(runs)
+    runs.calls.clear()
+    found["two", 1].results.unlink()
+    play(runs, parallel=2)
+    assert runs.calls == ["evaluate seed-1/two"]
+
+
+def test_a_failure_is_raised_and_nothing_new_is_begun(runs: Runs) -> None:
+    runs.failing = "train seed-0/one"
+    with pytest.raises(RagenApoError, match="status 3"):
+        play(runs)
+    assert runs.calls[-1] == "train seed-0/one"
+    runs.failing = ""
+    play(runs)
+    assert len([call for call in runs.calls if call.startswith("evaluate")]) == 4
+
+
+def test_another_configuration_is_not_continued(runs: Runs) -> None:
+    play(runs)
+    text = COMPARISON.replace("one: {}", "one: {apo: {beta1: 0.7}}")
+    (runs.out.parent / "compare.yaml").write_text(text)
+    with pytest.raises(RunDirectoryError, match="another configuration"):
+        play(runs)
+
+
+def test_no_run_at_a_time_is_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match="parallel must be at least 1"):
+        play(runs, parallel=0)
