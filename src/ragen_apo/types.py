@@ -35,6 +35,8 @@ class TurnFlag(str, Enum):
     """The token limit ended the response before its closing tag."""
     TARGET_SHOWN = "target_shown"
     """The environment showed the goal in the observation that followed this turn's action."""
+    MISTAKE = "mistake"
+    """A scripted teacher went wrong on purpose, to show how to go on: read, never imitated."""
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,17 @@ class TrainingSample:
 
 
 def training_sample(trajectory: Trajectory) -> TrainingSample:
-    """Joins the turns of a full-context trajectory, mask and log-probabilities as recorded."""
+    """Joins the turns of a full-context trajectory, mask and log-probabilities as recorded.
+
+    A turn that is flagged as a teacher's mistake is context and no sample.
+    """
     token_ids: list[int] = []
     loss_mask: list[bool] = []
     logprobs: list[float] = []
     for turn in trajectory.turns:
         num_prompt, num_response = len(turn.prompt_token_ids), len(turn.response_token_ids)
         token_ids += turn.prompt_token_ids + turn.response_token_ids
-        loss_mask += [False] * num_prompt + [True] * num_response
+        is_sampled = TurnFlag.MISTAKE.value not in turn.flags
+        loss_mask += [False] * num_prompt + [is_sampled] * num_response
         logprobs += (0.0,) * num_prompt + turn.logprobs
     return TrainingSample(tuple(token_ids), tuple(loss_mask), tuple(logprobs))

@@ -8,10 +8,10 @@ zeros: nothing was sampled.
 from collections.abc import Callable, Iterable
 
 from ragen_apo.agent.context import ContextManager, parse_response, render_response
-from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.environments.base import ScriptedPolicy
-from ragen_apo.types import StopReason, Trajectory, Turn
+from ragen_apo.environments.base import Reply, ScriptedPolicy
+from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag
 
 
 def play_scripted_episodes(
@@ -28,6 +28,11 @@ def play_scripted_episodes(
         _play_episode(policy, environments, request, policy_version=policy_version, context=context)
         for request in requests
     ]
+
+
+def _flags(reply: Reply, outcome: Outcome) -> tuple[str, ...]:
+    mistake = (TurnFlag.MISTAKE.value,) if reply.is_mistake else ()
+    return (*outcome.flags, *mistake)
 
 
 def _play_episode(
@@ -58,7 +63,7 @@ def _play_episode(
                 thought=reply.thought,
                 action=reply.action,
                 reward=outcome.reward,
-                flags=outcome.flags,
+                flags=_flags(reply, outcome),
                 state_key=state_key,
             )
         )

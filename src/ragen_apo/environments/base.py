@@ -44,6 +44,8 @@ class Reply:
 
     thought: str
     action: str
+    is_mistake: bool = False
+    """Made on purpose, for the sake of what follows: no demonstration to imitate."""
 
 
 class ScriptedPolicy(Protocol):

@@ -114,6 +114,8 @@ class _RaggedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        # Rotation leaves keys in float32 under autocast; the product would round them, every time.
+        key_states = key_states.to(value_states.dtype)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -183,7 +185,7 @@ def _attend(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
     # Heads that share keys and values are the rows of one product.
-    grouped = query.reshape(batch, key.shape[1], -1, head_dim)
+    grouped = query.to(key.dtype).reshape(batch, key.shape[1], -1, head_dim)
     scores = torch.matmul(grouped, key.transpose(2, 3)).float()
     scores *= head_dim**-0.5 if scaling is None else scaling
     scores.masked_fill_(~attention_mask, float("-inf"))

@@ -5,7 +5,7 @@ import pytest
 
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.policies import instruction_queries, mentioned_value
-from ragen_apo.environments.webshop.session import parse_plain_action
+from ragen_apo.environments.webshop.session import Page, parse_plain_action
 
 Make = Callable[..., WebShopEnvironment]
 
@@ -18,10 +18,9 @@ def scores(environment: WebShopEnvironment, name: str, num_tasks: int = 40) -> l
         observation, _ = environment.reset(task, seed=3)
         total = 0.0
         for _ in range(15):
-            observation, reward, terminated, _, info = environment.step(
-                policy.act(observation).action
-            )
-            assert not info["invalid_action"], (name, task)
+            reply = policy.act(observation)
+            observation, reward, terminated, _, info = environment.step(reply.action)
+            assert reply.is_mistake or not info["invalid_action"], (name, task)
             total += reward
             if terminated:
                 break
@@ -85,3 +84,40 @@ def test_queries_lose_opening_options_and_price(make: Make) -> None:
         "slim fit men's jeans",
         "slim fit men's jeans navy 32w",
     ]
+
+
+def test_the_teacher_goes_wrong_on_purpose_and_finds_back(make: Make) -> None:
+    environment = make()
+    mistakes: set[str] = set()
+    for task in environment.tasks("test")[:60]:
+        policy = environment.scripted_policies()["teacher"]()
+        policy.begin(task, seed=0)
+        observation, _ = environment.reset(task, seed=0)
+        wrong_at = None
+        for _ in range(25):
+            before = environment.session.page
+            reply = policy.act(observation)
+            observation, _, terminated, _, info = environment.step(reply.action)
+            opened = environment.session.product
+            if reply.is_mistake and before is Page.RESULTS:
+                mistakes.add("product")
+                wrong_at = opened
+                assert opened != environment.catalog.number_of(task.payload["asin"])
+            elif reply.is_mistake:
+                mistakes.add("value")
+                assert info["invalid_action"]
+            elif wrong_at is not None:
+                assert reply.action == "click < prev"
+                wrong_at = None
+            if terminated:
+                break
+        assert terminated
+    assert mistakes == {"product", "value"}
+    oracle = environment.scripted_policies()["oracle"]()
+    for task in environment.tasks("test")[:20]:
+        oracle.begin(task, seed=0)
+        observation, _ = environment.reset(task, seed=0)
+        for _ in range(3):
+            reply = oracle.act(observation)
+            assert not reply.is_mistake
+            observation = environment.step(reply.action)[0]

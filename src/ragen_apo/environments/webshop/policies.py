@@ -10,6 +10,7 @@ title.
 import random
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
@@ -26,6 +27,9 @@ from ragen_apo.types import Task
 
 _PRICE_TEXT = ", and price lower than "
 _OPENING = "find me "
+FOUND = "This is what is asked for."
+TEACHER_MISTAKE_SHARE = 0.25
+"""How often the teacher goes wrong where it can: at a choice of a product, at each option."""
 SEARCH_AGAIN_SHARE = 0.1
 """How often the random shopper searches where it could click."""
 
@@ -153,11 +157,18 @@ class RuleShopper(_Shopper):
 
 
 class GoalShopper(_Shopper):
-    """Finds the wanted product with the best of some searches, selects its options, buys."""
+    """Finds the wanted product with the best of some searches, selects its options, buys.
+
+    Now and then it goes wrong on purpose, as its students will, and shows the way back: it opens
+    another product and returns, or misspells a value and tries again. These turns are marked
+    (`Reply.is_mistake`), what follows is to be imitated.
+    """
 
     name = "teacher"
+    mistake_share = TEACHER_MISTAKE_SHARE
 
     def _prepare(self) -> None:
+        self.tries: set[str] = set()
         self.goal = goal_of_task(self.task, self.shop.catalog)
         queries = [searchable(query) for query in self._queries()]
         places = [self._place(query) for query in queries]
@@ -183,7 +194,11 @@ class GoalShopper(_Shopper):
     def _choose_result(self) -> Reply:
         session = self.shop.session
         if self.goal.product in session.shown:
-            return self._click_product("This is what is asked for.", self.goal.product)
+            others = [product for product in session.shown if product != self.goal.product]
+            if others and self._errs("product"):
+                wrong = self._click_product(FOUND, self.draws.choice(others))
+                return replace(wrong, is_mistake=True)
+            return self._click_product(FOUND, self.goal.product)
         later = session.results[session.page_number * PAGE_SIZE :]
         if self.goal.product in later:
             return self._click("It is not on this page.", "next >")
@@ -196,18 +211,43 @@ class GoalShopper(_Shopper):
         assert session.product is not None
         view = self.shop.views.view(session.product)
         offered = view.selectable
+        if session.product != self.goal.product and "product" in self.tries:
+            return self._leave(offered)
         taken = set(session.selected.values())
         for name, wanted in self.goal.options:
             value = _closest(wanted, [value for value, of in offered.items() if name in ("", of)])
             if value is not None and value not in taken and name not in session.selected:
-                return self._click(f"It should be {value}.", value)
+                misspelled = value[: len(value) // 2] + value[len(value) // 4 :]
+                if misspelled not in offered and self._errs(value):
+                    return self._select(misspelled, is_mistake=True)
+                return self._select(value)
         return self._click("Everything fits, I buy it.", "buy now")
+
+    def _leave(self, offered: Mapping[str, str]) -> Reply:
+        """Back from a product opened by mistake, perhaps after asking it for what it has not."""
+        absent = [value for _, value in self.goal.options if value not in offered]
+        if absent and self._errs("option"):
+            return self._select(absent[0], is_mistake=True)
+        return self._click("This is not what is asked for.", "< prev")
+
+    def _select(self, value: str, *, is_mistake: bool = False) -> Reply:
+        return replace(self._click(f"It should be {value}.", value), is_mistake=is_mistake)
+
+    def _errs(self, where: str) -> bool:
+        """Whether to go wrong; asked about one thing a second time, never."""
+        if where in self.tries:
+            return False
+        errs = self.draws.random() < self.mistake_share
+        if errs:
+            self.tries.add(where)
+        return errs
 
 
 class Oracle(GoalShopper):
     """As the teacher, but its first search is the wanted product's own title."""
 
     name = "oracle"
+    mistake_share = 0.0
 
     def _queries(self) -> list[str]:
         product = self.shop.catalog.product(self.goal.product)
