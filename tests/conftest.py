@@ -157,6 +157,43 @@ def chatml_tokenizer(shop_texts: list[str]):
     return wrapped
 
 
+QWEN_TEMPLATE = (
+    "{% if messages[0]['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}" + CHATML
+)
+"""Like that of Qwen2.5-Instruct: a conversation without a system message gets one."""
+
+
+@pytest.fixture(scope="session")
+def qwen_folder(chatml_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as of a pretrained Qwen2.5-Instruct: its architecture, tiny and untrained."""
+    import copy
+
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
+    tokenizer = copy.deepcopy(chatml_tokenizer)
+    tokenizer.chat_template = QWEN_TEMPLATE
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`say(model, token_ids)`: playing one row at a time, the model samples these tokens."""

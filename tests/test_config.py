@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.config import RunConfig, load_config, parse_config, resolved_yaml
+from ragen_apo.config import LoraConfig, RunConfig, load_config, parse_config, resolved_yaml
 from ragen_apo.config_messages import keys_of, reference_page
 from ragen_apo.errors import ConfigError
 
@@ -71,6 +71,17 @@ def test_options_of_the_environment_are_numbers_in_the_same_notation() -> None:
     assert parse("environment: {step_penalty: -1e-2}").environment.options == {
         "step_penalty": -0.01
     }
+
+
+def test_adapters_are_off_by_default_and_an_empty_section_means_their_defaults() -> None:
+    assert parse("policy: {path: m}").policy.lora is None
+    for text in ("{}", "{target_modules: all-linear}", "{target_modules: [all-linear]}"):
+        config = parse(f"policy: {{path: m, lora: {text}}}")
+        assert config.policy.lora == LoraConfig()
+        assert parse(resolved_yaml(config)) == config
+    switched_on = parse("policy: {path: m}", "--policy.lora.rank", "8").policy.lora
+    assert switched_on == LoraConfig(rank=8)
+    assert parse("policy: {path: m, lora: {rank: 8}}", "--policy.lora", "null").policy.lora is None
 
 
 def test_the_configuration_cannot_be_changed() -> None:
@@ -175,6 +186,13 @@ class TestOverrides:
         ("agent: {format_penalty: 1}", "agent.format_penalty: got 1, expected a number at most 0"),
         ("agent: {max_response_tokens: 1024}", "must be less than max_context_tokens (1024)"),
         ("agent: {max_context_tokens: 4096}", "must be at most policy.small.max_position (2048)"),
+        ("policy: {lora: {}}", "policy.lora adapts a pretrained model and policy.path names none"),
+        ("policy: {path: m, lora: {rank: 0}}", "lora.rank: got 0, expected a whole number at"),
+        ("policy: {path: m, lora: 3}", "policy.lora: got 3, expected a section of keys or null"),
+        (
+            "policy: {path: m, lora: {target_modules: [1]}}",
+            "target_modules.0: got 1, expected a list of text",
+        ),
         ("policy: {small: {num_heads: 3}}", "must be a multiple of 2 * num_heads (6)"),
         ("seed: -1", "seed: got -1, expected a whole number at least 0"),
         ("training: {learning_rate: 1}", "did you mean"),

@@ -50,10 +50,8 @@ def test_the_readme_lists_every_folder_package_and_module_once() -> None:
 
 def requirements() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [
-        Requirement(line)
-        for line in project["dependencies"] + project["optional-dependencies"]["dev"]
-    ]
+    extras = project["optional-dependencies"]
+    return [Requirement(line) for line in project["dependencies"] + extras["dev"] + extras["lora"]]
 
 
 def pins(python: str) -> dict[str, str]:

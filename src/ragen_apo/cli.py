@@ -312,9 +312,17 @@ def _check_inputs(settings: RunConfig) -> None:
     if settings.apo.value_store is not None:
         ValueStore(settings.apo.value_store, create=False).close()
     if settings.policy.path is not None:
-        from ragen_apo.policy.language_model import check_model_folder
+        from ragen_apo.policy.language_model import check_model
 
-        check_model_folder(settings.policy.path)
+        check_model(
+            settings.policy.path,
+            max_context_tokens=settings.agent.max_context_tokens,
+            trust_remote_code=settings.policy.trust_remote_code,
+        )
+    if settings.policy.lora is not None:
+        from ragen_apo.policy.lora import require_peft
+
+        require_peft()
 
 
 def _existing_run(path: Path) -> tuple[RunDirectory, RunConfig]:

@@ -32,6 +32,10 @@ def _whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
 CountOrZero = Annotated[int, BeforeValidator(_whole_number), Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -70,6 +74,9 @@ class MachineConfig(Section):
     """Number format of the policy's weights, and without mixed precision of all it computes."""
     mixed_precision: Literal["none", "bfloat16"] = "none"
     """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
+    gradient_checkpointing: bool = False
+    """Compute each layer a second time for the backward pass instead of keeping what it computed:
+    about a third more time, far less memory on long episodes."""
 
 
 class EnvironmentConfig(Section):
@@ -155,6 +162,27 @@ class SmallModelConfig(Section):
         return self
 
 
+ALL_LINEAR = "all-linear"
+
+
+class LoraConfig(Section):
+    """Low-rank adapters, trained in place of the weights; needs `pip install ragen-apo[lora]`.
+
+    Folders that a run writes hold the sum of both, rounded to run.dtype, and load like any model.
+    """
+
+    rank: Count = 16
+    """Rank of the change that an adapter can make to its layer."""
+    alpha: Count = 32
+    """The change is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that is left out in the warm start. Stage 2 has no dropout: it
+    would sample from one policy and train another."""
+    target_modules: Annotated[list[str], BeforeValidator(_one_or_more)] = [ALL_LINEAR]
+    """Names of the linear layers that get an adapter, such as [q_proj, v_proj]; all-linear takes
+    all but the vocabulary projection."""
+
+
 class PolicyConfig(Section):
     """The language model that acts."""
 
@@ -165,6 +193,8 @@ class PolicyConfig(Section):
     freeze_embeddings: bool = False
     """Leave token embeddings as they are in Stage 2: less is learned about one id that does not
     hold for all of them."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters of a pretrained model; null trains all weights."""
     small: SmallModelConfig = SmallModelConfig()
 
 
@@ -560,6 +590,15 @@ class RunConfig(Section):
             raise ValueError(
                 "algorithm brpo compares the episodes of a step; training.tasks_per_step must be "
                 "at least 2, got 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_something_to_adapt(self) -> RunConfig:
+        if self.policy.lora is not None and self.policy.path is None:
+            raise ValueError(
+                "policy.lora adapts a pretrained model and policy.path names none; set policy.path "
+                "to a model folder or hub name, or policy.lora to null"
             )
         return self
 

@@ -35,22 +35,36 @@ class Key:
 
     @property
     def section(self) -> type[BaseModel] | None:
-        """The model of a section; None for a key with a value."""
+        """The model of a section, of one that may be null as well; None for a key with a value."""
         annotation: Any = self.field.annotation
-        is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        return annotation if is_section else None
+        candidates = get_args(annotation) if self.may_be_null else (annotation,)
+        return next((c for c in candidates if _is_section(c)), None)
+
+    @property
+    def may_be_null(self) -> bool:
+        """Whether null is a value of its own, not another word for the default."""
+        return type(None) in get_args(self.field.annotation)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether something other than keys may stand there."""
+        return self.section is None or self.may_be_null
 
     @property
     def allowed(self) -> str:
         """What may stand there, in words: `a number greater than 0 or null`."""
         if self.section:
-            return "a section of keys"
+            return "a section of keys" + (" or null" if self.may_be_null else "")
         return _allowed(self.field.annotation, self.field.metadata)
 
     @property
     def holds_text(self) -> bool:
         """True where any text is valid."""
         return self.field.annotation is str or str in get_args(self.field.annotation)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
@@ -68,6 +82,8 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
         return " or ".join(str(argument) for argument in arguments)
     if origin in (Union, types.UnionType):
         return " or ".join(_allowed(argument, ()) for argument in arguments)
+    if origin is list:
+        return f"a list of {_allowed(arguments[0], ())}"
     if origin is Annotated:
         return _allowed(arguments[0], arguments[1:])
     bounds = [
@@ -126,7 +142,9 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key]) -> str:
         return f"{label}: unknown key; {suggestion(path, list(keys))}"
     if error["type"] == "value_error":
         return f"{label}: {error['msg'].removeprefix('Value error, ')}"
-    expected = keys[path].allowed if path in keys else "a section of keys"
+    parent = keys.get(path.rpartition(".")[0])
+    key = parent if parent and parent.section is None else keys.get(path)  # an item, or the key
+    expected = key.allowed if key else "a section of keys"
     if error["type"] == "finite_number":
         expected = expected.replace("a number", "a finite number")
     return f"{label}: got {shown(error['input'])}, expected {expected}"
@@ -145,7 +163,7 @@ def reference_page(keys: Mapping[str, Key]) -> str:
     for path, key in keys.items():
         if key.section is None:
             continue
-        inside = [k for p, k in keys.items() if p.rpartition(".")[0] == path and not k.section]
+        inside = [k for p, k in keys.items() if p.rpartition(".")[0] == path and k.has_value]
         role = " ".join((key.section.__doc__ or "").split())
         lines += ["", f"## {path}", "", role, "", *_TABLE_HEAD, *(_row(k) for k in inside)]
     return "\n".join(lines) + "\n"
@@ -156,6 +174,9 @@ _TABLE_HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
 
 def _row(key: Key) -> str:
     name = key.path.rpartition(".")[2]
-    default = "" if key.section else f"`{_plain(key.field.default)}`"
-    meaning = f"see [{key.path}](#{key.path})" if key.section else key.field.description
+    default = f"`{_plain(key.field.default)}`" if key.has_value else ""
+    meaning = key.field.description or ""
+    if key.section:
+        what = meaning.removesuffix(".") + "; " if key.has_value else ""
+        meaning = f"{what}see [{key.path}](#{key.path})"
     return f"| `{name}` | {default} | {key.allowed} | {meaning} |"

@@ -1,5 +1,7 @@
 """The critic of PPO: a copy of a language model's body with a linear value head.
 
+Where the model has adapters, the copy has its own, and only they and the head are trained.
+
 Consumes padded token ids, produces one value per sampled token: what the text before the token is
 worth, so the value of a state does not know what is written in it. Starts from value 0 everywhere.
 
@@ -15,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.lora import freeze_all_but_adapters
+from ragen_apo.policy.passes import body_output
 
 
 class Critic(nn.Module):
@@ -24,6 +28,7 @@ class Critic(nn.Module):
         super().__init__()
         body: Any = copy.deepcopy(model.model.base_model)
         body.requires_grad_(True)
+        freeze_all_but_adapters(body)
         if freeze_embeddings:
             body.get_input_embeddings().requires_grad_(False)
         self.body = body
@@ -31,13 +36,18 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.autocast = model.autocast
+        self.gradient_checkpointing = model.gradient_checkpointing
         self.eval()
 
     def forward(self, token_ids_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """V of the text before each sampled token [B, T] in float32; 0 where the mask is False."""
-        kind, enabled = token_ids_BT.device.type, self.autocast is not None
-        with torch.autocast(kind, dtype=self.autocast, enabled=enabled):
-            output = self.body(input_ids=token_ids_BT, use_cache=False)
-        after_BT = self.head(output.last_hidden_state.to(self.head.weight.dtype))[:, :, 0]
+        hidden_BTH = body_output(
+            self.body,
+            token_ids_BT,
+            autocast=self.autocast,
+            gradient_checkpointing=self.gradient_checkpointing,
+            use_cache=False,
+        )
+        after_BT = self.head(hidden_BTH.to(self.head.weight.dtype))[:, :, 0]
         before_BT = torch.cat([torch.zeros_like(after_BT[:, :1]), after_BT[:, :-1]], dim=1)
         return torch.where(loss_mask_BT, before_BT, torch.zeros_like(before_BT))

@@ -8,9 +8,11 @@ training.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -27,7 +30,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ragen_apo.errors import ModelError
+from ragen_apo.errors import ConfigError, ModelError
+from ragen_apo.policy.lora import adapters_disabled, plain_weights
+from ragen_apo.policy.passes import body_output, can_recompute
 from ragen_apo.seeding import derive_seed
 
 CLOSING_TAG = "</answer>"
@@ -36,6 +41,7 @@ ATTENTION = "sdpa"
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best place is about 4 nats behind."""
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HOUSEKEEPING = ("_name_or_path", "architectures", "dtype", "transformers_version")
 """Keys of a model's configuration that change when it is saved, and change nothing it computes."""
 
@@ -48,8 +54,17 @@ class LanguageModel:
     tokenizer: PreTrainedTokenizerBase
     autocast: torch.dtype | None = None
     """Format of the body's matrix products; None for that of the weights."""
+    gradient_checkpointing: bool = False
+    """Whether layers are computed again for the backward pass: slower, with less memory."""
+    adapters: bool = True
+    """Whether adapters act, if the model has any (see `policy.lora`)."""
 
     def __post_init__(self) -> None:
+        if self.gradient_checkpointing and not can_recompute(self.model):
+            raise ModelError(
+                f"run.gradient_checkpointing: {type(self.model).__name__} has no layers that "
+                "transformers can compute again; set it to false"
+            )
         if self.tokenizer.chat_template is None:
             raise ModelError(
                 "the tokenizer has no chat template; expected one that renders system, user and "
@@ -84,10 +99,14 @@ class LanguageModel:
 
         Rows padded on the right need no mask: a token never sees what comes after it.
         """
-        enabled = self.autocast is not None
-        with torch.autocast(self.device.type, dtype=self.autocast, enabled=enabled):
-            output = self.model.base_model(input_ids=token_ids_BT, **kwargs)
-        return output.last_hidden_state
+        with self._mode():
+            return body_output(
+                self.model.base_model,
+                token_ids_BT,
+                autocast=self.autocast,
+                gradient_checkpointing=self.gradient_checkpointing,
+                **kwargs,
+            )
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Vocabulary logits [N, V] in float32 of selected hidden states [N, H]."""
@@ -115,22 +134,34 @@ class LanguageModel:
         if self.autocast is not None:
             rest["autocast"] = str(self.autocast)
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
+        for name, tensor in sorted(plain_weights(self.model, adapters=self.adapters).items()):
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(data.numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def save(self, directory: Path) -> None:
-        """Writes safetensors, configuration and tokenizer in the form that transformers loads."""
-        self.model.save_pretrained(directory)
+        """Writes safetensors, configuration and tokenizer in the form that transformers loads.
+
+        Adapters are added to the weights, so the folder holds a model like any other.
+        """
+        weights = plain_weights(self.model, adapters=self.adapters)
+        self.model.save_pretrained(directory, state_dict=weights)
         self.tokenizer.save_pretrained(directory)
+
+    def without_adapters(self) -> LanguageModel:
+        """The model that adapters were added to; shares all weights with this one."""
+        return replace(self, adapters=False)
+
+    def _mode(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.adapters else adapters_disabled(self.model)
 
     def _refuse_scaled_logits(self) -> None:
         """Raises ModelError if the model changes logits after the vocabulary projection."""
         probe = torch.tensor([[0, 1, 2]], device=self.device)
         with torch.inference_mode():
-            whole = self.model(input_ids=probe).logits.float()
+            with self._mode():
+                whole = self.model(input_ids=probe).logits.float()
             parts = self.logits(self.hidden_states(probe))
         tolerance = 1e-3 if self.autocast is None else 0.1
         if not torch.allclose(whole, parts, rtol=tolerance, atol=tolerance):
@@ -147,6 +178,7 @@ def load_language_model(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     autocast: torch.dtype | None = None,
+    gradient_checkpointing: bool = False,
     trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Loads a local folder or a hub name. Only safetensors weights are read.
@@ -162,10 +194,7 @@ def load_language_model(
             attn_implementation=ATTENTION,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(
-            f"no causal language model could be loaded from '{path}': {error}. Expected a folder "
-            "written by save_pretrained (config.json, model.safetensors) or a hub name."
-        ) from error
+        raise _not_loaded(path, error) from error
     except Exception as error:
         if type(error).__module__.startswith("safetensors") or "Safetensor" in type(error).__name__:
             raise ModelError(
@@ -176,11 +205,51 @@ def load_language_model(
     tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
     _refuse_short_attention(model.config)
     torch.nn.Module.to(model, device)
-    return LanguageModel(model.eval(), tokenizer, autocast)
+    return LanguageModel(
+        model.eval(), tokenizer, autocast, gradient_checkpointing=gradient_checkpointing
+    )
 
 
-def check_model_folder(path: str | Path) -> None:
-    """Raises ModelError for a local folder without a tokenizer; looks at names only."""
+def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code: bool) -> None:
+    """Refuses what can be refused before weights are loaded; a hub name is asked for at the hub.
+
+    Raises ModelError for a model that is not there or has no tokenizer, ConfigError where
+    `check_positions` does.
+    """
+    _check_folder(path)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loaded(path, error) from error
+    check_positions(config, path, max_context_tokens=max_context_tokens)
+
+
+def check_positions(config: Any, path: str | Path, *, max_context_tokens: int) -> None:
+    """Raises ConfigError if an episode may be longer than the model's positions go."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and max_context_tokens > longest:
+        raise ConfigError(
+            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' was made for at most "
+            f"{longest} tokens (max_position_embeddings); lower it, or take another model"
+        )
+
+
+def _not_loaded(path: str | Path, error: Exception) -> ModelError:
+    message = f"no causal language model could be loaded from '{path}': {error}. "
+    if Path(path).exists() or not _HUB_NAME.fullmatch(str(path)):
+        return ModelError(
+            message + "Expected a folder written by save_pretrained (config.json, "
+            "model.safetensors) or a hub name such as Qwen/Qwen2.5-1.5B-Instruct."
+        )
+    return ModelError(
+        message + "There is no such folder, so it was asked for at the Hugging Face hub. Check the "
+        "name and the network (HF_HUB_OFFLINE, proxies; `hf auth login` for a gated model), or "
+        f"fetch it elsewhere with `hf download {path} --local-dir FOLDER` and set policy.path to "
+        "FOLDER."
+    )
+
+
+def _check_folder(path: str | Path) -> None:
     if Path(path).is_dir() and not any(Path(path).glob("tokenizer*")):
         raise ModelError(
             f"'{path}' holds a model but no tokenizer (tokenizer.json, tokenizer_config.json); "
@@ -189,7 +258,7 @@ def check_model_folder(path: str | Path) -> None:
 
 
 def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    check_model_folder(path)
+    _check_folder(path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:

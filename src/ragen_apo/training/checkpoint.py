@@ -3,7 +3,8 @@
 A checkpoint is a folder that appears by one rename, so it is whole or it is not there:
 
     checkpoints/2-demonstrations-000100/
-      model.safetensors  optimizer.safetensors  state.json
+      model.safetensors       what is trained: all weights, or the adapters
+      optimizer.safetensors   its moments                           state.json
       algorithm.safetensors   what the algorithm trains besides the policy: the critic of PPO
 
 All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from ragen_apo.errors import CheckpointError
 from ragen_apo.files import PARTIAL_MARK, directory_written_atomically, remove_partial_files
+from ragen_apo.policy.lora import trained_tensors
 from ragen_apo.training.optimization import Optimizer
 
 PHASES = ("copy", "demonstrations", "apo")
@@ -67,7 +69,7 @@ def save_checkpoint(
     path = directory / position.name
     try:
         with directory_written_atomically(path) as partial:
-            save_file(_without_aliases(model), partial / "model.safetensors")
+            save_file(trained_tensors(model), partial / "model.safetensors")
             save_file(optimizer.state_tensors(), partial / "optimizer.safetensors")
             if algorithm_state:
                 save_file(dict(algorithm_state), partial / "algorithm.safetensors")
@@ -112,7 +114,7 @@ def load_latest_checkpoint(
         if (path / "algorithm.safetensors").exists():
             kept = load_file(path / "algorithm.safetensors", device="cpu")
             moments |= {f"{ALGORITHM_PREFIX}{name}": tensor for name, tensor in kept.items()}
-        _load_weights(model, weights)
+        load_trained_tensors(model, weights)
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be read: {error}. Expected whole files model.safetensors, "
@@ -123,19 +125,9 @@ def load_latest_checkpoint(
     return position, moments
 
 
-def _without_aliases(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers, each storage once: tied weights are one tensor."""
-    seen: set[int] = set()
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor.detach().contiguous()
-    return tensors
-
-
-def _load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    expected = _without_aliases(model)
+def load_trained_tensors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """The inverse of `trained_tensors`; raises ValueError for tensors of another model."""
+    expected = trained_tensors(model)
     if expected.keys() != weights.keys():
         difference = sorted(expected.keys() ^ weights.keys())[:3]
         raise ValueError(f"its tensors are not those of the model, for example {difference}")

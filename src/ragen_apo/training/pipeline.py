@@ -52,13 +52,16 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
         tasks = session.training_tasks()
         for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
             remove_partial_files(folder)
-        policy = _initial_model(session)
+        # From the first reference on, its weights are those that adapters are added to.
+        policy = session.load_policy(
+            run.reference(0) if run.reference(0).exists() else _initial_model(session)
+        )
         position, moments = _resume(session, policy)
         _warm_start(session, policy, position, moments)
         _stage_one(session, tasks)
         if position.phase != "apo":
             position, moments = Position("apo", 0), {}
-            policy = session.load_model(run.reference(0))
+            policy = session.load_policy(run.reference(0))
         with session.timed("stage 2"):
             run_stage_two(session, policy, tasks, position=position, moments=moments)
         _note_peak_memory(run, session.device)
@@ -66,11 +69,11 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
             session.save_model(policy, run.policy)
 
 
-def _initial_model(session: Session) -> LanguageModel:
-    """The model that training starts from: the configured one, or a small one built on the spot."""
+def _initial_model(session: Session) -> Path | str:
+    """Where the model is that training starts from: configured, or built here on the spot."""
     config, folder = session.config, session.run.initial
     if config.policy.path is not None:
-        return session.load_model(config.policy.path)
+        return config.policy.path
     if not folder.exists():
         small = config.policy.small
         model = build_small_model(
@@ -83,7 +86,7 @@ def _initial_model(session: Session) -> LanguageModel:
             seed=config.seed,
         )
         session.save_model(model, folder)
-    return session.load_model(folder)
+    return folder
 
 
 def _tokenizer_texts(session: Session) -> list[str]:

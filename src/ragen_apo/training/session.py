@@ -17,10 +17,15 @@ from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import directory_written_atomically
-from ragen_apo.policy.language_model import LanguageModel, load_language_model
+from ragen_apo.policy.language_model import (
+    LanguageModel,
+    check_positions,
+    load_language_model,
+)
+from ragen_apo.policy.lora import add_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.seeding import generator
+from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.types import Task
 
 
@@ -53,15 +58,31 @@ class Session:
         return [tasks[index] for index in sorted(chosen.tolist())]
 
     def load_model(self, folder: Path | str) -> LanguageModel:
-        """A model of the run, or the one that the configuration names."""
+        """A model of the run, or the one that the configuration names.
+
+        Raises ConfigError if an episode may be longer than the model's positions go.
+        """
         precision = self.config.run.mixed_precision
-        return load_language_model(
+        model = load_language_model(
             folder,
             device=self.device,
             dtype=self.dtype,
             autocast=None if precision == "none" else getattr(torch, precision),
+            gradient_checkpointing=self.config.run.gradient_checkpointing,
             trust_remote_code=self.config.policy.trust_remote_code,
         )
+        check_positions(
+            model.config, folder, max_context_tokens=self.config.agent.max_context_tokens
+        )
+        return model
+
+    def load_policy(self, folder: Path | str) -> LanguageModel:
+        """A model to be trained: with new adapters, if they are configured."""
+        model = self.load_model(folder)
+        if self.config.policy.lora is not None:
+            seed = derive_seed(self.config.seed, "adapters")
+            add_adapters(model.model, self.config.policy.lora, seed=seed)
+        return model
 
     def save_model(self, model: LanguageModel, folder: Path) -> None:
         """Writes a model folder, whole or not at all; OSError where the disk is full."""

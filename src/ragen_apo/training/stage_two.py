@@ -40,9 +40,8 @@ def run_stage_two(
     optimizer = Optimizer(policy.model, weight_decay=config.apo.weight_decay)
     optimizer.load_state_tensors(moments)
     version = position.counters.get("reference_version", 0)
-    reference = session.load_model(session.run.reference(version))
-    reference.model.requires_grad_(False)
-    algorithm = make_algorithm(config, reference)
+    reference = _reference(session, policy, version=version)
+    algorithm = make_algorithm(config, policy)
     algorithm.load_state_tensors(
         {
             name.removeprefix(ALGORITHM_PREFIX): tensor
@@ -89,6 +88,15 @@ def run_stage_two(
                 algorithm_state=algorithm.state_tensors(),
                 keep=config.training.keep_checkpoints,
             )
+
+
+def _reference(session: Session, policy: LanguageModel, *, version: int) -> LanguageModel:
+    """The frozen reference. Adapters were added to the first one, so it needs no second copy."""
+    if version == 0 and session.config.policy.lora is not None:
+        return policy.without_adapters()
+    reference = session.load_model(session.run.reference(version))
+    reference.model.requires_grad_(False)
+    return reference
 
 
 def _advance(position: Position, metrics: dict[str, float | int]) -> Position:
@@ -139,8 +147,7 @@ def _refresh_reference(
 ) -> LanguageModel:
     """The policy becomes the reference; its values, if any are used, are added to the store."""
     session.save_model(policy, session.run.reference(version))
-    reference = session.load_model(session.run.reference(version))
-    reference.model.requires_grad_(False)
+    reference = _reference(session, policy, version=version)
     if session.config.needs_values:
         report = estimate_values(session, reference, tasks)
         write_json_atomically(session.run.value_report_of(version), report)

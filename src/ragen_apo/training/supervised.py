@@ -12,6 +12,8 @@ from ragen_apo.agent.assembly import build_context
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.passes import seeded_torch
+from ragen_apo.seeding import derive_seed
 from ragen_apo.training.batching import collate, epoch_slice, micro_batches
 from ragen_apo.training.checkpoint import Position, save_checkpoint
 from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
@@ -129,7 +131,10 @@ def run_supervised_phase(
     model.model.train()
     for step in range(start, phase.num_steps):
         started = time.perf_counter()
-        result = accumulate_supervised_gradients(model, phase.batch(step))
+        batch = phase.batch(step)
+        dropout_seed = derive_seed(session.config.seed, "dropout", phase.name, step)
+        with seeded_torch(dropout_seed, device=session.device):
+            result = accumulate_supervised_gradients(model, batch)
         learning_rate = learning_rate_at(
             step,
             peak=phase.peak_learning_rate,

@@ -32,8 +32,8 @@ AGGREGATIONS = {
 """How each paper makes one number of token losses; `policy_gradient.aggregation` overrides it."""
 
 
-def make_algorithm(config: RunConfig, reference: LanguageModel) -> Algorithm:
-    """The configured algorithm; a critic starts as a copy of the reference."""
+def make_algorithm(config: RunConfig, start: LanguageModel) -> Algorithm:
+    """The configured algorithm; a critic starts as a copy of the policy of the start."""
     name = config.algorithm
     if name == "apo":
         return TrajectoryApo(config.apo)
@@ -48,7 +48,7 @@ def make_algorithm(config: RunConfig, reference: LanguageModel) -> Algorithm:
         return Ppo(
             term,
             config.ppo,
-            critic=Critic(reference, freeze_embeddings=config.policy.freeze_embeddings),
+            critic=Critic(start, freeze_embeddings=config.policy.freeze_embeddings),
             micro_batch_size=config.training.micro_batch_size,
             weight_decay=config.apo.weight_decay,
             max_grad_norm=config.apo.max_grad_norm,

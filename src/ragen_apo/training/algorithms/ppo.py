@@ -30,9 +30,11 @@ from ragen_apo.objectives.ppo import (
 )
 from ragen_apo.objectives.tensors import whiten
 from ragen_apo.policy.critic import Critic
+from ragen_apo.policy.lora import trained_tensors
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.algorithms.policy_gradient import PolicyTerm, advantage_metrics
+from ragen_apo.training.checkpoint import load_trained_tensors
 from ragen_apo.training.figures import LossPart, StepFigures
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
@@ -125,13 +127,14 @@ class Ppo(Algorithm[PpoSignals]):
         return metrics
 
     def state_tensors(self) -> Mapping[str, Tensor]:
-        weights = {f"critic/{name}": value for name, value in self._critic.state_dict().items()}
+        trained = trained_tensors(self._critic)
+        weights = {f"critic/{name}": tensor for name, tensor in trained.items()}
         moments = self._optimizer.state_tensors()
         return weights | {f"moments/{name}": value for name, value in moments.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors:
-            self._critic.load_state_dict(_below("critic/", tensors))
+            load_trained_tensors(self._critic, _below("critic/", tensors))
             self._optimizer.load_state_tensors(_below("moments/", tensors))
 
     @torch.no_grad()

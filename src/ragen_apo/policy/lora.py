@@ -1,0 +1,148 @@
+"""Low-rank adapters: a layer computes W x + (alpha / rank) B A x, and only A and B are trained.
+
+Source: Hu et al. (2021), "LoRA: Low-Rank Adaptation of Large Language Models". peft puts them into
+the linear layers of a model's body, where generation and scoring pass through them without knowing.
+B starts at zero and W never changes: a model with new adapters says what it said without, and one
+whose adapters are switched off is the model that they were added to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ragen_apo.config import ALL_LINEAR, LoraConfig
+from ragen_apo.errors import ConfigError
+from ragen_apo.policy.passes import seeded_torch
+
+_ADAPTER = "default"
+_MARK = ".lora_"
+"""Occurs in the name of every tensor of an adapter, and `_BASE` in those of the layer below it."""
+_BASE = ".base_layer"
+
+
+def require_peft() -> None:
+    """Raises ConfigError if the package that makes adapters is not installed."""
+    if find_spec("peft") is None:
+        raise ConfigError(
+            "policy.lora needs the package peft, which is not installed: pip install "
+            "'ragen-apo[lora]', or set policy.lora to null to train all weights"
+        )
+
+
+def add_adapters(model: PreTrainedModel, settings: LoraConfig, *, seed: int) -> None:
+    """Puts new adapters into the model and freezes everything else; they are float32.
+
+    Their weights are a function of seed and device. Raises ConfigError where `require_peft` does,
+    and for target modules that the body of the model does not have.
+    """
+    require_peft()
+    import peft
+
+    linear = _linear_layers(model)
+    wanted = settings.target_modules
+    if wanted == [ALL_LINEAR]:
+        wanted = list(linear)
+    unknown = sorted(set(wanted) - set(linear))
+    if unknown:
+        raise ConfigError(
+            f"policy.lora.target_modules: {type(model).__name__} has no linear layer named "
+            f"{', '.join(unknown)}; expected {ALL_LINEAR} or some of {', '.join(sorted(linear))}"
+        )
+    wishes = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=list(wanted),
+        fan_in_fan_out=any(isinstance(linear[name], Conv1D) for name in wanted),
+    )
+    with seeded_torch(seed, device=model.device):
+        peft.inject_adapter_in_model(wishes, model.base_model, adapter_name=_ADAPTER)
+    for name, parameter in model.named_parameters():
+        if _MARK in name:
+            parameter.data = parameter.data.float()
+    freeze_all_but_adapters(model)
+
+
+def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The linear layers of the body, one of each name, such as `q_proj`."""
+    return {
+        name.rpartition(".")[2]: module
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    }
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether there are adapters in the model."""
+    return any(_MARK in name for name, _ in model.named_parameters())
+
+
+def freeze_all_but_adapters(model: nn.Module) -> None:
+    """Leaves gradients to the adapters alone; changes nothing where there are none."""
+    if has_adapters(model):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(_MARK in name)
+
+
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What training may change, each storage once: with adapters what has gradients, else all.
+
+    Without adapters that includes buffers and parameters that are frozen at present.
+    """
+    if has_adapters(model):
+        return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    seen: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor.detach().contiguous()
+    return tensors
+
+
+@contextlib.contextmanager
+def adapters_disabled(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes what it computed before adapters were added."""
+    layers = [layer for _, layer in _adapted_layers(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def plain_weights(model: nn.Module, *, adapters: bool) -> dict[str, Tensor]:
+    """The state of the model under the names that it has without adapters.
+
+    They are added to the weights in float32 and then rounded to the weights' format, or left out.
+    """
+    weights = {
+        name.replace(_BASE, ""): tensor
+        for name, tensor in model.state_dict().items()
+        if _MARK not in name
+    }
+    if adapters and has_adapters(model):
+        for name, layer in _adapted_layers(model):
+            weight = weights[f"{name}.weight"]
+            merged = weight.float() + layer.get_delta_weight(_ADAPTER).float()
+            weights[f"{name}.weight"] = merged.to(weight.dtype)
+    return weights
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            yield name, module

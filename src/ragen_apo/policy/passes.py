@@ -1,0 +1,63 @@
+"""How a model's body is run: number format, memory, and draws that are a function of a seed.
+
+Axes: B rows, T positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+@contextlib.contextmanager
+def seeded_torch(seed: int, *, device: torch.device) -> Iterator[None]:
+    """Inside, torch draws what the seed says; outside, its global generators are as before."""
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+        torch.manual_seed(seed)
+        yield
+
+
+def can_recompute(model: nn.Module) -> bool:
+    """Whether the model has layers that `recomputed_layers` finds."""
+    return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+
+
+@contextlib.contextmanager
+def recomputed_layers(body: nn.Module) -> Iterator[None]:
+    """Gradient checkpointing: inside, a layer keeps its input for the backward pass and no more.
+
+    The rest is computed again when the gradient gets there. The switch of transformers acts in
+    training mode only, and training mode is dropout; so the layers are wrapped here.
+    """
+    layers = [layer for layer in body.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def body_output(
+    body: nn.Module,
+    token_ids_BT: Tensor,
+    *,
+    autocast: torch.dtype | None,
+    gradient_checkpointing: bool,
+    **kwargs: Any,
+) -> Tensor:
+    """The last hidden states [B, T, H]; `autocast` None computes in the format of the weights."""
+    recompute = gradient_checkpointing and torch.is_grad_enabled()
+    with (
+        torch.autocast(token_ids_BT.device.type, dtype=autocast, enabled=autocast is not None),
+        recomputed_layers(body) if recompute else contextlib.nullcontext(),
+    ):
+        return body(input_ids=token_ids_BT, **kwargs).last_hidden_state

@@ -1,0 +1,193 @@
+"""A whole run with adapters: what it writes, and that it ends the same after an interruption."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.files import read_json_lines
+from ragen_apo.policy.lora import has_adapters
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory, create_run
+from ragen_apo.training import stage_two, supervised
+from ragen_apo.training.checkpoint import list_checkpoints
+from ragen_apo.training.pipeline import train
+from ragen_apo.training.session import open_session
+from ragen_apo.training.trainer import Trainer
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def lora_config(tiny_config: str, qwen_folder: Path) -> Callable[..., RunConfig]:
+    """Four updates on demonstrations with dropout, four steps, a new reference after two."""
+
+    def lora_config(*keys: str) -> RunConfig:
+        overrides = [
+            f"--policy.path={qwen_folder}",
+            "--policy.lora={rank: 4, alpha: 64, dropout: 0.1}",
+            "--run.gradient_checkpointing=true",
+            "--agent.max_context_tokens=1024",
+            "--warm_start.copy.max_steps=0",
+            "--warm_start.demonstrations.num_steps=4",
+            "--warm_start.checkpoint_every=2",
+            "--apo.reference_refresh.every_steps=2",
+            "--apo.value_baseline=zero",  # returns are equal here, and so are they and V*
+            "--apo.learning_rate=0.01",
+            "--training.max_steps=4",
+            "--training.tasks_per_step=4",
+            "--training.eval_every=null",
+        ]
+        return parse_config(tiny_config, source="tiny", overrides=[*overrides, *keys])
+
+    return lora_config
+
+
+def start(config: RunConfig, path: Path) -> RunDirectory:
+    run = create_run(path, config_yaml=resolved_yaml(config))
+    train(config, run, progress=SilentProgress())
+    return run
+
+
+@pytest.fixture(scope="module")
+def lora_run(
+    lora_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
+) -> RunDirectory:
+    """A run without interruption; read only."""
+    return start(lora_config(), tmp_path_factory.mktemp("lora") / "run")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_references_and_policy_are_plain_models_that_differ_in_linear_layers_only(
+    lora_run: RunDirectory, qwen_folder: Path
+) -> None:
+    folders = [qwen_folder, lora_run.reference(0), lora_run.reference(1), lora_run.policy]
+    for earlier, later in itertools.pairwise(folders):
+        before, after = weights(earlier), weights(later)
+        assert before.keys() == after.keys()
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        assert changed == {name for name in before if name.endswith("proj.weight")}
+
+
+def test_a_checkpoint_holds_adapters_and_their_moments_only(lora_run: RunDirectory) -> None:
+    newest = list_checkpoints(lora_run.checkpoints)[-1]
+    names = set(weights(newest))
+    assert len(names) == 2 * 7 * 2
+    assert all(".lora_" in name for name in names)
+    moments = load_file(newest / "optimizer.safetensors")
+    assert {name.rpartition("/")[0] for name in moments} == names
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (supervised, "accumulate_supervised_gradients", 4),
+        (Trainer, "step", 2),
+        (Trainer, "step", 4),
+        (stage_two, "save_checkpoint", 2),
+    ],
+    ids=["demonstrations", "first reference", "second reference", "last checkpoint"],
+)
+def test_an_interrupted_run_ends_with_the_same_weights(
+    owner: object,
+    name: str,
+    call: int,
+    lora_config: Callable[..., RunConfig],
+    lora_run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, num_calls = getattr(owner, name), 0
+
+    def interrupted(*args, **kwargs):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == call:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(lora_config(), tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    torch.manual_seed(99)  # what the global generator holds must not matter
+    train(lora_config(), run, progress=SilentProgress())
+    for folder in ("references/0", "references/1", "policy"):
+        left, right = weights(run.path / folder), weights(lora_run.path / folder)
+        assert all(torch.equal(left[name], right[name]) for name in right)
+    assert rows(run) == rows(lora_run)
+
+
+def rows(run: RunDirectory) -> list[dict]:
+    found = read_json_lines(run.metrics)
+    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in found]
+
+
+def test_the_first_reference_is_the_policy_without_adapters_and_needs_no_second_copy(
+    lora_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    qwen_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = []
+    original = Trainer.step
+
+    def watched(trainer: Trainer, step: int):
+        pairs.append((trainer.policy.model, trainer.reference, trainer.values))
+        return original(trainer, step)
+
+    monkeypatch.setattr(Trainer, "step", watched)
+    config = lora_config(
+        "--warm_start.enabled=false",
+        "--apo.reference_refresh.every_steps=null",
+        "--training.max_steps=2",
+    )
+    run = start(config, tmp_path / "run")
+    assert all(reference.model is policy for policy, reference, _ in pairs)
+    assert all(has_adapters(policy) for policy, _, _ in pairs)
+    plain = open_session(config, run, SilentProgress()).load_model(qwen_folder)
+    assert pairs[-1][1].fingerprint() == plain.fingerprint(), "the bare pretrained model"
+    first, second = read_json_lines(run.metrics)
+    assert first["kl_per_sequence"] == pytest.approx(0, abs=1e-4)
+    assert abs(second["kl_per_sequence"]) > 1e-3
+
+
+def test_ppo_with_adapters_resumes_exactly(
+    lora_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = lora_config(
+        "--algorithm=ppo", "--warm_start.enabled=false", "--training.checkpoint_every=1"
+    )
+    whole = start(config, tmp_path / "whole")
+    original = Trainer.step
+
+    def interrupted(trainer: Trainer, step: int):
+        if step == 3:
+            raise KeyboardInterrupt
+        return original(trainer, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(config, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    train(config, run, progress=SilentProgress())
+    for folder in (run.policy, list_checkpoints(run.checkpoints)[-1]):
+        other = whole.path / folder.relative_to(run.path)
+        for file in folder.glob("*.safetensors"):
+            left, right = load_file(file), load_file(other / file.name)
+            assert left.keys() == right.keys()
+            assert all(torch.equal(left[name], right[name]) for name in right)
