@@ -178,6 +178,17 @@ def test_a_model_folder_without_tokenizer(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_model_that_cannot_be_had_or_is_too_short_is_refused_before_a_run_is_made(
+    command: Command, config: Path, tmp_path: Path, qwen_folder: Path
+) -> None:
+    train = ["train", "--config", config, "--run-dir", tmp_path / "run", "--policy.path"]
+    hub = "Qwen/Qwen2.5-1.5B-Instruct"
+    assert_refused(command(*train, hub), hub, "HF_HUB_OFFLINE", f"hf download {hub} --local-dir")
+    longer = ["--agent.max_context_tokens", 32_769]
+    assert_refused(command(*train, qwen_folder, *longer), "is 32769", "at most 32768 tokens")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_value_store_of_another_reference_names_the_field_that_differs(
     command: Command, config: Path, run: Path, tmp_path: Path
 ) -> None:

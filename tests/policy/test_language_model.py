@@ -23,9 +23,14 @@ from transformers import (
 )
 
 from ragen_apo.agent.context import ContextManager
-from ragen_apo.errors import ModelError
+from ragen_apo.errors import ConfigError, ModelError
 from ragen_apo.policy.generation import GenerationEngine
-from ragen_apo.policy.language_model import LanguageModel, build_small_model, load_language_model
+from ragen_apo.policy.language_model import (
+    LanguageModel,
+    build_small_model,
+    check_model,
+    load_language_model,
+)
 from ragen_apo.seeding import generator
 
 CPU = torch.device("cpu")
@@ -156,6 +161,27 @@ def test_the_fingerprint_changes_with_whatever_decides_the_text(
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no causal language model could be loaded"):
         load_language_model(tmp_path / "nothing", device=CPU)
+
+
+def test_a_hub_name_without_network_says_what_to_do() -> None:
+    name = "Qwen/Qwen2.5-1.5B-Instruct"
+    for load in (
+        lambda: load_language_model(name, device=CPU),
+        lambda: check_model(name, max_context_tokens=8, trust_remote_code=False),
+    ):
+        with pytest.raises(ModelError, match=f"hf download {name} --local-dir FOLDER"):
+            load()
+
+
+@pytest.mark.parametrize(("length", "fits"), [(1024, True), (1025, False)])
+def test_an_episode_may_be_as_long_as_the_models_positions_go(
+    folder: Path, length: int, fits: bool
+) -> None:
+    if fits:
+        check_model(folder, max_context_tokens=length, trust_remote_code=False)
+    else:
+        with pytest.raises(ConfigError, match="is 1025, and .* at most 1024 tokens"):
+            check_model(folder, max_context_tokens=length, trust_remote_code=False)
 
 
 def test_a_folder_without_tokenizer_is_refused(folder: Path) -> None:

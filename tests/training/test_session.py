@@ -1,5 +1,8 @@
 from dataclasses import replace
 
+import pytest
+
+from ragen_apo.errors import ConfigError
 from ragen_apo.training.session import Session
 
 
@@ -17,6 +20,15 @@ def test_training_tasks_are_a_part_of_the_split_that_depends_on_the_seed(session
     for part in parts:
         assert len(part) == 5
         assert [task for task in every if task in part] == part, "in the split's order"
+
+
+def test_a_model_that_is_too_short_for_an_episode_is_refused_when_it_is_loaded(
+    session: Session,
+) -> None:
+    agent = session.config.agent.model_copy(update={"max_context_tokens": 513})
+    longer = replace(session, config=session.config.model_copy(update={"agent": agent}))
+    with pytest.raises(ConfigError, match="at most 512 tokens"):
+        longer.load_model(session.run.initial)
 
 
 def test_a_limit_above_the_split_takes_all_of_it(session: Session) -> None:
