@@ -17,6 +17,7 @@ import torch
 
 from ragen_apo import cli
 from ragen_apo.files import read_json_lines
+from ragen_apo.training import supervised
 
 # Cyclopts suspects a mistake when the real command line is read inside a test.
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
@@ -425,3 +426,97 @@ def test_play_takes_options_of_the_environment(
 )
 def test_play_with_bad_arguments(arguments: list, parts: list[str], command: Command) -> None:
     assert_refused(command("play", *arguments), *parts)
+
+
+SHOP_OPTIONS = ("--max_turns", 3, "--num_products", 24)
+"""Those of the tiny configuration."""
+
+
+def play_and_record(
+    command: Command, monkeypatch: pytest.MonkeyPatch, file: Path, lines: str, *arguments: object
+) -> Result:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    return command("play", "shop", "--record", file, *arguments)
+
+
+def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
+    command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "people" / "mine.jsonl"
+    sessions = {
+        ("search mug\nbuy 1\n", *SHOP_OPTIONS): "recorded in",
+        ("dance\n click 2 \nclick 1\n", *SHOP_OPTIONS, "--task", 3): "recorded in",
+        ("search mug\nquit\n", *SHOP_OPTIONS): "not recorded",
+        ("buy 1\n", "--num_products", 24): "recorded in",
+        ("buy 2\n", *SHOP_OPTIONS, "--split", "test"): "recorded in",
+    }
+    for (lines, *arguments), answer in sessions.items():
+        result = play_and_record(command, monkeypatch, file, lines, *arguments)
+        assert answer in result.out, result.err
+    with file.open("a") as stream:
+        stream.write('{"cut off')
+    used: list[Any] = []
+    original = supervised.training_sample
+
+    def watched(trajectory: Any) -> Any:
+        used.append(trajectory)
+        return original(trajectory)
+
+    monkeypatch.setattr(supervised, "training_sample", watched)
+    run = tmp_path / "run"
+    keys = ["--warm_start.copy.max_steps", 0, "--warm_start.demonstrations.num_steps", 2]
+    keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file.parent]
+    result = command("train", "--config", config, "--run-dir", run, "--no-evaluate", *keys)
+    assert result.status == 0, result.err
+    said = " ".join(result.out.split())
+    assert "2 recorded episodes from" in said
+    assert "1 of a task that is not for training (split test)" in said
+    assert "1 of version" in said
+    assert "1 unreadable" in said
+    actions = [[turn.action for turn in trajectory.turns] for trajectory in used]
+    assert actions == [["search mug", "buy 1"], ["dance", "click 2", "click 1"]]
+    assert all(turn.thought == "" and turn.response_token_ids for t in used for turn in t.turns)
+    assert len(read_json_lines(run / "recordings.jsonl")) == 2
+
+
+def test_a_resumed_run_uses_the_recordings_that_it_began_with(
+    command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    play_and_record(command, monkeypatch, file, "buy 1\n", *SHOP_OPTIONS)
+    keys = ["--warm_start.copy.max_steps", 0, "--warm_start.demonstrations.num_steps", 20]
+    keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file]
+    train = ["train", "--config", config, "--no-evaluate", *keys]
+    command(*train, "--run-dir", tmp_path / "whole")
+    original, num_calls = supervised.accumulate_supervised_gradients, 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 15:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(supervised, "accumulate_supervised_gradients", interrupted)
+    assert command(*train, "--run-dir", tmp_path / "run").status == 130
+    play_and_record(command, monkeypatch, file, "buy 2\n", *SHOP_OPTIONS)
+    resumed = command("train", "--run-dir", tmp_path / "run", "--resume", "--no-evaluate")
+    assert resumed.status == 0, resumed.err
+    policies = [tmp_path / name / "policy" / "model.safetensors" for name in ("run", "whole")]
+    assert policies[0].read_bytes() == policies[1].read_bytes()
+
+
+def test_recordings_that_cannot_be_used_are_refused_before_a_run_is_made(
+    command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    play_and_record(command, monkeypatch, file, "buy 1\n", "--num_products", 8)
+    for path, words in ((file, "1 of version"), (tmp_path / "none", "there is no")):
+        key = ["--warm_start.demonstrations.recordings", path]
+        result = command("train", "--config", config, "--run-dir", tmp_path / "run", *key)
+        assert_refused(result, words, "warm_start.demonstrations.recordings")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_recording_needs_the_name_of_a_jsonl_file(command: Command, tmp_path: Path) -> None:
+    assert_refused(command("play", "shop", "--record", tmp_path), "ends in .jsonl")

@@ -28,6 +28,8 @@ app = App(
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
 console = Console()
+PLAY_SEED = 0
+"""Seeds the environment's draws in an episode that a person plays."""
 
 Overrides = Annotated[
     str,
@@ -203,7 +205,11 @@ def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1
 
 @app.command
 def play(
-    environment: str = "shop", *options: Overrides, split: str = "train", task: int = 0
+    environment: str = "shop",
+    *options: Overrides,
+    split: str = "train",
+    task: int = 0,
+    record: Path | None = None,
 ) -> None:
     """Play an environment yourself in the terminal.
 
@@ -217,16 +223,29 @@ def play(
         Where the task is from.
     task
         Which task of the split, counted from 0.
+    record
+        A .jsonl file to which the episode is added if it comes to its end; the key
+        warm_start.demonstrations.recordings takes it as a demonstration.
     """
     from ragen_apo.config_overrides import parse_options
     from ragen_apo.environments.base import make_environment
     from ragen_apo.environments.play import play as play_episode
+    from ragen_apo.environments.recordings import SUFFIX, Recording, append_recording
 
     world = make_environment(environment, parse_options(options))
     tasks = world.tasks(split)
     if not 0 <= task < len(tasks):
         raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
-    play_episode(world, tasks[task])
+    if record is not None and record.suffix != SUFFIX:
+        raise ConfigError(f"--record takes a file whose name ends in {SUFFIX}, got {record}")
+    episode = play_episode(world, tasks[task], seed=PLAY_SEED)
+    if record is not None:
+        if episode.terminated or episode.truncated:
+            recording = Recording(world.properties.version, PLAY_SEED, episode)
+            append_recording(record, recording)
+            console.print(f"recorded in {record}", highlight=False, soft_wrap=True)
+        else:
+            console.print("not recorded: the episode did not come to its end")
 
 
 data = App(name="data", help="Get the data that an environment needs.")
@@ -306,9 +325,13 @@ def _run_to_train(
 def _check_inputs(settings: RunConfig) -> None:
     """Refuses what can be refused quickly before a run directory is made."""
     from ragen_apo.environments.base import make_environment
+    from ragen_apo.environments.recordings import select_recordings
     from ragen_apo.values.store import ValueStore
 
-    make_environment(settings.environment.name, settings.environment.options)
+    environment = make_environment(settings.environment.name, settings.environment.options)
+    recordings = settings.warm_start.demonstrations.recordings
+    if settings.warm_start.enabled and recordings is not None:
+        select_recordings(Path(recordings), environment)
     if settings.apo.value_store is not None:
         ValueStore(settings.apo.value_store, create=False).close()
     if settings.policy.path is not None:

@@ -214,10 +214,13 @@ class CopyConfig(Section):
 
 
 class DemonstrationsConfig(Section):
-    """Supervised training on a scripted teacher's episodes."""
+    """Supervised training on a scripted teacher's episodes, or on those that people played."""
 
     teacher: str = "teacher"
     """Name of a scripted policy of the environment."""
+    recordings: str | None = None
+    """Take the episodes in this file or folder, recorded with `ragen-apo play --record`, in place
+    of the teacher's: those of training tasks of this environment in this version, each once."""
     num_episodes_per_task: Count = 3
     """Demonstrations per training task."""
     relabel_numbers: bool = False

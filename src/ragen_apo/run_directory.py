@@ -3,6 +3,7 @@
 config.yaml        the resolved configuration          run.json            versions, seconds
 initial/           the untrained policy                references/N/       reference N, from 0
 warm_start.jsonl   its curves                          values.sqlite       every Stage 1 trajectory
+recordings.jsonl   demonstrations by people
 value_report.json  coverage of Stage 1                 metrics.jsonl       one row a Stage 2 step
 checkpoints/       to resume from                      policy/             the trained policy
 evaluation/        results.json, episodes.jsonl        report/             for people
@@ -43,6 +44,10 @@ class RunDirectory:
     @property
     def warm_start(self) -> Path:
         return self.path / "warm_start.jsonl"
+
+    @property
+    def recordings(self) -> Path:
+        return self.path / "recordings.jsonl"
 
     @property
     def values(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from ragen_apo.seeding import derive_seed
 from ragen_apo.training.batching import collate, epoch_slice, micro_batches
 from ragen_apo.training.checkpoint import Position, save_checkpoint
 from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
+from ragen_apo.training.recorded import recorded_demonstrations
 from ragen_apo.training.session import Session
 from ragen_apo.training.warm_start import (
     SupervisedBatch,
@@ -27,7 +29,7 @@ from ragen_apo.training.warm_start import (
     play_demonstrations,
     relabel,
 )
-from ragen_apo.types import training_sample
+from ragen_apo.types import Trajectory, training_sample
 
 WARMUP_STEPS = 20
 MAX_GRAD_NORM = 1.0
@@ -69,24 +71,9 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
 
 
 def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
-    """The teacher's episodes on training tasks, its responses as targets."""
+    """Episodes on training tasks, with the responses of the teacher or of people as targets."""
     config = session.config.warm_start.demonstrations
-    policies = session.environments.scripted_policies()
-    if config.teacher not in policies:
-        raise ConfigError(
-            "warm_start.demonstrations.teacher: the environment "
-            f"{session.config.environment.name!r} has no scripted policy {config.teacher!r}; "
-            f"it has {', '.join(sorted(policies))}"
-        )
-    trajectories = play_demonstrations(
-        policies[config.teacher],
-        session.environments,
-        build_context(session.config, model, session.environments),
-        session.environments.tasks("train"),
-        num_episodes_per_task=config.num_episodes_per_task,
-        seed=session.config.seed,
-    )
-    samples = [training_sample(trajectory) for trajectory in trajectories]
+    samples = [training_sample(trajectory) for trajectory in _demonstrations(session, model)]
     pad_id, numbers = model.pad_id, number_token_ids(model)
 
     def batch(step: int) -> list[SupervisedBatch]:
@@ -112,6 +99,29 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         peak_learning_rate=config.learning_rate,
         schedule="linear",
         batch=batch,
+    )
+
+
+def _demonstrations(session: Session, model: LanguageModel) -> list[Trajectory]:
+    """The recorded episodes if there are any, else the teacher's."""
+    config = session.config.warm_start.demonstrations
+    context = build_context(session.config, model, session.environments)
+    if config.recordings is not None:
+        return recorded_demonstrations(session, Path(config.recordings), context)
+    policies = session.environments.scripted_policies()
+    if config.teacher not in policies:
+        raise ConfigError(
+            "warm_start.demonstrations.teacher: the environment "
+            f"{session.config.environment.name!r} has no scripted policy {config.teacher!r}; "
+            f"it has {', '.join(sorted(policies))}"
+        )
+    return play_demonstrations(
+        policies[config.teacher],
+        session.environments,
+        context,
+        session.environments.tasks("train"),
+        num_episodes_per_task=config.num_episodes_per_task,
+        seed=session.config.seed,
     )
 
 

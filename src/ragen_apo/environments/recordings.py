@@ -1,0 +1,140 @@
+"""Episodes that people played, kept as JSON lines: written by `ragen-apo play --record`.
+
+A line is an episode that came to its end: the environment's version, the seed, the task, and what
+was read, done and earned in each turn. `select_recordings` gives those that are demonstrations of a
+given environment's training tasks and says what it left out and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.environments.play import PlayedEpisode, PlayedTurn
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task, task_from_json
+
+SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A played episode and what has to be the same for it to be played again."""
+
+    environment_version: str
+    seed: int
+    episode: PlayedEpisode
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values; `recording_from_json` is its inverse."""
+        return dataclasses.asdict(self)
+
+
+def recording_from_json(values: Any) -> Recording:
+    """The inverse of `Recording.to_json`; KeyError, TypeError or ValueError for anything else."""
+    episode = dict(values["episode"])
+    episode["task"] = task_from_json(episode["task"])
+    episode["turns"] = tuple(PlayedTurn(**turn) for turn in episode["turns"])
+    if not episode["turns"]:
+        raise ValueError("an episode without turns")
+    return Recording(
+        str(values["environment_version"]), int(values["seed"]), PlayedEpisode(**episode)
+    )
+
+
+def append_recording(path: Path, recording: Recording) -> None:
+    """Adds a line to the file, in one piece and behind whatever a killed writer left there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(size - 1, 0))
+        start = b"" if stream.read(1) in (b"", b"\n") else b"\n"
+        stream.write(start + json.dumps(recording.to_json()).encode() + b"\n")
+
+
+def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:
+    """The episodes in a file, or in all `*.jsonl` of a folder, and the lines that are none.
+
+    A line that was cut off does not stand in the way of the others. Raises ConfigError if there is
+    no such file or folder.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"warm_start.demonstrations.recordings: there is no {path}; record episodes with "
+            "`ragen-apo play ENVIRONMENT --record FILE`"
+        )
+    recordings: list[Recording] = []
+    unreadable: list[str] = []
+    for file in sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]:
+        lines = file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                recordings.append(recording_from_json(json.loads(line)))
+            except (ValueError, KeyError, TypeError):
+                unreadable.append(f"{file}, line {number}")
+    return recordings, unreadable
+
+
+class _HasTasks(Protocol):
+    @property
+    def properties(self) -> EnvironmentProperties: ...
+
+    def tasks(self, split: str) -> Sequence[Task]: ...
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The recordings that can be used, and in words what was left out; empty for nothing."""
+
+    recordings: tuple[Recording, ...]
+    left_out: str
+
+
+def select_recordings(path: Path, environment: _HasTasks) -> Selection:
+    """The recorded episodes of this environment's training tasks, in the order of the files.
+
+    Raises ConfigError, with the reasons, if there is none.
+    """
+    recordings, unreadable = read_recordings(path)
+    training = {task.task_id for task in environment.tasks("train")}
+    properties = environment.properties
+    usable: list[Recording] = []
+    reasons: Counter[str] = Counter()
+    for recording in recordings:
+        reason = next(_reasons_against(recording, properties, training), None)
+        if reason is None:
+            usable.append(recording)
+        else:
+            reasons[reason] += 1
+    left_out = [f"{count} {reason}" for reason, count in sorted(reasons.items())]
+    if unreadable:
+        left_out.append(f"{len(unreadable)} unreadable (cut off?): {', '.join(unreadable[:3])}")
+    if not usable:
+        raise ConfigError(
+            f"warm_start.demonstrations.recordings: {path} has no episode of a training task of "
+            f"{properties.name}, version {properties.version}; left out: "
+            f"{'; '.join(left_out) or 'nothing, there is none'}. Play with the options of the "
+            "configuration's section environment: a version stands for data, text and turn limit"
+        )
+    return Selection(tuple(usable), "; ".join(left_out))
+
+
+def _reasons_against(
+    recording: Recording, properties: EnvironmentProperties, training: set[str]
+) -> Iterator[str]:
+    task, version = recording.episode.task, recording.environment_version
+    if task.environment != properties.name:
+        yield f"of the environment {task.environment}"
+    if version != properties.version:
+        yield f"of version {version}"
+    if task.task_id not in training:
+        yield f"of a task that is not for training (split {task.split})"

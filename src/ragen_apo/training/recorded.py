@@ -1,0 +1,77 @@
+"""Demonstrations by people: recorded episodes, played again to get the tokens of a trajectory.
+
+The first time, the episodes that are used are copied into the run, so that a resumed run trains on
+the same ones whatever has been recorded or removed meanwhile.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ragen_apo.agent.context import ContextManager
+from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.environments.base import Reply
+from ragen_apo.environments.recordings import Recording, select_recordings
+from ragen_apo.errors import EnvironmentDataError
+from ragen_apo.files import write_json_lines_atomically
+from ragen_apo.training.session import Session
+from ragen_apo.types import Task, Trajectory
+
+
+def recorded_demonstrations(
+    session: Session, path: Path, context: ContextManager
+) -> list[Trajectory]:
+    """One trajectory for each recorded episode of a training task; the thoughts are empty.
+
+    Raises ConfigError if there is none (see `select_recordings`), EnvironmentDataError if an
+    episode takes another course than the recorded one.
+    """
+    kept = session.run.recordings
+    chosen = select_recordings(kept if kept.exists() else path, session.environments)
+    if not kept.exists():
+        rows = [recording.to_json() for recording in chosen.recordings]
+        write_json_lines_atomically(kept, rows)
+        left_out = f"; left out: {chosen.left_out}" if chosen.left_out else ""
+        session.progress.say(f"{len(rows)} recorded episodes from {path}{left_out}")
+    return [_play_again(recording, session, context) for recording in chosen.recordings]
+
+
+class _Repetition:
+    """A scripted policy that does what was recorded, as long as it reads what was recorded."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self._remaining = iter(self._recording.episode.turns)
+
+    def act(self, observation: str) -> Reply:
+        turn = next(self._remaining, None)
+        if turn is None or turn.observation != observation:
+            raise _other_course(self._recording, observation)
+        return Reply(thought="", action=turn.action.strip())
+
+
+def _play_again(recording: Recording, session: Session, context: ContextManager) -> Trajectory:
+    episode = recording.episode
+    (trajectory,) = play_scripted_episodes(
+        lambda: _Repetition(recording),
+        session.environments,
+        [EpisodeRequest(episode.task, recording.seed)],
+        policy_version="recorded",
+        context=context,
+    )
+    if trajectory.final_observation != episode.final_observation:
+        raise _other_course(recording, trajectory.final_observation)
+    return trajectory
+
+
+def _other_course(recording: Recording, observation: str) -> EnvironmentDataError:
+    task = recording.episode.task
+    return EnvironmentDataError(
+        f"a recorded episode of task {task.task_id} ({task.environment}, version "
+        f"{recording.environment_version}) takes another course when its actions are played again: "
+        f"it came to {observation[:80]!r}, which was not recorded. Remove it from "
+        "warm_start.demonstrations.recordings"
+    )
