@@ -32,7 +32,7 @@ from ragen_apo.training.algorithms.apo import objective_settings
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.warm_start import SupervisedBatch, accumulate_supervised_gradients
-from ragen_apo.types import TrainingSample, training_sample
+from ragen_apo.types import TrainingSample, training_samples
 
 
 def forward_flop(model: LanguageModel, samples: Sequence[TrainingSample]) -> float:
@@ -74,7 +74,7 @@ def apo_update(
 ) -> None:
     """One Stage 2 update as the trainer makes it, with made-up returns and values."""
     settings = objective_settings(config.apo)
-    for places in micro_batches(samples, size=config.training.micro_batch_size):
+    for places in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
         batch = collate(
             [samples[place] for place in places], pad_id=policy.pad_id, device=policy.device
         )
@@ -103,7 +103,7 @@ def supervised_update(
 ) -> None:
     """One update on the responses of the same episodes."""
     parts = []
-    for places in micro_batches(samples, size=config.training.micro_batch_size):
+    for places in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
         batch = collate(
             [samples[place] for place in places], pad_id=model.pad_id, device=model.device
         )
@@ -131,7 +131,7 @@ def main() -> None:
     config = RunConfig()
     policy, reference = default_model(config), default_model(config)
     episodes = demonstrations(config, policy)[: config.training.tasks_per_step]
-    samples = [training_sample(episode) for episode in episodes]
+    samples = [sample for episode in episodes for sample in training_samples(episode)]
     optimizer = Optimizer(policy.model)
     num_tokens = sum(len(sample.token_ids) for sample in samples)
     tokens_per_micro_batch = num_tokens * config.training.micro_batch_size // len(samples)

@@ -16,7 +16,7 @@ from ragen_apo.types import (
     TurnFlag,
     make_task,
     task_from_json,
-    training_sample,
+    training_samples,
     trajectory_from_json,
 )
 
@@ -126,7 +126,8 @@ def test_the_mask_is_true_exactly_at_the_sampled_tokens() -> None:
     episode = trajectory(
         turn(prompt=(10, 11), response=(12, 13)), turn(prompt=(14,), response=(15,))
     )
-    assert training_sample(episode) == TrainingSample(
+    (sample,) = training_samples(episode)
+    assert sample == TrainingSample(
         token_ids=(10, 11, 12, 13, 14, 15),
         loss_mask=(False, False, True, True, False, True),
         logprobs=(0.0, 0.0, -0.1 * 12, -0.1 * 13, 0.0, -0.1 * 15),
@@ -141,7 +142,7 @@ def test_a_sample_keeps_every_token_of_every_turn(
     turns: list[tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> None:
     episode = trajectory(*(turn(prompt=prompt, response=response) for prompt, response in turns))
-    sample = training_sample(episode)
+    (sample,) = training_samples(episode)
     assert len(sample.token_ids) == len(sample.loss_mask) == len(sample.logprobs)
     assert sample.token_ids == sum((prompt + response for prompt, response in turns), ())
     sampled = [

@@ -105,10 +105,32 @@ class EnvironmentConfig(Section):
 
 
 class ContextConfig(Section):
-    """What part of the episode the policy reads."""
+    """What the policy reads besides system prompt, first and present observation."""
 
-    mode: Literal["full"] = "full"
-    """`full`: every turn of the episode so far."""
+    mode: Literal["full", "last_turns", "single_turn"] = "full"
+    """`full`: every turn so far; `last_turns`: the last num_turns turns; `single_turn`: the actions
+    of the last num_turns turns, one line each."""
+    num_turns: Count | None = None
+    """How many turns `last_turns` and `single_turn` look back; null for `full`."""
+
+    @property
+    def label(self) -> str:
+        """Names the window among the conditions of stored values."""
+        return self.mode if self.num_turns is None else f"{self.mode}-{self.num_turns}"
+
+    @model_validator(mode="after")
+    def _windows_have_a_length(self) -> ContextConfig:
+        if self.mode == "full" and self.num_turns is not None:
+            raise ValueError(
+                f"mode full holds every turn, got num_turns = {self.num_turns}; remove it, or use "
+                "mode last_turns or single_turn"
+            )
+        if self.mode != "full" and self.num_turns is None:
+            raise ValueError(
+                f"mode {self.mode} needs num_turns, how many turns it looks back, at least 1; got "
+                "null"
+            )
+        return self
 
 
 class AgentConfig(Section):
@@ -117,7 +139,8 @@ class AgentConfig(Section):
     max_response_tokens: Count = 40
     """Sampled tokens per turn at most."""
     max_context_tokens: Count = 1024
-    """Tokens of a whole episode at most; an episode that is longer is truncated."""
+    """Tokens of one context at most, prompt and response (`full`: of a whole episode); an episode
+    that needs more is truncated."""
     format_penalty: Penalty = -0.05
     """Reward of a response without readable `<think>` and `<answer>`."""
     invalid_action_penalty: Penalty = 0.0
@@ -489,7 +512,8 @@ class TrainingConfig(Section):
     tasks_per_step: Count = 64
     """Tasks per step, each rolled out once or policy_gradient.group_size times."""
     micro_batch_size: Count = 16
-    """Trajectories per forward pass; bounds memory, does not change the result."""
+    """Contexts per forward pass; bounds memory, does not change the result. Those of one trajectory
+    (one in `full`, up to one a turn in windows) stay together, even if they are more."""
     num_rows: Count = 128
     """Episodes that are played side by side at most."""
     eval_every: Count | None = 10

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -78,7 +78,7 @@ class Turn:
     observation: str
     """What the agent read before it wrote the response."""
     prompt_token_ids: tuple[int, ...]
-    """Only the tokens that this turn's observation added to the context."""
+    """What this turn added to the context before the response, or all of it if it restarts."""
     response_token_ids: tuple[int, ...]
     """Exactly the sampled tokens, the turn's end token included."""
     logprobs: tuple[float, ...]
@@ -93,6 +93,8 @@ class Turn:
     flags: tuple[str, ...] = ()
     state_key: str | None = None
     """Identifies the state in which the response was written, where the environment can say."""
+    restarts_context: bool = False
+    """Whether the tokens of earlier turns stand in front of the prompt no longer."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,10 @@ def trajectory_from_json(values: Mapping[str, Any]) -> Trajectory:
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """The tokens of one full-context trajectory as the loss sees them; all tuples have length T."""
+    """One context of a trajectory as model and loss see it; all tuples have length T.
+
+    The full context gives one sample a trajectory; a window gives another one whenever it moves.
+    """
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
@@ -167,15 +172,23 @@ class TrainingSample:
     """log pi at sampling time; 0.0 where the mask is False."""
 
 
-def training_sample(trajectory: Trajectory) -> TrainingSample:
-    """Joins the turns of a full-context trajectory, mask and log-probabilities as recorded.
+def training_samples(trajectory: Trajectory) -> tuple[TrainingSample, ...]:
+    """Joins the turns that share a context, mask and log-probabilities as recorded.
 
-    A turn that is flagged as a teacher's mistake is context and no sample.
+    Every sampled token is in exactly one sample; as part of a later prompt it is not sampled. A turn
+    that is flagged as a teacher's mistake is read and not sampled.
     """
+    turns = trajectory.turns
+    cuts = [place for place, turn in enumerate(turns) if place > 0 and turn.restarts_context]
+    bounds = zip([0, *cuts], [*cuts, len(turns)], strict=True)
+    return tuple(_joined(turns[start:end]) for start, end in bounds)
+
+
+def _joined(turns: Sequence[Turn]) -> TrainingSample:
     token_ids: list[int] = []
     loss_mask: list[bool] = []
     logprobs: list[float] = []
-    for turn in trajectory.turns:
+    for turn in turns:
         num_prompt, num_response = len(turn.prompt_token_ids), len(turn.response_token_ids)
         token_ids += turn.prompt_token_ids + turn.response_token_ids
         is_sampled = TurnFlag.MISTAKE.value not in turn.flags

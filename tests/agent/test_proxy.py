@@ -16,7 +16,7 @@ from ragen_apo.errors import ContextError
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
-from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_sample
+from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_samples
 
 MAX_RESPONSE_TOKENS = 12
 MAX_TURNS = 3
@@ -128,7 +128,7 @@ def test_recorded_logprobs_equal_scored_ones(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:
     for trajectory in play(proxy(tiny_model, environments), requests):
-        sample = training_sample(trajectory)
+        (sample,) = training_samples(trajectory)
         mask = torch.tensor([sample.loss_mask])
         scores = score_tokens(tiny_model, torch.tensor([sample.token_ids]), mask)
         torch.testing.assert_close(
@@ -164,7 +164,8 @@ def test_a_full_context_ends_an_episode(
     cut = play(proxy(tiny_model, environments, capacity=capacity), requests)
     assert {t.stop_reason for t in cut} >= {StopReason.CONTEXT_LIMIT}
     for trajectory, full in zip(cut, whole, strict=True):
-        num_tokens = len(training_sample(trajectory).token_ids)
+        (sample,) = training_samples(trajectory)
+        num_tokens = len(sample.token_ids)
         assert num_tokens <= capacity
         if trajectory.stop_reason is StopReason.CONTEXT_LIMIT:
             assert (trajectory.terminated, trajectory.truncated) == (False, True)
@@ -228,7 +229,8 @@ def test_recorded_tokens_are_those_that_were_sampled_and_read(
         assert tiny_model.tokenizer.encode(turn.response) != response
         assert turn.action == "search mug"
         assert turn.flags in {(), (TurnFlag.TARGET_SHOWN.value,)}
-    assert tuple(read) == training_sample(trajectory).token_ids[:-1]
+    (sample,) = training_samples(trajectory)
+    assert tuple(read) == sample.token_ids[:-1]
 
 
 def test_the_oracle_buys_every_product(environments: EnvironmentManager) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
-from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_sample
+from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples
 
 BETA = 0.3
 END, A, B, PROMPT_0, PROMPT_1, SAW_A, SAW_B, PAD = range(8)
@@ -84,7 +84,7 @@ class Rows:
 
 
 def pad(trajectories: list[Trajectory], *, length: int = 6) -> Rows:
-    samples = [training_sample(episode) for episode in trajectories]
+    samples = [sample for episode in trajectories for sample in training_samples(episode)]
     tokens = [s.token_ids + (PAD,) * (length - len(s.token_ids)) for s in samples]
     masks = [s.loss_mask + (False,) * (length - len(s.loss_mask)) for s in samples]
     tokens_BT = torch.tensor(tokens)

@@ -21,7 +21,7 @@ from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.session import Session
 from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import Trajectory, training_sample
+from ragen_apo.types import Trajectory, training_samples
 
 ALGORITHMS = get_args(AlgorithmName)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -126,7 +126,7 @@ def reinforced(trainer: Trainer, trajectories: list[Trajectory], weights: list) 
     policy = trainer.policy
     policy.model.zero_grad()
     for trajectory, weight in zip(trajectories, weights, strict=True):
-        batch = collate([training_sample(trajectory)], pad_id=0, device=policy.device)
+        batch = collate(training_samples(trajectory), pad_id=0, device=policy.device)
         scores = score_tokens(policy, batch.token_ids_BT, batch.loss_mask_BT)
         logprobs_N = scores.logprobs_BT[batch.loss_mask_BT]
         (-(torch.tensor(weight) * logprobs_N).sum()).backward()

@@ -30,7 +30,7 @@ def test_collate_pads_on_the_right_up_to_the_longest_sample() -> None:
 def test_micro_batches_hold_every_sample_once_and_neighbours_in_length(
     lengths: list[int], size: int
 ) -> None:
-    groups = micro_batches([sample(length) for length in lengths], size=size)
+    groups = micro_batches([[sample(length)] for length in lengths], size=size)
     in_order = [index for group in groups for index in group]
     assert sorted(in_order) == list(range(len(lengths)))
     assert all(1 <= len(group) <= size for group in groups)

@@ -7,10 +7,10 @@ import json
 
 import torch
 
-from ragen_apo.agent.context import ContextManager
+from ragen_apo.agent.context import ContextManager, ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy
-from ragen_apo.config import MachineConfig, RunConfig
+from ragen_apo.config import ContextConfig, MachineConfig, RunConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
@@ -43,10 +43,24 @@ def build_environments(config: RunConfig) -> EnvironmentManager:
 def build_context(
     config: RunConfig, model: LanguageModel, environments: EnvironmentManager
 ) -> ContextManager:
-    """The context manager with the configured system prompt."""
+    """The context manager with the configured system prompt and window."""
     prompts = {"none": None, "rules": environments.properties.rules}
     configured = config.agent.system_prompt
-    return ContextManager(model.tokenizer, system_prompt=prompts.get(configured, configured))
+    return ContextManager(
+        model.tokenizer,
+        system_prompt=prompts.get(configured, configured),
+        window=context_window(config.agent.context),
+    )
+
+
+def context_window(context: ContextConfig) -> ContextWindow:
+    """The window of a mode; the full context is the one that leaves nothing out."""
+    if context.mode == "full":
+        return ContextWindow()
+    assert context.num_turns is not None, "ContextConfig refuses it"
+    if context.mode == "last_turns":
+        return ContextWindow(num_turns=context.num_turns)
+    return ContextWindow(num_turns=0, num_actions=context.num_turns)
 
 
 def build_proxy(
@@ -77,7 +91,7 @@ def sampling_conditions(
         environment_version=properties.version,
         environment_options=json.dumps(config.environment.options, sort_keys=True),
         reward_version=properties.reward_version,
-        context_mode=context.mode,
+        context_mode=config.agent.context.label,
         chat_template_hash=hashlib.sha256(template.encode()).hexdigest()[:16],
         system_prompt=context.system_prompt or "",
         parser_version=PARSER_VERSION,

@@ -1,7 +1,8 @@
 """The context manager: renders observations to tokens and parses responses to actions.
 
-Consumes the tokenizer's chat template; produces the tokens that each turn adds. Sampled tokens stay
-as they were sampled: only the text between two responses is ever tokenised.
+Consumes the tokenizer's chat template and the turns so far; produces the tokens that a turn adds to
+the context, or all of them where a window has moved and left turns out. Sampled tokens stay as they
+were sampled: only the text between two responses is ever tokenised.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.language_model import CLOSING_TAG
+from ragen_apo.types import Turn
 
 _RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
@@ -46,14 +48,80 @@ def render_response(*, thought: str, action: str) -> str:
     return f"<think>{thought}</think><answer>{action}</answer>"
 
 
+@dataclass(frozen=True)
+class ContextWindow:
+    """Which earlier turns a prompt holds, besides the first and the present observation."""
+
+    num_turns: int | None = None
+    """The last ones that it holds whole; None for all, the full context."""
+    num_actions: int = 0
+    """Of the turns before those, the last ones whose actions it lists: the memory."""
+
+    def num_left_out(self, num_turns: int) -> int:
+        """How many of so many turns it does not hold whole."""
+        return 0 if self.num_turns is None else max(num_turns - self.num_turns, 0)
+
+    def mention(self, left_out: Sequence[Turn]) -> list[str]:
+        """The lines that stand for turns that are left out.
+
+        The memory is what the agent did, read from the record and written by nobody: it works for
+        every model and for scripted demonstrations, and it changes neither what a response looks
+        like nor how it is parsed.
+        """
+        if not self.num_actions:
+            return ["..."]
+        numbered = [
+            f"{number}. {' '.join(turn.action.split()) or '(none)'}"
+            for number, turn in enumerate(left_out, start=1)
+        ]
+        return ["Actions so far:", *numbered[-self.num_actions :], "Now:"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is new before a response."""
+
+    token_ids: tuple[int, ...]
+    restarts: bool
+    """True if the tokens are the whole context, False if they continue what is there."""
+
+
 class ContextManager:
-    """Full context: the model reads every turn from the first to the present one."""
+    """Says what the model reads before each response."""
 
-    mode = "full"
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, system_prompt: str | None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        system_prompt: str | None,
+        window: ContextWindow | None = None,
+    ) -> None:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
+        self.window = window or ContextWindow()
         self._end_id = tokenizer.eos_token_id
+
+    def prompt(self, turns: Sequence[Turn], observation: str) -> Prompt:
+        """What is read before the response to `observation`, after these turns of the episode.
+
+        As long as no turn is left out, the context goes on. From then on each prompt is a context
+        of its own: system prompt, first observation (which states the task), the lines for what is
+        left out and the first observation of the window as one message, then the turns that follow.
+        """
+        num_left_out = self.window.num_left_out(len(turns))
+        if not turns:
+            return Prompt(tuple(self.first_prompt(observation)), restarts=False)
+        if num_left_out == 0:
+            added = self.next_prompt(observation, last_response=turns[-1].response_token_ids)
+            return Prompt(tuple(added), restarts=False)
+        observations = [*(turn.observation for turn in turns), observation]
+        mention = self.window.mention(turns[:num_left_out])
+        opening = "\n".join([observations[0], *mention, observations[num_left_out]])
+        token_ids = self.first_prompt(opening)
+        following = observations[num_left_out + 1 :]
+        for turn, answer in zip(turns[num_left_out:], following, strict=True):
+            token_ids += turn.response_token_ids
+            token_ids += self.next_prompt(answer, last_response=turn.response_token_ids)
+        return Prompt(tuple(token_ids), restarts=True)
 
     def first_prompt(self, observation: str) -> list[int]:
         """The tokens before the first response: system prompt, observation, the opened response."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ragen_apo.agent.context import ContextManager, ParsedResponse, parse_response
+from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt, parse_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.environments.base import TextEnvironment
 from ragen_apo.errors import ContextError
@@ -38,11 +38,18 @@ class _Episode:
     request: EpisodeRequest
     environment: TextEnvironment
     observation: str
-    prompt: list[int]
+    prompt: Prompt
     state_key: str
     """The environment's state while the present response is written."""
     num_context_tokens: int = 0
+    """Tokens of the context after the last response."""
     turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def num_read_tokens(self) -> int:
+        """Tokens of the context before the present response."""
+        num_kept = 0 if self.prompt.restarts else self.num_context_tokens
+        return num_kept + len(self.prompt.token_ids)
 
     def record(
         self,
@@ -56,7 +63,7 @@ class _Episode:
         self.turns.append(
             Turn(
                 observation=self.observation,
-                prompt_token_ids=tuple(self.prompt),
+                prompt_token_ids=self.prompt.token_ids,
                 response_token_ids=response.token_ids,
                 logprobs=response.logprobs,
                 response=text,
@@ -65,9 +72,10 @@ class _Episode:
                 reward=outcome.reward,
                 flags=outcome.flags + truncated,
                 state_key=self.state_key,
+                restarts_context=self.prompt.restarts,
             )
         )
-        self.num_context_tokens += len(self.prompt) + len(response.token_ids)
+        self.num_context_tokens = self.num_read_tokens + len(response.token_ids)
         self.observation = outcome.observation
 
     def finish(self, outcome: Outcome, *, policy_version: str) -> Trajectory:
@@ -135,10 +143,11 @@ class AgentProxy:
 
     def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, _Episode]:
         environment, observation = self.environments.start(request.task, seed=request.seed)
-        prompt = self.context.first_prompt(observation)
-        if len(prompt) + self.max_response_tokens > self.engine.capacity:
+        prompt = self.context.prompt((), observation)
+        num_tokens = len(prompt.token_ids)
+        if num_tokens + self.max_response_tokens > self.engine.capacity:
             raise ContextError(
-                f"task {request.task.task_id} opens with {len(prompt)} tokens, which with a "
+                f"task {request.task.task_id} opens with {num_tokens} tokens, which with a "
                 f"response of {self.max_response_tokens} exceed agent.max_context_tokens = "
                 f"{self.engine.capacity}; raise it, or shorten the observation or system prompt."
             )
@@ -146,8 +155,16 @@ class AgentProxy:
             index, request, environment, observation, prompt, environment.state_key()
         )
         row = self.engine.open_row(generator(request.seed, "sampling"))
-        self.engine.submit(row, prompt, max_new_tokens=self.max_response_tokens)
+        self._submit(row, episode)
         return row, episode
+
+    def _submit(self, row: Row, episode: _Episode) -> None:
+        self.engine.submit(
+            row,
+            episode.prompt.token_ids,
+            max_new_tokens=self.max_response_tokens,
+            restarts=episode.prompt.restarts,
+        )
 
     def _play_turns(
         self, played: Sequence[tuple[Row, _Episode, Response]], policy_version: str
@@ -161,19 +178,16 @@ class AgentProxy:
             played, texts, parsed, outcomes, strict=True
         ):
             episode.record(response, text, reading, outcome)
-            if outcome.terminated or outcome.truncated or not self._has_room(episode, response):
+            if outcome.terminated or outcome.truncated or not self._has_room(episode):
                 ended[episode.index] = episode.finish(outcome, policy_version=policy_version)
                 self.engine.close_row(row)
                 self.environments.release(episode.environment)
             else:
                 episode.state_key = episode.environment.state_key()
-                self.engine.submit(row, episode.prompt, max_new_tokens=self.max_response_tokens)
+                self._submit(row, episode)
         return ended
 
-    def _has_room(self, episode: _Episode, response: Response) -> bool:
+    def _has_room(self, episode: _Episode) -> bool:
         """Prepares the next prompt and says whether it and a full response fit into the context."""
-        episode.prompt = self.context.next_prompt(
-            episode.observation, last_response=response.token_ids
-        )
-        needed = episode.num_context_tokens + len(episode.prompt) + self.max_response_tokens
-        return needed <= self.engine.capacity
+        episode.prompt = self.context.prompt(episode.turns, episode.observation)
+        return episode.num_read_tokens + self.max_response_tokens <= self.engine.capacity

@@ -7,11 +7,13 @@ zeros: nothing was sampled.
 
 from collections.abc import Callable, Iterable
 
-from ragen_apo.agent.context import ContextManager, parse_response, render_response
+from ragen_apo.agent.context import ContextManager, Prompt, parse_response, render_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag
+
+NO_PROMPT = Prompt(token_ids=(), restarts=False)
 
 
 def play_scripted_episodes(
@@ -45,9 +47,9 @@ def _play_episode(
 ) -> Trajectory:
     environment, observation = environments.start(request.task, seed=request.seed)
     policy.begin(request.task, seed=request.seed)
-    prompt = context.first_prompt(observation) if context else []
     turns: list[Turn] = []
     while True:
+        prompt = context.prompt(turns, observation) if context else NO_PROMPT
         state_key = environment.state_key()
         reply = policy.act(observation)
         text = render_response(thought=reply.thought, action=reply.action)
@@ -56,7 +58,7 @@ def _play_episode(
         turns.append(
             Turn(
                 observation=observation,
-                prompt_token_ids=tuple(prompt),
+                prompt_token_ids=prompt.token_ids,
                 response_token_ids=tuple(response),
                 logprobs=(0.0,) * len(response),
                 response=text,
@@ -65,12 +67,12 @@ def _play_episode(
                 reward=outcome.reward,
                 flags=_flags(reply, outcome),
                 state_key=state_key,
+                restarts_context=prompt.restarts,
             )
         )
         if outcome.terminated or outcome.truncated:
             break
         observation = outcome.observation
-        prompt = context.next_prompt(observation, last_response=response) if context else []
     environments.release(environment)
     return Trajectory(
         task=request.task,

@@ -2,6 +2,7 @@
 
     submit(row, prompt) ... step() -> rows whose response is over ... submit(row, next prompt) ...
 
+A prompt continues the row's context or restarts it; then what both begin with is not read again.
 Rows have different lengths and no padding on the left: each writes its keys and values at its own
 positions, and a mask hides what a row has not written. A step is one forward pass: it either
 continues the response of every row that is writing one, or reads waiting prompts of similar length.
@@ -223,12 +224,17 @@ class Row:
 
     slot: int
     draws: np.random.Generator
-    length: int = 0
-    """Tokens of this row that are in the cache."""
+    read: list[int] = field(default_factory=list)
+    """Tokens of this row whose keys and values are in the cache."""
     unread: list[int] = field(default_factory=list)
     """Tokens that the model has not read yet: a prompt, or the last token sampled."""
     sampling: _Sampling | None = None
     """The response that is wanted or being written."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens of this row are in the cache."""
+        return len(self.read)
 
     @property
     def is_waiting(self) -> bool:
@@ -303,14 +309,24 @@ class GenerationEngine:
             layer.forget()
         self._memory.keep(2 * len(self.layers) + 1)
 
-    def submit(self, row: Row, prompt: Sequence[int], *, max_new_tokens: int) -> None:
+    def submit(
+        self, row: Row, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
+    ) -> None:
         """Asks for a response of the row to its new prompt tokens, which `step` will bring.
 
-        Raises ContextError if the prompt and a full response would not fit into the capacity.
+        If it restarts, the prompt is the row's whole context from now on. Raises ContextError if
+        the context and a full response would not fit into the capacity.
         """
         assert row.sampling is None
-        self._check_room(row, prompt, max_new_tokens)
-        row.unread.extend(prompt)
+        num_present = 0 if restarts else row.length + len(row.unread)
+        self._check_room(num_present + len(prompt) + max_new_tokens)
+        if restarts:
+            # The last token is read in any case: its logits are those of the first one to sample.
+            num_kept = _num_shared(row.read, prompt[:-1])
+            del row.read[num_kept:]
+            row.unread = list(prompt[num_kept:])
+        else:
+            row.unread.extend(prompt)
         row.sampling = _Sampling(row.draws.random(max_new_tokens))
 
     @torch.inference_mode()
@@ -347,7 +363,7 @@ class GenerationEngine:
         Raises ContextError, and changes nothing, if one of them would not fit into the capacity.
         """
         for row, prompt in zip(rows, prompts, strict=True):
-            self._check_room(row, prompt, max_new_tokens)
+            self._check_room(row.length + len(row.unread) + len(prompt) + max_new_tokens)
         for row, prompt in zip(rows, prompts, strict=True):
             self.submit(row, prompt, max_new_tokens=max_new_tokens)
         responses: dict[Row, Response] = {}
@@ -355,8 +371,7 @@ class GenerationEngine:
             responses.update(self.step(temperature=temperature))
         return [responses[row] for row in rows]
 
-    def _check_room(self, row: Row, prompt: Sequence[int], max_new_tokens: int) -> None:
-        needed = row.length + len(row.unread) + len(prompt) + max_new_tokens
+    def _check_room(self, needed: int) -> None:
         if needed > self.capacity:
             raise ContextError(
                 f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
@@ -416,7 +431,7 @@ class GenerationEngine:
         view.length = view.places if width == 1 else needed
         mask_BTL = torch.arange(view.length, device=device) <= positions_BT[:, :, None]
         for row in rows:
-            row.length += len(row.unread)
+            row.read += row.unread
             row.unread.clear()
         with _cached_attention(self.model.config):
             hidden_BTH = self.model.hidden_states(
@@ -429,6 +444,12 @@ class GenerationEngine:
             )
         last_B = torch.tensor(counts, device=device) - 1
         return self.model.logits(hidden_BTH[torch.arange(len(rows), device=device), last_B])
+
+
+def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def similar_lengths(rows: Sequence[Row]) -> list[list[Row]]:

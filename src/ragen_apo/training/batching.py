@@ -64,10 +64,21 @@ def padded_length(length: int) -> int:
     return -(-length // unit) * unit
 
 
-def micro_batches(samples: Sequence[TrainingSample], *, size: int) -> list[list[int]]:
-    """Indices of the samples in groups of at most `size`, of similar length to save padding."""
-    order = sorted(range(len(samples)), key=lambda index: len(samples[index].token_ids))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+def micro_batches(episodes: Sequence[Sequence[TrainingSample]], *, size: int) -> list[list[int]]:
+    """Indices of the episodes in groups of at most `size` samples of similar length.
+
+    The samples of an episode stay together; one that has more is a group of its own.
+    """
+    longest = [max(len(sample.token_ids) for sample in samples) for samples in episodes]
+    groups: list[list[int]] = []
+    num_samples = 0
+    for index in sorted(range(len(episodes)), key=longest.__getitem__):
+        num_samples += len(episodes[index])
+        if not groups or num_samples > size:
+            groups.append([])
+            num_samples = len(episodes[index])
+        groups[-1].append(index)
+    return groups
 
 
 def epoch_slice(

@@ -2,7 +2,12 @@
 
     trajectories -> Rollouts -> [normalise returns] -> [filter] -> micro-batches
 
-Axes: B trajectories, T token positions. Everything here is constant to the gradient.
+The model reads training samples, several of a trajectory where a window moved; an algorithm reads
+rows, one a trajectory, in which the sampled tokens of all its samples stand in their order. Losses
+are functions of rows, so they do not know of windows.
+
+Axes: B trajectories, T token positions of a row, S samples, L token positions of a sample.
+Everything here is constant to the gradient, except what goes through `MicroBatch.in_rows`.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from ragen_apo.objectives.reward_normalization import (
     normalize_returns,
 )
 from ragen_apo.training.batching import TokenBatch, collate, micro_batches, padded_length
-from ragen_apo.types import TrainingSample, Trajectory, training_sample
+from ragen_apo.types import TrainingSample, Trajectory, training_samples
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,11 @@ class Rollouts:
 
     step: int
     trajectories: tuple[Trajectory, ...]
-    samples: tuple[TrainingSample, ...]
+    samples: tuple[tuple[TrainingSample, ...], ...]
+    """Of each trajectory, what the model reads."""
+    pad_id: int
     tokens: TokenBatch
+    """Rows; see `row_of`."""
     turn_index_BT: Tensor
     """int64: the turn, from 0, that sampled a token; -1 at all others."""
     reference_logprobs_BT: Tensor
@@ -96,17 +104,20 @@ class Rollouts:
         )
 
     def micro_batches(self, places: Sequence[int], *, size: int) -> Iterator[MicroBatch]:
-        """The episodes at `places` in groups of at most `size`, padded as `collate` does."""
-        samples = [self.samples[place] for place in places]
-        num_tokens = sum(sum(sample.loss_mask) for sample in samples)
-        for chosen in micro_batches(samples, size=size):
-            rows = torch.tensor([places[index] for index in chosen], device=self.group_B.device)
-            longest = padded_length(max(len(samples[index].token_ids) for index in chosen))
+        """The episodes at `places` in groups of at most `size` samples, padded like `collate`."""
+        episodes = [self.samples[place] for place in places]
+        device = self.group_B.device
+        num_tokens = sum(sum(sample.loss_mask) for samples in episodes for sample in samples)
+        for chosen in micro_batches(episodes, size=size):
+            rows = torch.tensor([places[index] for index in chosen], device=device)
+            longest = padded_length(max(len(row_of(episodes[index]).token_ids) for index in chosen))
+            samples = [sample for index in chosen for sample in episodes[index]]
             yield MicroBatch(
                 places=rows,
+                samples=collate(samples, pad_id=self.pad_id, device=device),
                 tokens=self.tokens.rows(rows, num_positions=longest),
                 reference_logprobs_BT=self.reference_logprobs_BT[rows, :longest],
-                num_sequences=len(samples),
+                num_sequences=len(episodes),
                 num_tokens=num_tokens,
             )
 
@@ -120,7 +131,10 @@ class MicroBatch:
 
     places: Tensor
     """int64: rows of the step's rollouts."""
+    samples: TokenBatch
+    """All samples of these episodes, one episode's after another's [S, L]."""
     tokens: TokenBatch
+    """Their rows."""
     reference_logprobs_BT: Tensor
     """log pi_ref of the sampled tokens."""
     num_sequences: int
@@ -132,9 +146,29 @@ class MicroBatch:
         """True exactly at the sampled tokens."""
         return self.tokens.loss_mask_BT
 
+    def in_rows(self, values_SL: Tensor) -> Tensor:
+        """A number of each sampled token at its place in the rows [B, T]; 0 elsewhere.
+
+        Both orders are the same: by episode, then as the tokens were sampled. Gradients pass.
+        """
+        zeros_BT = values_SL.new_zeros(self.mask_BT.shape)
+        return zeros_BT.masked_scatter(self.mask_BT, values_SL[self.samples.loss_mask_BT])
+
     def cut(self, values_BT: Tensor) -> Tensor:
         """The part of a tensor over the step's tokens that belongs to these episodes."""
         return values_BT[self.places, : self.mask_BT.shape[1]]
+
+
+def row_of(samples: Sequence[TrainingSample]) -> TrainingSample:
+    """A trajectory's samples one after another, without what later ones read before they sample."""
+    first, *later = samples
+    token_ids, loss_mask, logprobs = first.token_ids, first.loss_mask, first.logprobs
+    for sample in later:
+        start = sample.loss_mask.index(True)
+        token_ids += sample.token_ids[start:]
+        loss_mask += sample.loss_mask[start:]
+        logprobs += sample.logprobs[start:]
+    return TrainingSample(token_ids, loss_mask, logprobs)
 
 
 def gather_rollouts(
@@ -152,22 +186,24 @@ def gather_rollouts(
     `returns_B` differs from the trajectories' own in the control experiment that hands returns out
     at random.
     """
-    samples = tuple(training_sample(trajectory) for trajectory in trajectories)
-    tokens = collate(samples, pad_id=pad_id, device=device)
+    samples = tuple(training_samples(trajectory) for trajectory in trajectories)
+    rows = [row_of(each) for each in samples]
+    tokens = collate(rows, pad_id=pad_id, device=device)
     shape = tokens.loss_mask_BT.shape
     turn_index_BT = torch.full(shape, -1, dtype=torch.int64)
     rewards_BT = torch.zeros(shape)
-    for row, trajectory in enumerate(trajectories):
+    for place, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+        sampled = [position for position, is_sampled in enumerate(row.loss_mask) if is_sampled]
         end = 0
         for index, turn in enumerate(trajectory.turns):
-            start = end + len(turn.prompt_token_ids)
-            end = start + len(turn.response_token_ids)
-            turn_index_BT[row, start:end] = index
-            rewards_BT[row, end - 1] = turn.reward
+            start, end = end, end + len(turn.response_token_ids)
+            turn_index_BT[place, sampled[start:end]] = index
+            rewards_BT[place, sampled[end - 1]] = turn.reward
     rollouts = Rollouts(
         step=step,
         trajectories=tuple(trajectories),
         samples=samples,
+        pad_id=pad_id,
         tokens=tokens,
         turn_index_BT=turn_index_BT.to(device),
         reference_logprobs_BT=torch.zeros(shape, device=device),

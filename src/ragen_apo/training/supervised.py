@@ -29,7 +29,7 @@ from ragen_apo.training.warm_start import (
     play_demonstrations,
     relabel,
 )
-from ragen_apo.types import Trajectory, training_sample
+from ragen_apo.types import Trajectory, training_samples
 
 WARMUP_STEPS = 20
 MAX_GRAD_NORM = 1.0
@@ -73,23 +73,25 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
 def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
     """Episodes on training tasks, with the responses of the teacher or of people as targets."""
     config = session.config.warm_start.demonstrations
-    samples = [training_sample(trajectory) for trajectory in _demonstrations(session, model)]
+    episodes = [training_samples(trajectory) for trajectory in _demonstrations(session, model)]
     pad_id, numbers = model.pad_id, number_token_ids(model)
 
     def batch(step: int) -> list[SupervisedBatch]:
         indices = epoch_slice(
-            num_items=len(samples),
+            num_items=len(episodes),
             batch_size=config.batch_size,
             step=step,
             seed=session.config.seed,
             purpose="demonstration-order",
         )
-        chosen = [samples[index] for index in indices]
+        chosen = [sample for index in indices for sample in episodes[index]]
         if config.relabel_numbers:
             chosen = relabel(chosen, token_ids=numbers, seed=session.config.seed, step=step)
         parts = [
             collate([chosen[place] for place in places], pad_id=pad_id, device=session.device)
-            for places in micro_batches(chosen, size=session.config.training.micro_batch_size)
+            for places in micro_batches(
+                [(sample,) for sample in chosen], size=session.config.training.micro_batch_size
+            )
         ]
         return [SupervisedBatch(part.token_ids_BT, part.loss_mask_BT) for part in parts]
 

@@ -29,13 +29,14 @@ import torch
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.scoring import TokenScores, score_tokens
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.batching import epoch_slice, minibatches
 from ragen_apo.training.figures import StepFigures, rollout_metrics
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
 from ragen_apo.training.rollouts import (
+    MicroBatch,
     ReferenceValues,
     Rollouts,
     gather_rollouts,
@@ -173,12 +174,9 @@ class Trainer:
         logprobs_BT = torch.zeros_like(rollouts.reference_logprobs_BT)
         size = self.config.training.micro_batch_size
         for micro in rollouts.micro_batches(range(len(rollouts)), size=size):
-            ids_BT = micro.tokens.token_ids_BT
             with torch.no_grad():
-                scores = score_tokens(
-                    self.reference, ids_BT, micro.mask_BT, temperature=self.apo.temperature
-                )
-            logprobs_BT[micro.places, : ids_BT.shape[1]] = scores.logprobs_BT
+                scores = self._scores(self.reference, micro)
+            logprobs_BT[micro.places, : micro.mask_BT.shape[1]] = scores.logprobs_BT
         return replace(rollouts, reference_logprobs_BT=logprobs_BT)
 
     def _accumulate_gradients(
@@ -192,13 +190,21 @@ class Trainer:
     ) -> None:
         """Adds up the gradient of a minibatch's loss over its micro-batches."""
         for micro in rollouts.micro_batches(places, size=self.config.training.micro_batch_size):
-            scores = score_tokens(
-                self.policy,
-                micro.tokens.token_ids_BT,
-                micro.mask_BT,
-                temperature=self.apo.temperature,
-                entropy_gradients=self.algorithm.entropy_gradients,
-            )
+            scores = self._scores(self.policy, micro)
             part = self.algorithm.loss(signals, micro, scores)
             part.loss.backward()
             figures.add_part(part, micro, scores, first_pass=first_pass)
+
+    def _scores(self, model: LanguageModel, micro: MicroBatch) -> TokenScores:
+        """What a model says about the sampled tokens, in the rows of their episodes."""
+        scores = score_tokens(
+            model,
+            micro.samples.token_ids_BT,
+            micro.samples.loss_mask_BT,
+            temperature=self.apo.temperature,
+            entropy_gradients=self.algorithm.entropy_gradients,
+        )
+        return TokenScores(
+            logprobs_BT=micro.in_rows(scores.logprobs_BT),
+            entropy_BT=micro.in_rows(scores.entropy_BT),
+        )

@@ -88,7 +88,7 @@ class Ppo(Algorithm[PpoSignals]):
     def loss(self, signals: PpoSignals, micro: MicroBatch, scores: TokenScores) -> LossPart:
         mask_BT = micro.mask_BT
         value = clipped_value_loss(
-            self._critic(micro.tokens.token_ids_BT, mask_BT),
+            self._critic_values(micro),
             old_values_BT=micro.cut(signals.old_values_BT),
             returns_BT=micro.cut(signals.returns_BT),
             mask_BT=mask_BT,
@@ -141,9 +141,13 @@ class Ppo(Algorithm[PpoSignals]):
     def _values(self, rollouts: Rollouts) -> Tensor:
         values_BT = torch.zeros_like(rollouts.rewards_BT)
         for micro in rollouts.micro_batches(range(len(rollouts)), size=self._micro_batch_size):
-            part_BT = self._critic(micro.tokens.token_ids_BT, micro.mask_BT)
+            part_BT = self._critic_values(micro)
             values_BT[micro.places, : part_BT.shape[1]] = part_BT
         return values_BT
+
+    def _critic_values(self, micro: MicroBatch) -> Tensor:
+        samples = micro.samples
+        return micro.in_rows(self._critic(samples.token_ids_BT, samples.loss_mask_BT))
 
     def _estimate(self, rollouts: Rollouts, values_BT: Tensor) -> AdvantageEstimate:
         settings = self._settings
