@@ -134,6 +134,19 @@ def test_the_mask_is_true_exactly_at_the_sampled_tokens() -> None:
     )
 
 
+def test_a_turn_that_restarts_the_context_opens_another_sample() -> None:
+    first, second = turn(prompt=(10,), response=(12,)), turn(prompt=(14,), response=(15,))
+    moved = dataclasses.replace(turn(prompt=(10, 16), response=(17,)), restarts_context=True)
+    samples = training_samples(trajectory(first, second, moved, moved, second))
+    assert [sample.token_ids for sample in samples] == [
+        (10, 12, 14, 15),
+        (10, 16, 17),
+        (10, 16, 17, 14, 15),
+    ]
+    assert samples[2].loss_mask == (False, False, True, False, True)
+    assert training_samples(trajectory(moved)) == samples[1:2]
+
+
 token_ids = st.lists(st.integers(0, 99), max_size=5).map(tuple)
 
 

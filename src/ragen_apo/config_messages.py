@@ -175,7 +175,7 @@ _TABLE_HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
 def _row(key: Key) -> str:
     name = key.path.rpartition(".")[2]
     default = f"`{_plain(key.field.default)}`" if key.has_value else ""
-    meaning = key.field.description or ""
+    meaning = " ".join((key.field.description or "").split())  # a line break would end the table
     if key.section:
         what = meaning.removesuffix(".") + "; " if key.has_value else ""
         meaning = f"{what}see [{key.path}](#{key.path})"

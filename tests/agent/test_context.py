@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.agent.context import ContextManager, parse_response, render_response
+from ragen_apo.agent.context import (
+    ContextManager,
+    ContextWindow,
+    parse_response,
+    render_response,
+)
 from ragen_apo.errors import ContextError
+from ragen_apo.types import Turn
 
 OBSERVATIONS = [
     "TASK: User wants to buy blue mug.\nAvailable: 497 products across 8 categories.",
@@ -92,6 +98,102 @@ def test_a_template_that_drops_earlier_responses_is_refused(shop_tokenizer) -> N
     context.first_prompt("page")
     with pytest.raises(ContextError, match="leaves out an earlier assistant message"):
         context.next_prompt("page", last_response=[9])
+
+
+def turns(context: ContextManager, *, actions: Sequence[str], cut: int | None = None) -> list[Turn]:
+    """Turns in which the agent read OBSERVATIONS and did this; a response may be cut off."""
+    played: list[Turn] = []
+    for observation, action in zip(OBSERVATIONS, actions, strict=False):
+        response = render_response(thought="t", action=action)
+        written = context.encode_response(response)[:cut]
+        prompt = context.prompt(played, observation)
+        played.append(
+            Turn(
+                observation=observation,
+                prompt_token_ids=prompt.token_ids,
+                response_token_ids=tuple(written),
+                logprobs=(0.0,) * len(written),
+                response=response,
+                thought="t",
+                action=action,
+                reward=0.0,
+                restarts_context=prompt.restarts,
+            )
+        )
+    return played
+
+
+def conversation(tokenizer, *contents: str) -> list[int]:
+    """The template's own rendering of a system prompt and messages of user and agent in turns."""
+    messages = [{"role": "system", "content": "You shop."}]
+    for place, content in enumerate(contents):
+        messages.append({"role": ("user", "assistant")[place % 2], "content": content})
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return encode(tokenizer, text)
+
+
+def windowed(tokenizer, **window: int) -> ContextManager:
+    return ContextManager(tokenizer, system_prompt="You shop.", window=ContextWindow(**window))
+
+
+ACTIONS = ["search blue mug", "", "buy\n 17"]
+WRITTEN = [render_response(thought="t", action=action) for action in ACTIONS]
+
+
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_the_last_turns_follow_the_task_and_the_rest_is_left_out(tokenizer, num_turns: int) -> None:
+    context = windowed(tokenizer, num_turns=num_turns)
+    first, *others = OBSERVATIONS
+    prompt = context.prompt(turns(context, actions=ACTIONS), others[2])
+    messages = {
+        1: [f"{first}\n...\n{others[1]}", WRITTEN[2], others[2]],
+        2: [f"{first}\n...\n{others[0]}", WRITTEN[1], others[1], WRITTEN[2], others[2]],
+    }
+    assert prompt.restarts
+    assert list(prompt.token_ids) == conversation(tokenizer, *messages[num_turns])
+
+
+@pytest.mark.parametrize(
+    ("num_actions", "memory"),
+    [
+        (9, "1. search blue mug\n2. (none)\n3. buy 17"),
+        (2, "2. (none)\n3. buy 17"),
+        (1, "3. buy 17"),
+    ],
+)
+def test_a_single_turn_remembers_its_last_actions_one_a_line(
+    tokenizer, num_actions: int, memory: str
+) -> None:
+    context = windowed(tokenizer, num_turns=0, num_actions=num_actions)
+    prompt = context.prompt(turns(context, actions=ACTIONS), OBSERVATIONS[3])
+    opening = f"{OBSERVATIONS[0]}\nActions so far:\n{memory}\nNow:\n{OBSERVATIONS[3]}"
+    assert prompt.restarts
+    assert list(prompt.token_ids) == conversation(tokenizer, opening)
+
+
+def test_a_window_that_holds_all_turns_is_the_full_context(tokenizer) -> None:
+    full, wide = windowed(tokenizer), windowed(tokenizer, num_turns=3)
+    expected = turns(full, actions=ACTIONS)
+    assert turns(wide, actions=ACTIONS) == expected
+    prompts = [context.prompt(expected, OBSERVATIONS[3]) for context in (full, wide)]
+    assert prompts[0] == prompts[1]
+    assert not any(turn.restarts_context for turn in expected) and not prompts[0].restarts
+    restarts = [
+        turn.restarts_context for turn in turns(windowed(tokenizer, num_turns=1), actions=ACTIONS)
+    ]
+    assert restarts == [False, False, True]
+
+
+def test_a_response_in_the_window_stays_as_it_was_sampled(chatml_tokenizer) -> None:
+    context = windowed(chatml_tokenizer, num_turns=1)
+    played = turns(context, actions=ACTIONS, cut=3)
+    last = played[-1].response_token_ids
+    assert len(last) == 3
+    token_ids = list(context.prompt(played, OBSERVATIONS[3]).token_ids)
+    opening = f"{OBSERVATIONS[0]}\n...\n{OBSERVATIONS[2]}"
+    following = context.next_prompt(OBSERVATIONS[3], last_response=last)
+    assert following[0] == chatml_tokenizer.eos_token_id
+    assert token_ids == [*context.first_prompt(opening), *last, *following]
 
 
 TEXT_WITHOUT_TAGS = st.text().filter(

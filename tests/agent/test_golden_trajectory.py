@@ -99,6 +99,9 @@ def test_every_setting_that_changes_a_return_changes_the_key(tiny_model: Languag
         digest(agent=AGENT | {"format_penalty": -0.1}),
         digest(agent=AGENT | {"invalid_action_penalty": -0.1}),
         digest(agent=AGENT | {"system_prompt": "rules"}),
+        digest(agent=AGENT | {"context": {"mode": "last_turns", "num_turns": 2}}),
+        digest(agent=AGENT | {"context": {"mode": "last_turns", "num_turns": 3}}),
+        digest(agent=AGENT | {"context": {"mode": "single_turn", "num_turns": 2}}),
         digest(apo={"temperature": 0.9}),
     ]
     assert len({digest(), *changed}) == len(changed) + 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragen_apo.agent.context import ContextManager
+from ragen_apo.agent.context import ContextManager, ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
@@ -43,11 +43,12 @@ def proxy(
     num_rows: int = 8,
     capacity: int = 400,
     max_response_tokens: int = MAX_RESPONSE_TOKENS,
+    window: ContextWindow | None = None,
 ) -> AgentProxy:
     engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
     # An untrained model never writes the closing tag: let a fifth of the vocabulary end a response.
     engine.stop_rule.end_ids |= set(range(0, len(model.tokenizer), 5))
-    context = ContextManager(model.tokenizer, system_prompt=None)
+    context = ContextManager(model.tokenizer, system_prompt=None, window=window)
     return AgentProxy(engine, environments, context, max_response_tokens=max_response_tokens)
 
 
@@ -124,16 +125,46 @@ def test_no_requests_give_no_trajectories(
     assert play(proxy(tiny_model, environments), []) == []
 
 
+@pytest.mark.parametrize(
+    ("window", "num_samples"),
+    [
+        (ContextWindow(), 1),
+        (ContextWindow(num_turns=1), 2),
+        (ContextWindow(num_turns=0, num_actions=1), 3),
+    ],
+)
 def test_recorded_logprobs_equal_scored_ones(
+    window: ContextWindow,
+    num_samples: int,
+    tiny_model: LanguageModel,
+    environments: EnvironmentManager,
+    requests: list[EpisodeRequest],
+) -> None:
+    for trajectory in play(proxy(tiny_model, environments, num_rows=3, window=window), requests):
+        samples = training_samples(trajectory)
+        assert len(samples) == num_samples
+        for sample in samples:
+            mask = torch.tensor([sample.loss_mask])
+            scores = score_tokens(tiny_model, torch.tensor([sample.token_ids]), mask)
+            torch.testing.assert_close(
+                scores.logprobs_BT[0], torch.tensor(sample.logprobs), atol=1e-5, rtol=0
+            )
+
+
+def test_a_window_keeps_an_episode_going_where_the_full_context_is_full(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:
-    for trajectory in play(proxy(tiny_model, environments), requests):
-        (sample,) = training_samples(trajectory)
-        mask = torch.tensor([sample.loss_mask])
-        scores = score_tokens(tiny_model, torch.tensor([sample.token_ids]), mask)
-        torch.testing.assert_close(
-            scores.logprobs_BT[0], torch.tensor(sample.logprobs), atol=1e-5, rtol=0
-        )
+    whole = play(proxy(tiny_model, environments), requests)
+    window = ContextWindow(num_turns=0, num_actions=1)
+    (longest,) = play(proxy(tiny_model, environments, window=window), requests[:1])
+    capacity = max(len(turn.prompt_token_ids) for turn in longest.turns) + MAX_RESPONSE_TOKENS
+    assert len(training_samples(whole[0])[0].token_ids) > capacity
+    (fits,) = play(proxy(tiny_model, environments, capacity=capacity, window=window), requests[:1])
+    assert_same([fits], [longest])
+    (cut,) = play(
+        proxy(tiny_model, environments, capacity=capacity - 1, window=window), requests[:1]
+    )
+    assert cut.stop_reason is StopReason.CONTEXT_LIMIT
 
 
 def test_the_turn_limit_ends_an_episode(

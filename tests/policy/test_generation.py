@@ -271,6 +271,60 @@ def test_nothing_is_read_twice(llama: LanguageModel, monkeypatch: pytest.MonkeyP
     assert read == row.token_ids[:-1]
 
 
+def test_a_context_that_restarts_is_answered_like_a_new_one_and_reads_what_is_new(
+    any_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a row that goes on, and with the rows in each other's way."""
+    engine = GenerationEngine(any_model, num_rows=2, capacity=CAPACITY)
+    rows = [engine.open_row(generator(name, "draws")) for name in range(2)]
+    prompts = [[9, 10, 11, 12], [20, 21]]
+    engine.respond(rows, prompts, max_new_tokens=6, temperature=1.0)
+    restarted = [9, 10, 11, 30, 31]
+    num_read = 0
+    hidden_states = any_model.hidden_states
+
+    def counted(token_ids_BT: torch.Tensor, **kwargs):
+        nonlocal num_read
+        num_read += int((token_ids_BT != any_model.pad_id).sum())
+        return hidden_states(token_ids_BT, **kwargs)
+
+    engine.submit(rows[1], [22, 23], max_new_tokens=1)
+    engine.submit(rows[0], restarted, max_new_tokens=6, restarts=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(any_model, "hidden_states", counted)
+        responses = dict(engine.step(temperature=1.0))
+    # The last response and two tokens of the row that goes on, and 30, 31 behind 9, 10, 11.
+    assert num_read == 3 + 2
+    while len(responses) < 2:
+        responses.update(engine.step(temperature=1.0))
+    row = Conversation(0, [restarted], [responses[rows[0]]])
+    expected = torch.log_softmax(logits_of(any_model, row), dim=-1)
+    expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_a_context_that_restarts_as_it_was_is_read_from_its_last_token(
+    llama: LanguageModel,
+) -> None:
+    engine = GenerationEngine(llama, num_rows=1, capacity=12)
+    row = engine.open_row(generator(0, "draws"))
+    first, again = (
+        engine_response(engine, row, [9, 10, 11], restarts=restarts) for restarts in (False, True)
+    )
+    assert first.token_ids == again.token_ids
+    with pytest.raises(ContextError, match="13 tokens does not fit the cache of 12"):
+        engine.submit(row, [9] * 9, max_new_tokens=4, restarts=True)
+
+
+def engine_response(
+    engine: GenerationEngine, row: Row, prompt: list[int], *, restarts: bool
+) -> Response:
+    engine.submit(row, prompt, max_new_tokens=4, restarts=restarts)
+    while not (finished := engine.step(temperature=0.0)):
+        pass
+    return finished[0][1]
+
+
 def test_a_place_that_was_given_back_starts_empty(llama: LanguageModel) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=CAPACITY)
 

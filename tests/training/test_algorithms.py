@@ -24,6 +24,7 @@ from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory, training_samples
 
 ALGORITHMS = get_args(AlgorithmName)
+WINDOW = ["--agent.context.mode=last_turns", "--agent.context.num_turns=1"]
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -90,6 +91,19 @@ def test_the_gradient_does_not_depend_on_the_micro_batch_size(
     assert (whole - parts).norm() <= 1e-4 * whole.norm()
 
 
+@pytest.mark.parametrize("algorithm", set(ALGORITHMS) - {"apo", "apo_turn"})
+def test_nor_does_it_where_a_trajectory_is_several_samples(
+    algorithm: str, trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole, trajectories), (parts, _) = (
+        gradient(trainer_of(algorithm, *WINDOW, f"--training.micro_batch_size={size}"), monkeypatch)
+        for size in (32, 3)
+    )
+    assert any(len(training_samples(trajectory)) > 1 for trajectory in trajectories)
+    assert whole.norm() > 1e-6
+    assert (whole - parts).norm() <= 1e-4 * whole.norm()
+
+
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "ppo", "grpo"])
 def test_each_task_of_a_step_is_rolled_out_as_often_as_the_algorithm_wants(
     algorithm: str, trainer_of: Callable[..., Trainer]
@@ -133,10 +147,11 @@ def reinforced(trainer: Trainer, trajectories: list[Trajectory], weights: list) 
     return flat_gradient(policy.model.parameters())
 
 
+@pytest.mark.parametrize("context", [[], WINDOW])
 def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
-    trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    context: list[str], trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trainer_of("rloo")
+    trainer = trainer_of("rloo", *context)
     actual, trajectories = gradient(trainer, monkeypatch)
     returns = numbered(len(trajectories)).tolist()
     weights = []
@@ -149,10 +164,11 @@ def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
     assert (actual - expected).norm() <= 1e-3 * expected.norm()
 
 
+@pytest.mark.parametrize("context", [[], WINDOW])
 def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
-    trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    context: list[str], trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trainer_of("ppo", "--ppo.whiten_advantages=false")
+    trainer = trainer_of("ppo", "--ppo.whiten_advantages=false", *context)
     monkeypatch.setattr(trainer.algorithm, "update", lambda **_: {})
     monkeypatch.setattr(trainer.optimizer, "update", lambda **_: 1.0)
     trajectories = trainer.step(3).trajectories

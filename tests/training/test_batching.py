@@ -37,6 +37,13 @@ def test_micro_batches_hold_every_sample_once_and_neighbours_in_length(
     assert [lengths[index] for index in in_order] == sorted(lengths)
 
 
+def test_the_samples_of_an_episode_stay_in_one_micro_batch() -> None:
+    episodes = [[sample(9), sample(2)], [sample(3)] * 5, [sample(4)], [sample(8)]]
+    # By longest sample 3, 4, 8, 9; at most three samples a group, five where they cannot be parted.
+    assert micro_batches(episodes, size=3) == [[1], [2, 3], [0]]
+    assert micro_batches(episodes, size=4) == [[1], [2, 3, 0]]
+
+
 def slices(*, num_items: int, batch_size: int, num_steps: int) -> list[int]:
     return [
         index

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,22 @@ def test_ppo_killed_between_its_policy_and_its_critic(
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+def test_a_run_with_a_context_window_killed_in_stage_two(
+    run_until_killed: Callable[..., int], tiny_config: str, tmp_path: Path
+) -> None:
+    window = "max_context_tokens: 320, context: {mode: last_turns, num_turns: 1}}"
+    text = tiny_config.replace("max_context_tokens: 320}", window)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for folder, call in ((killed, 4), (whole, 10**9)):
+        folder.mkdir()
+        target = "ragen_apo.training.trainer:Trainer.step"
+        status = run_until_killed(folder, target=target, call=call, text=text)
+        assert os.WIFSIGNALED(status) is (folder is killed)
+    resume(killed / "run")
+    assert_same_run(killed / "run", whole / "run")
+    assert any('"restarts_context": true' in trajectory for trajectory in stored(whole / "run"))
+
+
 def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path\n"
@@ -203,6 +220,11 @@ def assert_same_tensors(actual: Path, expected: Path) -> None:
     left, right = (load_file(folder / "model.safetensors") for folder in (actual, expected))
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def stored(run: Path) -> list[str]:
+    """The trajectories of Stage 1 as JSON."""
+    return [zlib.decompress(row[-1]).decode() for row in samples(run)]
 
 
 def samples(run: Path) -> list[tuple]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
+from ragen_apo.config import ContextConfig
 from ragen_apo.errors import MissingValueError
 from ragen_apo.files import read_json_lines
 from ragen_apo.training.algorithms import make_algorithm
@@ -145,6 +146,17 @@ def test_v_star_under_another_temperature_is_missing(session: Session) -> None:
     with pytest.raises(MissingValueError, match=r"temperature: store has 1\.0, asked for 0\.5"):
         baseline_values(
             changed(session, "apo", temperature=0.5),
+            reference,
+            session.environments.tasks("train"),
+        )
+
+
+def test_v_star_of_another_context_mode_is_missing(session: Session) -> None:
+    reference = session.load_model(session.run.reference(0))
+    context = ContextConfig(mode="last_turns", num_turns=2)
+    with pytest.raises(MissingValueError, match="store has 'full', asked for 'last_turns-2'"):
+        baseline_values(
+            changed(session, "agent", context=context),
             reference,
             session.environments.tasks("train"),
         )

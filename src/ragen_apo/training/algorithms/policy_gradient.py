@@ -91,7 +91,7 @@ class PolicyTerm:
     settings: PolicyGradientConfig
     aggregation: Aggregation
     max_tokens: int
-    """Limit of sampled tokens per sequence, for `Aggregation.CONSTANT`."""
+    """What `Aggregation.CONSTANT` divides by: the most that one context can hold."""
 
     def with_kl_penalty(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with the KL of each token taken off its reward, if that is configured."""
