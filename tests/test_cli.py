@@ -456,13 +456,13 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     with file.open("a") as stream:
         stream.write('{"cut off')
     used: list[Any] = []
-    original = supervised.training_sample
+    original = supervised.training_samples
 
     def watched(trajectory: Any) -> Any:
         used.append(trajectory)
         return original(trajectory)
 
-    monkeypatch.setattr(supervised, "training_sample", watched)
+    monkeypatch.setattr(supervised, "training_samples", watched)
     run = tmp_path / "run"
     keys = ["--warm_start.copy.max_steps", 0, "--warm_start.demonstrations.num_steps", 2]
     keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file.parent]

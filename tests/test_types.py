@@ -134,6 +134,13 @@ def test_the_mask_is_true_exactly_at_the_sampled_tokens() -> None:
     )
 
 
+def test_a_teachers_mistake_is_read_and_not_sampled() -> None:
+    wrong = turn(prompt=(10,), response=(12, 13), flags=(TurnFlag.MISTAKE.value,))
+    (sample,) = training_samples(trajectory(wrong, turn(prompt=(14,), response=(15,))))
+    assert sample.token_ids == (10, 12, 13, 14, 15)
+    assert sample.loss_mask == (False, False, False, False, True)
+
+
 def test_a_turn_that_restarts_the_context_opens_another_sample() -> None:
     first, second = turn(prompt=(10,), response=(12,)), turn(prompt=(14,), response=(15,))
     moved = dataclasses.replace(turn(prompt=(10, 16), response=(17,)), restarts_context=True)

@@ -175,8 +175,8 @@ class TrainingSample:
 def training_samples(trajectory: Trajectory) -> tuple[TrainingSample, ...]:
     """Joins the turns that share a context, mask and log-probabilities as recorded.
 
-    Every sampled token is in exactly one sample; as part of a later prompt it is not sampled. A turn
-    that is flagged as a teacher's mistake is read and not sampled.
+    Every sampled token is in exactly one sample; as part of a later prompt it is not sampled. A
+    turn that is flagged as a teacher's mistake is read and not sampled.
     """
     turns = trajectory.turns
     cuts = [place for place, turn in enumerate(turns) if place > 0 and turn.restarts_context]
