@@ -526,6 +526,17 @@ class TrainingConfig(Section):
     """Newest checkpoints to keep."""
 
 
+class MonitorsConfig(Section):
+    """Measurements in Stage 2 that take time and change nothing else (docs/metrics.md)."""
+
+    every_steps: Count | None = 10
+    """Measure in the first step and then each time after so many; null for never."""
+    num_thoughts: Annotated[int, BeforeValidator(_whole_number), Field(ge=2)] = 16
+    """Tasks whose first thoughts are scored under each other's prompts; costs its square."""
+    gradient_buckets: bool = False
+    """Also measure the gradient's norm by the variance of returns; costs a pass of gradients."""
+
+
 class EvaluationConfig(Section):
     """The evaluation after training and of `ragen-apo evaluate`."""
 
@@ -559,6 +570,7 @@ class RunConfig(Section):
     rollout_filter: RolloutFilterConfig = RolloutFilterConfig()
     reward_normalization: RewardNormalizationConfig = RewardNormalizationConfig()
     training: TrainingConfig = TrainingConfig()
+    monitors: MonitorsConfig = MonitorsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
@@ -626,6 +638,25 @@ class RunConfig(Section):
             raise ValueError(
                 "policy.lora adapts a pretrained model and policy.path names none; set policy.path "
                 "to a model folder or hub name, or policy.lora to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _monitors_have_something_to_measure(self) -> RunConfig:
+        if not self.monitors.gradient_buckets:
+            return self
+        if self.monitors.every_steps is None:
+            raise ValueError("monitors.gradient_buckets needs monitors.every_steps, got null")
+        if not self.needs_values and self.num_rollouts_per_task == 1:
+            raise ValueError(
+                "monitors.gradient_buckets compares the returns of a task, and each is rolled out "
+                "once; raise policy_gradient.group_size"
+            )
+        own_store = self.needs_values and self.apo.value_store is None
+        if own_store and self.apo.num_value_samples < 2:
+            raise ValueError(
+                "monitors.gradient_buckets compares the Stage 1 returns of a task; "
+                f"apo.num_value_samples must be at least 2, got {self.apo.num_value_samples}"
             )
         return self
 

@@ -36,6 +36,8 @@ ALGORITHM_KEYS = {
         "--policy_gradient.kl_coefficient=0.01",
         "--ppo.bi_level_gae=true",
         "--ppo.critic_warmup_steps=1",
+        "--monitors.every_steps=1",
+        "--monitors.gradient_buckets=true",
     ],
     "grpo": ["--policy_gradient.kl_coefficient=0.01", "--rollout_filter.strategy=top_p"],
     "dr_grpo": [],

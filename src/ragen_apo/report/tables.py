@@ -34,6 +34,10 @@ MONITORS = {
     "v_star_success_correlation": "correlation of V* with success",
     "logprob_gap_max": "sampler–trainer log-probability gap",
     "entropy": "entropy",
+    "mutual_information": "information of thoughts about tasks, nats",
+    "retrieval_accuracy": "thoughts that fit their own task best",
+    "empty_thought_share": "share of empty thoughts",
+    "unclosed_thought_share": "share of unclosed thoughts",
     "truncated_share": "share of truncated episodes",
     "invalid_turn_share": "share of invalid turns",
     "format_error_share": "share of format errors",
@@ -42,7 +46,15 @@ MONITORS = {
     "rollout_seconds": "seconds of rollouts per step",
     "training_seconds": "seconds of training per step",
 }
-_SHARES = {"success_rate", "truncated_share", "invalid_turn_share", "format_error_share"}
+_SHARES = {
+    "success_rate",
+    "retrieval_accuracy",
+    "empty_thought_share",
+    "unclosed_thought_share",
+    "truncated_share",
+    "invalid_turn_share",
+    "format_error_share",
+}
 
 
 @dataclass(frozen=True)

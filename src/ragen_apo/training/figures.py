@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ragen_apo.objectives.apo import divergence_metrics, sequence_kl, sequence_log_ratio
 from ragen_apo.policy.scoring import TokenScores
+from ragen_apo.training.monitors.thoughts import thought_shares
 from ragen_apo.training.rollouts import MicroBatch
 from ragen_apo.types import Trajectory, Turn, TurnFlag
 
@@ -114,6 +115,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
         "truncated_share": sum(t.truncated for t in trajectories) / num_episodes,
         "format_error_share": _share(turns, TurnFlag.FORMAT_ERROR),
         "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
+        **thought_shares(turns),
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.config import ApoConfig, RunConfig
-from ragen_apo.errors import RunDirectoryError
+from ragen_apo.errors import MissingValueError, RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
@@ -36,14 +37,17 @@ def reference_values(
 ) -> ReferenceValues:
     """What the configured algorithm has to know of the reference: nothing, V* of tasks, of states.
 
-    Raises MissingValueError where `baseline_values` does.
+    Raises MissingValueError where `baseline_values` and `sampled_return_std` do.
     """
     config = session.config
     if not config.needs_values:
         return ReferenceValues()
     by_task = baseline_values(session, reference, tasks)
+    return_std = (
+        sampled_return_std(session, reference, tasks) if config.monitors.gradient_buckets else None
+    )
     if config.algorithm != "apo_turn" or config.apo.value_baseline == "zero":
-        return ReferenceValues(by_task)
+        return ReferenceValues(by_task, return_std=return_std)
     conditions = sampling_conditions(config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
         trajectories = [
@@ -54,7 +58,7 @@ def reference_values(
     by_state = state_values(
         trajectories, beta=baseline_beta(config.apo), min_visits=config.turn_level.min_visits
     )
-    return ReferenceValues(by_task, by_state)
+    return ReferenceValues(by_task, by_state, return_std)
 
 
 def baseline_beta(apo: ApoConfig) -> float:
@@ -76,6 +80,26 @@ def baseline_values(
     conditions = sampling_conditions(session.config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
         return store.values(conditions, task_ids, beta=baseline_beta(apo))
+
+
+def sampled_return_std(
+    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+) -> dict[str, float]:
+    """Standard deviation of each task's stored returns (divided by their number), by task id.
+
+    Raises MissingValueError for a task with fewer than two.
+    """
+    conditions = sampling_conditions(session.config, reference, session.environments)
+    with ValueStore(store_path(session), create=False) as store:
+        returns = store.returns_by_task(conditions)
+    missing = [task.task_id for task in tasks if len(returns.get(task.task_id, ())) < 2]
+    if missing:
+        raise MissingValueError(
+            f"monitors.gradient_buckets compares the Stage 1 returns of a task, and {len(missing)} "
+            f"of {len(tasks)} tasks have fewer than 2 in {store_path(session)}, such as "
+            f"{missing[0]}. Sample more (apo.num_value_samples) or turn gradient_buckets off."
+        )
+    return {task.task_id: statistics.pstdev(returns[task.task_id]) for task in tasks}
 
 
 def store_path(session: Session) -> Path:

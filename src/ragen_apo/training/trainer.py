@@ -5,6 +5,7 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
     for each step:
         tasks         a slice of this epoch's random order
         rollouts      of the present policy, one or a group for each task
+        monitors      of thoughts and of gradients, in some steps; they change nothing
         filter        tasks that are worth an update; normalised returns, if configured
         reference     log-probabilities of the same tokens under the frozen reference
         prepare       the algorithm's advantages, from all rollouts
@@ -33,7 +34,9 @@ from ragen_apo.policy.scoring import TokenScores, score_tokens
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.batching import epoch_slice, minibatches
-from ragen_apo.training.figures import StepFigures, rollout_metrics
+from ragen_apo.training.figures import LossPart, StepFigures, rollout_metrics
+from ragen_apo.training.monitors.gradients import gradient_bucket_metrics
+from ragen_apo.training.monitors.thoughts import cross_scoring_metrics
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
 from ragen_apo.training.rollouts import (
     MicroBatch,
@@ -83,7 +86,7 @@ class Trainer:
         rollouts = self._gather(trajectories, step)
         keep_B = kept_by_filter(rollouts, self.config.rollout_filter)
         learning_rate = self._learning_rate(step)
-        metrics = rollout_metrics(trajectories)
+        metrics = rollout_metrics(trajectories) | self._monitor_thoughts(trajectories, step)
         if keep_B.any():
             kept = normalized(rollouts, self.config.reward_normalization).take(keep_B)
             metrics |= self._improve(kept, learning_rate=learning_rate)
@@ -94,7 +97,10 @@ class Trainer:
             "kept_share": int(keep_B.sum()) / len(rollouts),
             "learning_rate": learning_rate,
             "rollout_seconds": rolled_out - started,
-            "training_seconds": time.perf_counter() - rolled_out,
+            "training_seconds": time.perf_counter()
+            - rolled_out
+            - metrics.get("thought_monitor_seconds", 0.0)
+            - metrics.get("gradient_monitor_seconds", 0.0),
         }
         return StepResult(metrics, trajectories)
 
@@ -151,6 +157,7 @@ class Trainer:
         algorithm, figures = self.algorithm, StepFigures()
         rollouts = self._with_reference(rollouts)
         signals = algorithm.prepare(rollouts)
+        monitored = self._monitor_gradients(rollouts, signals)
         for epoch in range(algorithm.num_epochs):
             for places in minibatches(
                 len(rollouts),
@@ -167,7 +174,7 @@ class Trainer:
                 )
                 others = algorithm.update(rate_scale=learning_rate / self.apo.learning_rate)
                 figures.close_update(gradient_norm=norm, **others)
-        return figures.metrics() | algorithm.metrics(rollouts, signals, figures)
+        return figures.metrics() | algorithm.metrics(rollouts, signals, figures) | monitored
 
     def _with_reference(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with log pi_ref of their tokens."""
@@ -190,10 +197,13 @@ class Trainer:
     ) -> None:
         """Adds up the gradient of a minibatch's loss over its micro-batches."""
         for micro in rollouts.micro_batches(places, size=self.config.training.micro_batch_size):
-            scores = self._scores(self.policy, micro)
-            part = self.algorithm.loss(signals, micro, scores)
+            part, scores = self._loss(micro, signals)
             part.loss.backward()
             figures.add_part(part, micro, scores, first_pass=first_pass)
+
+    def _loss(self, micro: MicroBatch, signals: Any) -> tuple[LossPart, TokenScores]:
+        scores = self._scores(self.policy, micro)
+        return self.algorithm.loss(signals, micro, scores), scores
 
     def _scores(self, model: LanguageModel, micro: MicroBatch) -> TokenScores:
         """What a model says about the sampled tokens, in the rows of their episodes."""
@@ -207,4 +217,32 @@ class Trainer:
         return TokenScores(
             logprobs_BT=micro.in_rows(scores.logprobs_BT),
             entropy_BT=micro.in_rows(scores.entropy_BT),
+        )
+
+    def _is_monitored(self, step: int) -> bool:
+        every = self.config.monitors.every_steps
+        return every is not None and step % every == 0
+
+    def _monitor_thoughts(
+        self, trajectories: Sequence[Trajectory], step: int
+    ) -> dict[str, float | int]:
+        if not self._is_monitored(step):
+            return {}
+        return cross_scoring_metrics(
+            self.policy,
+            trajectories,
+            num_thoughts=self.config.monitors.num_thoughts,
+            temperature=self.apo.temperature,
+            micro_batch_size=self.config.training.micro_batch_size,
+            rng=generator(self.config.seed, "monitored-tasks", step),
+        )
+
+    def _monitor_gradients(self, rollouts: Rollouts, signals: Any) -> dict[str, float]:
+        if not (self.config.monitors.gradient_buckets and self._is_monitored(rollouts.step)):
+            return {}
+        return gradient_bucket_metrics(
+            rollouts,
+            parameters=self.policy.model.parameters(),
+            loss_of=lambda micro: self._loss(micro, signals)[0].loss,
+            micro_batch_size=self.config.training.micro_batch_size,
         )
