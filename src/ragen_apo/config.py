@@ -502,6 +502,34 @@ class RewardNormalizationConfig(Section):
     """Whose statistics: rollouts of the same task, of the step, or of the same environment."""
 
 
+class EarlyStopConfig(Section):
+    """When Stage 2 ends before training.max_steps; all rules are off by default. One stops the run
+    when it held in `patience` rows of metrics.jsonl one after the other.
+    """
+
+    patience: Count = 3
+    """Rows in succession; rows without the metric of a rule are passed over."""
+    max_return_drop: Positive | None = None
+    """Largest fall of return_mean from its best so far."""
+    min_mutual_information: Positive | None = None
+    """Least mutual_information in nats; measured as often as monitors.every_steps says."""
+    min_entropy: Positive | None = None
+    """Least entropy in nats per sampled token."""
+    max_entropy: Positive | None = None
+    """Largest entropy in nats per sampled token."""
+    max_kl: Positive | None = None
+    """Largest kl_per_sequence."""
+    max_format_error_share: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Largest share of turns without readable thought and action."""
+
+    @model_validator(mode="after")
+    def _entropy_has_room(self) -> EarlyStopConfig:
+        low, high = self.min_entropy, self.max_entropy
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"min_entropy ({low:g}) must be less than max_entropy ({high:g})")
+        return self
+
+
 class TrainingConfig(Section):
     """The loop of Stage 2."""
 
@@ -524,6 +552,7 @@ class TrainingConfig(Section):
     """Steps between two checkpoints."""
     keep_checkpoints: Count = 2
     """Newest checkpoints to keep."""
+    early_stop: EarlyStopConfig = EarlyStopConfig()
 
 
 class MonitorsConfig(Section):
@@ -643,9 +672,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _monitors_have_something_to_measure(self) -> RunConfig:
+        every_steps = self.monitors.every_steps
+        if self.training.early_stop.min_mutual_information is not None and every_steps is None:
+            raise ValueError(
+                "training.early_stop.min_mutual_information reads what monitors measure; set "
+                "monitors.every_steps"
+            )
         if not self.monitors.gradient_buckets:
             return self
-        if self.monitors.every_steps is None:
+        if every_steps is None:
             raise ValueError("monitors.gradient_buckets needs monitors.every_steps, got null")
         if not self.needs_values and self.num_rollouts_per_task == 1:
             raise ValueError(

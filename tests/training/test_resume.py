@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import load_file
 
 from ragen_apo.cli import app
-from ragen_apo.config import RunConfig, resolved_yaml
+from ragen_apo.config import EarlyStopConfig, RunConfig, resolved_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import PARTIAL_MARK, read_json_lines
-from ragen_apo.run_directory import RunDirectory, open_run
+from ragen_apo.run_directory import RunDirectory, create_run, open_run
 from ragen_apo.training.checkpoint import list_checkpoints
 
 UPDATE = "ragen_apo.training.supervised:accumulate_supervised_gradients"
@@ -147,6 +147,36 @@ def test_a_run_with_a_context_window_killed_in_stage_two(
     resume(killed / "run")
     assert_same_run(killed / "run", whole / "run")
     assert any('"restarts_context": true' in trajectory for trajectory in stored(whole / "run"))
+
+
+@pytest.mark.parametrize(
+    "target", ["ragen_apo.training.stage_two:save_checkpoint", SAVE_MODEL], ids=["before", "after"]
+)
+def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
+    target: str,
+    run_until_killed: Callable[..., int],
+    algorithm_config: Callable[[str], RunConfig],
+    tmp_path: Path,
+) -> None:
+    # Information among four tasks never exceeds log 4 = 1.39, so the third of four steps is the
+    # last one. After a resume from step 2 the rule has to know of the first two.
+    config = algorithm_config("rloo")
+    early_stop = EarlyStopConfig(min_mutual_information=9, patience=3)
+    training = config.training.model_copy(update={"early_stop": early_stop})
+    monitors = config.monitors.model_copy(update={"every_steps": 1})
+    config = config.model_copy(update={"training": training, "monitors": monitors})
+    whole = create_run(tmp_path / "whole", config_yaml=resolved_yaml(config))
+    train = ["train", "--resume", "--no-evaluate", "--run-dir"]
+    app([*train, str(whole.path)], result_action="return_value")
+    # The second checkpoint is the last one, the second model (after the reference) the policy.
+    status = run_until_killed(tmp_path, target=target, call=2, text=resolved_yaml(config))
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    run = RunDirectory(tmp_path / "run")
+    app([*train, str(run.path)], result_action="return_value")
+    assert len(rows(run.metrics)) == 3
+    assert rows(run.metrics) == rows(whole.metrics)
+    assert run.read_status()["early_stop"] == whole.read_status()["early_stop"]
+    assert_same_tensors(run.policy, whole.policy)
 
 
 def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:

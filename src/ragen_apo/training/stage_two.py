@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from torch import Tensor
 
@@ -11,10 +11,11 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import outcome_summary
-from ragen_apo.files import append_json_line, write_json_atomically
+from ragen_apo.files import append_json_line, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.checkpoint import ALGORITHM_PREFIX, Position, save_checkpoint
+from ragen_apo.training.monitors.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.session import Session
 from ragen_apo.training.stage_one import estimate_values, reference_values
@@ -33,7 +34,7 @@ def run_stage_two(
     position: Position,
     moments: dict[str, Tensor],
 ) -> None:
-    """Trains `policy` in place from `position` to the last step."""
+    """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
     config = session.config
     if config.policy.freeze_embeddings:
         policy.freeze_embeddings()
@@ -60,17 +61,22 @@ def run_stage_two(
         algorithm=algorithm,
         optimizer=optimizer,
     )
+    watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     session.progress.start("stage 2", config.training.max_steps)
     for step in range(position.step, config.training.max_steps):
+        if watch.stopped:
+            break
         result = trainer.step(step)
         position = _advance(position, result.metrics)
         row = result.metrics | {f"{name}_total": position.counters[name] for name in TOTALS}
         row["reference_version"] = version
-        if _is_due(step + 1, config.training.eval_every, last=config.training.max_steps):
+        watch.note(row)
+        is_last = watch.stopped is not None or step + 1 == config.training.max_steps
+        if _is_due(step + 1, config.training.eval_every, is_last=is_last):
             row |= _evaluate(session, proxy)
         append_json_line(session.run.metrics, row)
         session.progress.update(step + 1, _note(row))
-        if _refresh_is_due(session, position, row):
+        if not is_last and _refresh_is_due(session, position, row):
             version += 1
             with session.timed("reference refresh"):
                 reference = _refresh_reference(session, policy, tasks, version=version)
@@ -79,7 +85,7 @@ def run_stage_two(
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
             session.progress.start("stage 2", config.training.max_steps)
-        if _is_due(step + 1, config.training.checkpoint_every, last=config.training.max_steps):
+        if _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
             save_checkpoint(
                 session.run.checkpoints,
                 position=position,
@@ -88,6 +94,15 @@ def run_stage_two(
                 algorithm_state=algorithm.state_tensors(),
                 keep=config.training.keep_checkpoints,
             )
+    if watch.stopped and watch.stopped.step < config.training.max_steps:
+        _note_early_stop(session, watch.stopped)
+
+
+def _note_early_stop(session: Session, stopped: EarlyStop) -> None:
+    status = session.run.read_status()
+    write_json_atomically(session.run.status, status | {"early_stop": asdict(stopped)})
+    num_steps = session.config.training.max_steps
+    session.progress.say(f"stopped after step {stopped.step} of {num_steps}: {stopped.reason}")
 
 
 def _reference(session: Session, policy: LanguageModel, *, version: int) -> LanguageModel:
@@ -104,8 +119,8 @@ def _advance(position: Position, metrics: dict[str, float | int]) -> Position:
     return replace(position, step=position.step + 1, counters={**position.counters, **totals})
 
 
-def _is_due(step: int, every: int | None, *, last: int) -> bool:
-    return every is not None and (step % every == 0 or step == last)
+def _is_due(step: int, every: int | None, *, is_last: bool) -> bool:
+    return every is not None and (step % every == 0 or is_last)
 
 
 def _evaluate(session: Session, proxy: AgentProxy) -> dict[str, float]:
@@ -135,8 +150,6 @@ def _note(row: dict[str, float | int]) -> str:
 def _refresh_is_due(session: Session, position: Position, row: dict[str, float | int]) -> bool:
     refresh = session.config.apo.reference_refresh
     steps_since = position.step - position.counters.get("refreshed_at", 0)
-    if position.step >= session.config.training.max_steps:
-        return False
     by_steps = refresh.every_steps is not None and steps_since >= refresh.every_steps
     by_kl = refresh.max_kl is not None and row.get("kl_per_sequence", 0.0) > refresh.max_kl
     return by_steps or by_kl
