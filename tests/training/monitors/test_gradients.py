@@ -1,6 +1,8 @@
 """The gradient by variance of the returns: buckets, norms, and that measuring changes nothing."""
 
+import contextlib
 import math
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -37,6 +39,10 @@ def test_tasks_of_equal_variance_share_a_bucket() -> None:
     assert buckets([0.5, 0.5, 0.5]) == ["low"] * 3
     # Of four, the first third ends in the second: all three equal ones belong to it.
     assert buckets([0.2, 0.2, 0.2, 0.9]) == ["low", "low", "low", "high"]
+
+
+def test_of_two_tasks_one_is_in_the_first_and_one_in_the_second_third() -> None:
+    assert buckets([0.2, 0.1]) == ["middle", "low"]
 
 
 def test_thirds_are_of_tasks_and_not_of_rollouts() -> None:
@@ -221,10 +227,13 @@ def test_standard_deviations_come_from_the_stored_returns(session: Session) -> N
 
 def test_a_task_with_a_single_stored_return_is_an_error(session: Session) -> None:
     reference = session.load_model(session.run.reference(0))
-    tasks = session.environments.tasks("all")  # the held-out ones were not sampled
-    with pytest.raises(
-        MissingValueError, match=r"of 24 tasks have fewer than 2 in .*values.sqlite"
-    ):
+    tasks = list(session.environments.tasks("train"))[:3]
+    with contextlib.closing(sqlite3.connect(session.run.values)) as connection, connection:
+        connection.execute(
+            "DELETE FROM samples WHERE task_id = ? AND sample_index = 1", (tasks[1].task_id,)
+        )
+    words = rf"1 of 3 tasks have fewer than 2 in .*values.sqlite, such as {tasks[1].task_id}"
+    with pytest.raises(MissingValueError, match=words):
         sampled_return_std(session, reference, tasks)
 
 
