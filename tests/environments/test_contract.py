@@ -60,6 +60,16 @@ CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bandit_two_armed": ("bandit", {}),
     "bandit_bernoulli": ("bandit", {"kind": "bernoulli", "max_actions_per_turn": 3}),
     "countdown": ("countdown", {}),
+    "mixture": (
+        "mixture",
+        {
+            "parts": {
+                "shop": {"weight": 2},
+                "slippery": {"name": "frozen_lake", "weight": 0.5},
+                "guess_number": {},
+            }
+        },
+    ),
     "documented": ("guess_number", {}),
 }
 CASES |= {
@@ -67,7 +77,7 @@ CASES |= {
     for name in environment_names()
     if name not in {known for known, _ in CASES.values()}
 }
-ORACLES_FAIL_AT_TIMES = {"frozen_lake_slippery": 0.5, "webshop": 0.95}
+ORACLES_FAIL_AT_TIMES = {"frozen_lake_slippery": 0.5, "mixture": 0.9, "webshop": 0.95}
 """The share of successes that is asked of oracles that luck or a search engine can defeat."""
 
 every_environment = pytest.mark.parametrize("name", CASES)

@@ -21,6 +21,8 @@ def test_gymnasiums_own_checker_has_no_complaint_and_no_warning(name: str, tmp_p
     options: dict = {"max_turns": 5}  # the checker takes a single turn for a fault
     if "WebShop" in name:
         options |= {"data": "generated:1000", "store": tmp_path}
+    if "Mixture" in name:
+        options |= {"parts": {"shop": {}, "countdown": {}}}
     environment = gymnasium.make(name, render_mode="ansi", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -8,7 +8,7 @@ immutable and shared between instances. No torch here.
 import difflib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -36,6 +36,9 @@ class EnvironmentProperties:
     splits: tuple[str, ...]
     rules: str
     """What an agent has to know to play; offered to the context manager as system prompt."""
+    category_weights: Mapping[str, float] = field(default_factory=dict)
+    """How often tasks of each category come up in training, relative to each other; empty where
+    every task comes up equally often. Positive, and all categories or none."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ _BUILT_IN: dict[str, str] = {
     "bandit": "ragen_apo.environments.bandit:make_bandit",
     "countdown": "ragen_apo.environments.countdown:make_countdown",
     "frozen_lake": "ragen_apo.environments.frozen_lake:make_frozen_lake",
+    "mixture": "ragen_apo.environments.mixture:MixtureEnvironment",
     "shop": "ragen_apo.environments.shop:ShopEnvironment",
     "sokoban": "ragen_apo.environments.sokoban:make_sokoban",
     "webshop": "ragen_apo.environments.webshop:WebShopEnvironment",

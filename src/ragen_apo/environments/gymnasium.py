@@ -24,6 +24,7 @@ REGISTERED = {
     "ragen_apo/Bandit-v0": "bandit",
     "ragen_apo/Countdown-v0": "countdown",
     "ragen_apo/FrozenLake-v0": "frozen_lake",
+    "ragen_apo/Mixture-v0": "mixture",
     "ragen_apo/Shop-v0": "shop",
     "ragen_apo/Sokoban-v0": "sokoban",
     "ragen_apo/WebShop-v0": "webshop",

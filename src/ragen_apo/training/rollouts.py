@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.config import RewardNormalizationConfig, RolloutFilterConfig
+from ragen_apo.environments.mixture import part_of
 from ragen_apo.objectives.filters import (
     FilterOrder,
     FilterSettings,
@@ -243,8 +244,8 @@ def normalized(rollouts: Rollouts, settings: RewardNormalizationConfig) -> Rollo
     """The rollouts with normalised returns."""
     if settings.method == "identity":
         return rollouts
-    names = sorted({trajectory.task.environment for trajectory in rollouts.trajectories})
-    environments = [names.index(t.task.environment) for t in rollouts.trajectories]
+    parts = [part_of(trajectory.task) for trajectory in rollouts.trajectories]
+    environments = [sorted(set(parts)).index(part) for part in parts]
     return rollouts.with_returns(
         normalize_returns(
             rollouts.returns_B,

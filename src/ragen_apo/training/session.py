@@ -25,7 +25,8 @@ from ragen_apo.policy.language_model import (
 from ragen_apo.policy.lora import add_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.seeding import derive_seed, generator
+from ragen_apo.seeding import derive_seed
+from ragen_apo.training.draw_order import seeded_part
 from ragen_apo.types import Task
 
 
@@ -43,7 +44,7 @@ class Session:
     def training_tasks(self) -> list[Task]:
         """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
 
-        Raises ConfigError if there is none.
+        Raises ConfigError if there is none, or none of a category that has a weight.
         """
         tasks = list(self.environments.tasks("train"))
         if not tasks:
@@ -52,10 +53,15 @@ class Session:
                 "'train' with these options; raise environment.num_products or use other data"
             )
         limit = self.config.training.max_tasks
-        if limit is None or limit >= len(tasks):
-            return tasks
-        chosen = generator(self.config.seed, "training-tasks").permutation(len(tasks))[:limit]
-        return [tasks[index] for index in sorted(chosen.tolist())]
+        weights = self.environments.properties.category_weights
+        if limit is not None and limit < len(tasks):
+            tasks = seeded_part(tasks, size=limit, weights=weights, seed=self.config.seed)
+        if missing := set(weights) - {task.category for task in tasks}:
+            raise ConfigError(
+                f"no training task is of {', '.join(sorted(missing))}, which should come up by its "
+                f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
+            )
+        return tasks
 
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.

@@ -15,8 +15,9 @@ from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import seeded_torch
 from ragen_apo.seeding import derive_seed
-from ragen_apo.training.batching import collate, epoch_slice, micro_batches
+from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.checkpoint import Position, save_checkpoint
+from ragen_apo.training.draw_order import DrawOrder
 from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
 from ragen_apo.training.recorded import recorded_demonstrations
 from ragen_apo.training.session import Session
@@ -73,17 +74,18 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
 def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
     """Episodes on training tasks, with the responses of the teacher or of people as targets."""
     config = session.config.warm_start.demonstrations
-    episodes = [training_samples(trajectory) for trajectory in _demonstrations(session, model)]
+    trajectories = _demonstrations(session, model)
+    episodes = [training_samples(trajectory) for trajectory in trajectories]
+    order = DrawOrder(
+        [trajectory.task.category for trajectory in trajectories],
+        weights=session.environments.properties.category_weights,
+        seed=session.config.seed,
+        purpose="demonstration-order",
+    )
     pad_id, numbers = model.pad_id, number_token_ids(model)
 
     def batch(step: int) -> list[SupervisedBatch]:
-        indices = epoch_slice(
-            num_items=len(episodes),
-            batch_size=config.batch_size,
-            step=step,
-            seed=session.config.seed,
-            purpose="demonstration-order",
-        )
+        indices = order.items(step, batch_size=config.batch_size)
         chosen = [sample for index in indices for sample in episodes[index]]
         if config.relabel_numbers:
             chosen = relabel(chosen, token_ids=numbers, seed=session.config.seed, step=step)

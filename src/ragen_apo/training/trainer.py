@@ -3,7 +3,7 @@
 Sampling and scoring both run in evaluation mode: dropout would make them two different policies.
 
     for each step:
-        tasks         a slice of this epoch's random order
+        tasks         a slice of this epoch's random order, or of those of the parts of a mixture
         rollouts      of the present policy, one or a group for each task
         monitors      of thoughts and of gradients, in some steps; they change nothing
         filter        tasks that are worth an update; normalised returns, if configured
@@ -33,7 +33,8 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import TokenScores, score_tokens
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.training.algorithms.base import Algorithm
-from ragen_apo.training.batching import epoch_slice, minibatches
+from ragen_apo.training.batching import minibatches
+from ragen_apo.training.draw_order import DrawOrder
 from ragen_apo.training.figures import LossPart, StepFigures, rollout_metrics
 from ragen_apo.training.monitors.gradients import gradient_bucket_metrics
 from ragen_apo.training.monitors.thoughts import cross_scoring_metrics
@@ -76,6 +77,12 @@ class Trainer:
         self.policy, self.reference, self.proxy = policy, reference, proxy
         self.tasks, self.values = tasks, values
         self.algorithm, self.optimizer = algorithm, optimizer
+        self.order = DrawOrder(
+            [task.category for task in tasks],
+            weights=proxy.environments.properties.category_weights,
+            seed=config.seed,
+            purpose="task-order",
+        )
         policy.model.eval()
 
     def step(self, step: int) -> StepResult:
@@ -106,13 +113,7 @@ class Trainer:
 
     def _roll_out(self, step: int) -> list[Trajectory]:
         """The episodes of the step with the present weights, task after task."""
-        indices = epoch_slice(
-            num_items=len(self.tasks),
-            batch_size=self.config.training.tasks_per_step,
-            step=step,
-            seed=self.config.seed,
-            purpose="task-order",
-        )
+        indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
         tasks = [
             self.tasks[index] for index in indices for _ in range(self.config.num_rollouts_per_task)
         ]

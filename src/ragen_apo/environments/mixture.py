@@ -1,0 +1,222 @@
+"""Several environments as one, each with a weight.
+
+    environment: {name: mixture, parts: {shop: {weight: 2, max_turns: 6}, frozen_lake: {size: 4}}}
+
+A task of the mixture wraps a task of one part and has the part's name as its category, so results
+by category are results by environment. Everything else is the part's: text, rewards, turn limit,
+scripted policies. Weights say how often the parts come up in training
+(`EnvironmentProperties.category_weights`) and in what order a split lists their tasks.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    Reply,
+    ScriptedPolicy,
+    TextEnvironment,
+    make_environment,
+    validate_options,
+)
+from ragen_apo.environments.shares import interleaved
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task, make_task
+
+NAME = "mixture"
+
+
+class PartOptions(BaseModel):
+    """One part; every further key is an option of its environment."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    name: str | None = None
+    """The environment; null for the one that the part is named after."""
+    weight: float = Field(default=1.0, gt=0)
+
+
+class MixtureOptions(BaseModel):
+    """The options of the environment `mixture`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    parts: dict[str, PartOptions]
+    max_turns: int | None = None
+    """Turn limit of the parts that do not set their own; null for that of each environment."""
+
+    @field_validator("parts")
+    @classmethod
+    def _there_is_a_part(cls, parts: dict[str, PartOptions]) -> dict[str, PartOptions]:
+        if not parts:
+            raise ValueError("expected at least one part, such as {shop: {weight: 2}}")
+        return parts
+
+
+class MixtureEnvironment:
+    """A `TextEnvironment` that hands each episode to the part that its task belongs to."""
+
+    def __init__(self, **options: Any) -> None:
+        checked = validate_options(MixtureOptions, options)
+        self._parts = {
+            label: _make_part(label, part, max_turns=checked.max_turns)
+            for label, part in checked.parts.items()
+        }
+        weights = {label: part.weight for label, part in checked.parts.items()}
+        self._properties = _combined(self._parts, weights)
+        self._tasks: dict[str, tuple[Task, ...]] = {}
+        self._playing: str | None = None
+
+    @property
+    def properties(self) -> EnvironmentProperties:
+        """What holds for all parts together."""
+        return self._properties
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of all parts, in turns by weight as long as each part has some left.
+
+        Raises ConfigError for a split that not all parts have.
+        """
+        if split not in self._properties.splits:
+            raise ConfigError(
+                f"the parts {', '.join(self._parts)} of the mixture do not all have the split "
+                f"{split!r}; expected one of {', '.join(self._properties.splits)}"
+            )
+        if split not in self._tasks:
+            wrapped = {
+                label: [_wrapped(task, label) for task in part.tasks(split)]
+                for label, part in self._parts.items()
+            }
+            self._tasks[split] = interleaved(wrapped, self._properties.category_weights)
+        return self._tasks[split]
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        """Starts the episode in its part; raises ConfigError for a task of another environment."""
+        label = part_of(task)
+        if task.environment != NAME or label not in self._parts:
+            raise ConfigError(
+                f"mixture cannot set up task {task.task_id} of {label!r}; expected a task of its "
+                f"parts {', '.join(self._parts)}"
+            )
+        part = self._parts[label]
+        answer = part.reset(_unwrapped(task, part.properties.name), seed=seed)
+        self._playing = label
+        return answer
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """The part's answer to any text."""
+        if self._playing is None:
+            raise RuntimeError("mixture has no episode yet; call reset(task, seed=...) before step")
+        return self._parts[self._playing].step(action)
+
+    def state_key(self) -> str:
+        """The part and its state."""
+        if self._playing is None:
+            return "none"
+        return f"{self._playing}:{self._parts[self._playing].state_key()}"
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        """The policies that every part has; each plays a task as the part's own does."""
+        of_parts = {label: part.scripted_policies() for label, part in self._parts.items()}
+        shared = set.intersection(*(set(policies) for policies in of_parts.values()))
+        names = {label: part.properties.name for label, part in self._parts.items()}
+        return {
+            name: functools.partial(
+                PartPolicy, {label: of_parts[label][name] for label in of_parts}, names
+            )
+            for name in sorted(shared)
+        }
+
+
+class PartPolicy:
+    """Plays each episode with the policy of the part that it belongs to."""
+
+    def __init__(
+        self, makers: Mapping[str, Callable[[], ScriptedPolicy]], environments: Mapping[str, str]
+    ) -> None:
+        self._policies = {label: make() for label, make in makers.items()}
+        self._environments = environments
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        """Starts an episode of the part's policy with the part's own task."""
+        label = part_of(task)
+        self._policy = self._policies[label]
+        self._policy.begin(_unwrapped(task, self._environments[label]), seed=seed)
+
+    def act(self, observation: str) -> Reply:
+        """The part's reply."""
+        return self._policy.act(observation)
+
+
+def part_of(task: Task) -> str:
+    """The part that a task of a mixture belongs to; any other task's environment."""
+    return task.payload["part"] if task.environment == NAME else task.environment
+
+
+def _make_part(label: str, part: PartOptions, *, max_turns: int | None) -> TextEnvironment:
+    where, name = f"environment.parts.{label}", part.name or label
+    if name == NAME:
+        raise ConfigError(
+            f"{where}: a mixture cannot be a part of a mixture; list its parts here instead"
+        )
+    limit = {} if max_turns is None else {"max_turns": max_turns}
+    try:
+        return make_environment(name, {**limit, **(part.model_extra or {})})
+    except ConfigError as error:
+        # A part names its keys as if it were the whole environment.
+        message = re.sub(r"^environment\b", lambda _: where, str(error), flags=re.MULTILINE)
+        raise ConfigError(message) from error
+
+
+def _combined(
+    parts: Mapping[str, TextEnvironment], weights: Mapping[str, float]
+) -> EnvironmentProperties:
+    properties = {label: part.properties for label, part in parts.items()}
+    each = list(properties.values())
+    rules = list(dict.fromkeys(part.rules for part in each))
+    if len(rules) > 1:
+        opening = "Every task is of one of these kinds, and its first text shows of which."
+        rules = [opening, *(f"- {text}" for text in rules)]
+    return EnvironmentProperties(
+        name=NAME,
+        version=", ".join(
+            f"{label}={part.name} {part.version}" for label, part in properties.items()
+        ),
+        reward_version=", ".join(
+            f"{label}={part.reward_version}" for label, part in properties.items()
+        ),
+        deterministic=all(part.deterministic for part in each),
+        return_range=(
+            min(part.return_range[0] for part in each),
+            max(part.return_range[1] for part in each),
+        ),
+        splits=tuple(
+            split for split in each[0].splits if all(split in part.splits for part in each)
+        ),
+        rules="\n".join(rules),
+        category_weights=dict(weights),
+    )
+
+
+def _wrapped(task: Task, label: str) -> Task:
+    return make_task(
+        environment=NAME,
+        instruction=task.instruction,
+        split=task.split,
+        category=label,
+        payload={"part": label, "category": task.category, "payload": dict(task.payload)},
+    )
+
+
+def _unwrapped(task: Task, environment: str) -> Task:
+    return make_task(
+        environment=environment,
+        instruction=task.instruction,
+        split=task.split,
+        category=task.payload["category"],
+        payload=task.payload["payload"],
+    )

@@ -1,0 +1,79 @@
+"""Which items a step uses: a function of the seed and the step, which a checkpoint remembers.
+
+    without weights    consecutive pieces of a fresh random order of all items each epoch
+    with weights       draws go to the categories in fixed turns by weight, and within each category
+                       they are consecutive pieces of fresh random orders of its items
+
+So the share of a category in the first n draws differs from its weight's by less than one draw,
+whatever the number of its items, and within a category every item comes up equally often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ragen_apo.environments.shares import interleaved, turns_by_weight
+from ragen_apo.seeding import generator
+from ragen_apo.training.batching import epoch_slice
+from ragen_apo.types import Task
+
+
+class DrawOrder:
+    """An endless order of items that have these categories; `purpose` names its random draws.
+
+    Every category with a weight has an item (`Session.training_tasks` sees to it).
+    """
+
+    def __init__(
+        self, categories: Sequence[str], *, weights: Mapping[str, float], seed: int, purpose: str
+    ) -> None:
+        self._num_items, self._seed, self._purpose = len(categories), seed, purpose
+        self._turns = turns_by_weight(weights) if weights else None
+        self._draws: list[tuple[str, int]] = []
+        """Of each draw so far its category and how many draws of that category came before."""
+        self._num_draws = dict.fromkeys(weights, 0)
+        self._items = {
+            name: [index for index, category in enumerate(categories) if category == name]
+            for name in weights
+        }
+
+    def items(self, step: int, *, batch_size: int) -> list[int]:
+        """The indices of the items of step `step`, counted from 0, in the order of their draws."""
+        if self._turns is None:
+            return epoch_slice(
+                num_items=self._num_items,
+                batch_size=batch_size,
+                step=step,
+                seed=self._seed,
+                purpose=self._purpose,
+            )
+        start = step * batch_size
+        while len(self._draws) < start + batch_size:
+            category = next(self._turns)
+            self._draws.append((category, self._num_draws[category]))
+            self._num_draws[category] += 1
+        return [self._item(*draw) for draw in self._draws[start : start + batch_size]]
+
+    def _item(self, category: str, number: int) -> int:
+        items = self._items[category]
+        (place,) = epoch_slice(
+            num_items=len(items),
+            batch_size=1,
+            step=number,
+            seed=self._seed,
+            purpose=f"{self._purpose}/{category}",
+        )
+        return items[place]
+
+
+def seeded_part(
+    tasks: Sequence[Task], *, size: int, weights: Mapping[str, float], seed: int
+) -> list[Task]:
+    """`size` tasks drawn from the seed, in their order; with weights, categories take turns."""
+    order = generator(seed, "training-tasks").permutation(len(tasks)).tolist()
+    if weights:
+        by_category = {
+            name: [index for index in order if tasks[index].category == name] for name in weights
+        }
+        order = interleaved(by_category, weights)
+    return [tasks[index] for index in sorted(order[:size])]

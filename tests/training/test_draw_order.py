@@ -1,0 +1,82 @@
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ragen_apo.agent.assembly import build_environments
+from ragen_apo.errors import ConfigError
+from ragen_apo.training.batching import epoch_slice
+from ragen_apo.training.draw_order import DrawOrder
+from ragen_apo.training.session import Session
+
+WEIGHTS = {"many": 2, "few": 1}
+CATEGORIES = ["few"] * 7 + ["many"] * 1_000
+
+
+def order(weights: dict[str, float], *, seed: int = 0) -> DrawOrder:
+    return DrawOrder(CATEGORIES, weights=weights, seed=seed, purpose="test")
+
+
+def draws(each: DrawOrder, num_steps: int, batch_size: int = 10) -> list[int]:
+    return [item for step in range(num_steps) for item in each.items(step, batch_size=batch_size)]
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, {"many": 0.3, "few": 0.7}, {"few": 1, "many": 97}])
+def test_the_first_thousand_draws_have_the_shares_of_the_weights(weights: dict) -> None:
+    counts = Counter(CATEGORIES[item] for item in draws(order(weights), 100))
+    for name, weight in weights.items():
+        assert abs(counts[name] - 1_000 * weight / sum(weights.values())) < 1
+
+
+def test_every_item_of_a_category_is_drawn_equally_often_in_a_new_order_each_time() -> None:
+    few = [item for item in draws(order(WEIGHTS), 100) if CATEGORIES[item] == "few"]
+    epochs = [few[start : start + 7] for start in range(0, 7 * 47, 7)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 40
+    many = [item for item in draws(order(WEIGHTS), 300) if CATEGORIES[item] == "many"]
+    assert set(Counter(many).values()) == {2}
+
+
+def test_a_step_is_the_same_whether_or_not_the_ones_before_were_asked_for() -> None:
+    sequential = order(WEIGHTS)
+    before = [sequential.items(step, batch_size=10) for step in range(30)]
+    assert order(WEIGHTS).items(29, batch_size=10) == before[29]
+    assert sequential.items(3, batch_size=10) == before[3]
+
+
+def test_the_order_depends_on_the_seed_and_the_turns_do_not() -> None:
+    first, other = (draws(order(WEIGHTS, seed=seed), 5) for seed in (0, 1))
+    assert first != other
+    assert [CATEGORIES[item] for item in first] == [CATEGORIES[item] for item in other]
+
+
+def test_without_weights_it_is_the_order_of_epochs() -> None:
+    plain = DrawOrder(CATEGORIES, weights={}, seed=4, purpose="task-order")
+    expected = epoch_slice(num_items=1_007, batch_size=10, step=3, seed=4, purpose="task-order")
+    assert plain.items(3, batch_size=10) == expected
+
+
+def on_a_mixture(session: Session, max_tasks: int | None = None, **parts: Any) -> Session:
+    options = {"name": "mixture", "parts": parts}
+    environment = type(session.config.environment).model_validate(options)
+    training = session.config.training.model_copy(update={"max_tasks": max_tasks})
+    config = session.config.model_copy(update={"environment": environment, "training": training})
+    return replace(session, config=config, environments=build_environments(config))
+
+
+def test_a_limit_on_tasks_goes_by_weight_as_well(session: Session) -> None:
+    parts = {"countdown": {"weight": 3}, "bandit": {"num_train_tasks": 9}}
+    tasks = on_a_mixture(session, 20, **parts).training_tasks()
+    assert Counter(task.category for task in tasks) == {"countdown": 15, "bandit": 5}
+    assert tasks == on_a_mixture(session, 20, **parts).training_tasks()
+    every = on_a_mixture(session, **parts).training_tasks()
+    assert len(every) == 409
+    assert [task for task in every if task in tasks] == tasks, "in the split's order"
+    assert tasks != every[:20], "drawn, not the first"
+
+
+def test_a_part_without_a_training_task_is_an_error(session: Session) -> None:
+    parts = {"countdown": {"weight": 3}, "bandit": {}}
+    with pytest.raises(ConfigError, match="no training task is of bandit.*max_tasks .now 1"):
+        on_a_mixture(session, 1, **parts).training_tasks()
