@@ -277,6 +277,26 @@ class ReferenceRefreshConfig(Section):
     """When the mean KL per trajectory passes this; null for never."""
 
 
+class ReplayConfig(Section):
+    """Trajectories of earlier steps that `algorithm: apo` trains on again; only with beta1 = beta2
+    and in a deterministic environment.
+    """
+
+    num_trajectories_per_step: CountOrZero = 0
+    """Stored trajectories that a step trains on beside its own; 0 for none."""
+    capacity: Count = 1024
+    """Newest trajectories to keep, of the present reference only."""
+
+    @model_validator(mode="after")
+    def _there_is_room(self) -> ReplayConfig:
+        if self.num_trajectories_per_step > self.capacity:
+            raise ValueError(
+                f"num_trajectories_per_step ({self.num_trajectories_per_step}) must be at most "
+                f"capacity ({self.capacity})"
+            )
+        return self
+
+
 APO_ALIASES: Mapping[str, tuple[str, ...]] = {
     "beta": ("beta1", "beta2"),
     "v_star_samples": ("num_value_samples",),
@@ -344,6 +364,7 @@ class ApoConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up, down to 0 at training.max_steps."""
     reference_refresh: ReferenceRefreshConfig = ReferenceRefreshConfig()
+    replay: ReplayConfig = ReplayConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -692,6 +713,36 @@ class RunConfig(Section):
             raise ValueError(
                 "monitors.gradient_buckets compares the Stage 1 returns of a task; "
                 f"apo.num_value_samples must be at least 2, got {self.apo.num_value_samples}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replay_has_the_right_minimum(self) -> RunConfig:
+        """Refuses replay where the regression ends elsewhere on old trajectories than on new."""
+        apo = self.apo
+        if apo.replay.num_trajectories_per_step == 0:
+            return self
+        if self.algorithm != "apo":
+            raise ValueError(
+                f"apo.replay belongs to algorithm apo, got {self.algorithm}; set "
+                "apo.replay.num_trajectories_per_step to 0"
+            )
+        why = "on trajectories of earlier policies the regression is right only if"
+        if apo.beta1 != apo.beta2:
+            raise ValueError(
+                f"apo.replay needs apo.beta1 = apo.beta2, got {apo.beta1:g} and {apo.beta2:g}: "
+                f"{why} V* has the temperature of the log ratio; set apo.beta for both, or leave "
+                "out apo.replay"
+            )
+        if apo.value_baseline != "v_star":
+            raise ValueError(
+                f"apo.replay needs apo.value_baseline v_star, got {apo.value_baseline}: {why} "
+                "V* is subtracted from the return"
+            )
+        if apo.length_normalization != "none" or apo.kl_coefficient > 0:
+            raise ValueError(
+                f"apo.replay needs apo.length_normalization none and apo.kl_coefficient 0: {why} "
+                "the log ratio is the sum over tokens with the weight beta2"
             )
         return self
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ragen_apo.objectives.apo import ApoSettings, apo_loss
+from ragen_apo.objectives.apo import ApoSettings, apo_loss, regression_loss, residual
 from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples
 
 BETA = 0.3
@@ -114,44 +114,119 @@ def test_the_toy_worlds_trajectories_are_all_there_are():
         assert probability_B[rows.task_B == task].sum().item() == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize("form", ["regression", "weighted"])
-def test_a_language_model_trained_on_its_own_samples_reaches_the_closed_form(form):
-    rows = pad(all_trajectories())
-    returns_B = torch.rand(98, generator=torch.Generator().manual_seed(5))
-    reference, policy = ToyLanguageModel(seed=1), ToyLanguageModel(seed=1)
-    with torch.no_grad():
-        reference_BT = token_logprobs(reference.logits(rows.tokens_BT), rows.tokens_BT)
-        reference_B = sequence_logprobs(reference, rows)
-    tilted_B = reference_B + returns_B / BETA
-    v_star = BETA * torch.stack([tilted_B[rows.task_B == t].logsumexp(0) for t in (0, 1)])
-    optimum_B = (reference_B + (returns_B - v_star[rows.task_B]) / BETA).exp()
+@dataclass(frozen=True)
+class ToyProblem:
+    """All trajectories with their returns, and what the reference makes of them."""
 
-    def total_variation():
+    rows: Rows
+    returns_B: torch.Tensor
+    reference_BT: torch.Tensor
+    reference_B: torch.Tensor
+
+    def v_star(self, beta):
+        """The exact value of each trajectory's task under the reference [B]."""
+        tilted_B = self.reference_B + self.returns_B / beta
+        by_task = [tilted_B[self.rows.task_B == task].logsumexp(0) for task in (0, 1)]
+        return beta * torch.stack(by_task)[self.rows.task_B]
+
+    def total_variation(self, policy):
+        """Between the policy and the optimal one, mean over the two tasks."""
+        optimum_B = (self.reference_B + (self.returns_B - self.v_star(BETA)) / BETA).exp()
         with torch.no_grad():
-            return (sequence_logprobs(policy, rows).exp() - optimum_B).abs().sum().item() / 2 / 2
+            return (sequence_logprobs(policy, self.rows).exp() - optimum_B).abs().sum() / 2 / 2
 
-    before = total_variation()
+
+@pytest.fixture
+def toy():
+    rows, reference = pad(all_trajectories()), ToyLanguageModel(seed=1)
+    with torch.no_grad():
+        return ToyProblem(
+            rows=rows,
+            returns_B=torch.rand(98, generator=torch.Generator().manual_seed(5)),
+            reference_BT=token_logprobs(reference.logits(rows.tokens_BT), rows.tokens_BT),
+            reference_B=sequence_logprobs(reference, rows),
+        )
+
+
+def train_on_samples(toy, sample, *, form="regression", num_steps=500):
+    """A policy after steps on what `sample(probability_B)` draws: indices of trajectories."""
+    rows, policy = toy.rows, ToyLanguageModel(seed=1)
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
-    draws = torch.Generator().manual_seed(0)
-    for _ in range(500):
+    for _ in range(num_steps):
         logprobs_BT = token_logprobs(policy.logits(rows.tokens_BT), rows.tokens_BT)
-        probability_B = torch.where(rows.mask_BT, logprobs_BT.detach(), 0).sum(1).exp()
-        # The probabilities of both tasks sum to one each, so a draw has a random task.
-        drawn = torch.multinomial(probability_B, 32, replacement=True, generator=draws)
+        drawn = sample(torch.where(rows.mask_BT, logprobs_BT.detach(), 0).sum(1).exp())
         output = apo_loss(
             logprobs_BT[drawn],
-            reference_logprobs_BT=reference_BT[drawn],
+            reference_logprobs_BT=toy.reference_BT[drawn],
             mask_BT=rows.mask_BT[drawn],
-            returns_B=returns_B[drawn],
-            v_star_B=v_star[rows.task_B[drawn]],
+            returns_B=toy.returns_B[drawn],
+            v_star_B=toy.v_star(BETA)[drawn],
             settings=ApoSettings(beta2=BETA, loss=form),
-            num_sequences=32,
+            num_sequences=len(drawn),
         )
         optimizer.zero_grad()
         output.loss.backward()
         optimizer.step()
-    assert before > 0.2
-    assert total_variation() < 0.02
+    return policy
+
+
+def draw(probability_B, number, generator):
+    """The probabilities of both tasks sum to one each, so a draw has a random task."""
+    return torch.multinomial(probability_B, number, replacement=True, generator=generator)
+
+
+@pytest.mark.parametrize("form", ["regression", "weighted"])
+def test_a_language_model_trained_on_its_own_samples_reaches_the_closed_form(toy, form):
+    draws = torch.Generator().manual_seed(0)
+    policy = train_on_samples(toy, lambda policy_B: draw(policy_B, 32, draws), form=form)
+    assert toy.total_variation(ToyLanguageModel(seed=1)) > 0.2
+    assert toy.total_variation(policy) < 0.02
+
+
+def test_a_language_model_trained_on_a_quarter_new_and_the_rest_old_samples_reaches_it(toy):
+    draws, played = torch.Generator().manual_seed(0), []
+
+    def sample(policy_B):
+        new, old = draw(policy_B, 8, draws), torch.tensor(played, dtype=torch.int64)
+        played.extend(new.tolist())
+        chosen = torch.randint(max(len(old), 1), (24 if len(old) else 0,), generator=draws)
+        return torch.cat([new, old[chosen]])
+
+    assert toy.total_variation(train_on_samples(toy, sample)) < 0.02
+
+
+def minimizer(toy, *, beta1, data, num_steps=600):
+    """Descends the expected loss over the policy's own, another model's or any trajectories."""
+    rows, policy = toy.rows, ToyLanguageModel(seed=1)
+    with torch.no_grad():
+        another_B = sequence_logprobs(ToyLanguageModel(seed=2), rows).exp()
+    optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
+    for _ in range(num_steps):
+        logprob_B = sequence_logprobs(policy, rows)
+        left_B = residual(
+            logprob_B - toy.reference_B,
+            returns_B=toy.returns_B,
+            v_star_B=toy.v_star(beta1),
+            beta2=BETA,
+        )
+        weights = {"own": logprob_B.detach().exp(), "another": another_B, "any": torch.ones(98)}
+        weight_B = weights[data] / weights[data].sum()
+        optimizer.zero_grad()
+        (weight_B * regression_loss(left_B, beta2=BETA)).sum().backward()
+        optimizer.step()
+    return policy
+
+
+@pytest.mark.parametrize("data", ["another", "any"])
+def test_with_one_beta_the_minimum_is_the_optimal_policy_on_any_data(toy, data):
+    assert toy.total_variation(minimizer(toy, beta1=BETA, data=data)) < 0.02
+
+
+@pytest.mark.parametrize(("beta1", "moved"), [(0.1, 0.223), (1.0, 0.057)])
+def test_with_two_betas_it_is_so_on_its_own_data_and_not_on_others(toy, beta1, moved):
+    assert toy.total_variation(minimizer(toy, beta1=beta1, data="own")) < 0.02
+    other = toy.total_variation(minimizer(toy, beta1=beta1, data="any"))
+    assert other.item() == pytest.approx(moved, abs=0.02)
 
 
 def two_rows() -> Rows:

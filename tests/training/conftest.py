@@ -26,7 +26,11 @@ def session(finished_run: Path, tiny_config: str, tmp_path: Path) -> Iterator[Se
 
 
 ALGORITHM_KEYS = {
-    "apo": [],
+    "apo": [
+        "--apo.beta=0.1",
+        "--apo.replay.num_trajectories_per_step=3",
+        "--apo.replay.capacity=6",
+    ],
     "apo_turn": ["--turn_level.min_visits", "1"],
     "ppo": [
         "--policy_gradient.num_epochs=2",

@@ -31,7 +31,7 @@ def test_every_metric_of_stage_two_is_documented_once(
     names = documented("metrics.jsonl")
     assert len(names) == len(set(names))
     written = fields(read_json_lines(session.run.metrics))
-    for algorithm in ("apo_turn", "ppo"):  # no other algorithm has a field of its own
+    for algorithm in ("apo", "apo_turn", "ppo"):  # no other algorithm has a field of its own
         written |= fields(read_json_lines(algorithm_runs(algorithm).metrics))
     # Absent in a run as short as this one, when no step has a success or a task of some variance.
     norms = {f"gradient_norm_{bucket}_variance" for bucket in BUCKETS}

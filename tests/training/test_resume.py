@@ -21,11 +21,13 @@ import torch
 from safetensors.torch import load_file
 
 from ragen_apo.cli import app
-from ragen_apo.config import EarlyStopConfig, RunConfig, resolved_yaml
+from ragen_apo.config import EarlyStopConfig, EnvironmentConfig, RunConfig, resolved_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import PARTIAL_MARK, read_json_lines
+from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run, open_run
 from ragen_apo.training.checkpoint import list_checkpoints
+from ragen_apo.training.pipeline import train
 
 UPDATE = "ragen_apo.training.supervised:accumulate_supervised_gradients"
 SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
@@ -177,6 +179,42 @@ def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
     assert rows(run.metrics) == rows(whole.metrics)
     assert run.read_status()["early_stop"] == whole.read_status()["early_stop"]
     assert_same_tensors(run.policy, whole.policy)
+
+
+def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
+    run_until_killed: Callable[..., int],
+    algorithm_config: Callable[[str], RunConfig],
+    tmp_path: Path,
+) -> None:
+    parts = {
+        "shop": {"weight": 2, "num_products": 24},
+        "lake": {"name": "frozen_lake", "slippery": False, "num_train_tasks": 8},
+    }
+    section = {"name": "mixture", "max_turns": 3, "parts": parts}
+    config = algorithm_config("apo")
+    config = config.model_copy(update={"environment": EnvironmentConfig.model_validate(section)})
+    expected = create_run(tmp_path / "whole", config_yaml=resolved_yaml(config))
+    train(config, expected, progress=SilentProgress())
+    # In the last of four steps: the checkpoint holds what the first two played.
+    status = run_until_killed(
+        tmp_path,
+        target="ragen_apo.training.trainer:Trainer.step",
+        call=4,
+        text=resolved_yaml(config),
+    )
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    run = RunDirectory(tmp_path / "run")
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["3-apo-000002"]
+    app(
+        ["train", "--run-dir", str(run.path), "--resume", "--no-evaluate"],
+        result_action="return_value",
+    )
+    assert [row["num_replayed"] for row in rows(run.metrics)] == [0, 3, 3, 3]
+    assert rows(run.metrics) == rows(expected.metrics)
+    assert_same_tensors(run.policy, expected.policy)
+    newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, expected)]
+    buffers = [(path / "replay.jsonl.gz").read_bytes() for path in newest]
+    assert buffers[0] == buffers[1]
 
 
 def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:

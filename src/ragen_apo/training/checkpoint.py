@@ -6,6 +6,7 @@ A checkpoint is a folder that appears by one rename, so it is whole or it is not
       model.safetensors       what is trained: all weights, or the adapters
       optimizer.safetensors   its moments                           state.json
       algorithm.safetensors   what the algorithm trains besides the policy: the critic of PPO
+      replay.jsonl.gz         the trajectories of `apo.replay`
 
 All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also
 the state of every generator, of the task order and of the schedule.
@@ -61,8 +62,9 @@ def save_checkpoint(
     optimizer: Optimizer,
     keep: int,
     algorithm_state: Mapping[str, Tensor] = MappingProxyType({}),
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
-    """Writes a checkpoint and removes all but the newest `keep`.
+    """Writes a checkpoint, further `files` included, and removes all but the newest `keep`.
 
     If it cannot be written (a full disk), the earlier ones stay and CheckpointError is raised.
     """
@@ -73,6 +75,8 @@ def save_checkpoint(
             save_file(optimizer.state_tensors(), partial / "optimizer.safetensors")
             if algorithm_state:
                 save_file(dict(algorithm_state), partial / "algorithm.safetensors")
+            for name, content in files.items():
+                (partial / name).write_bytes(content)
             (partial / "state.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(

@@ -34,7 +34,10 @@ class LossPart:
 
 @dataclass
 class StepFigures:
-    """Collects them; what belongs to an episode is taken from the first pass over the rollouts."""
+    """Collects them; what belongs to an episode is taken from the first pass over the rollouts.
+
+    Figures of the policy's own episodes leave replayed ones out.
+    """
 
     updates: list[Mapping[str, float]] = field(default_factory=list)
     loss: float = 0.0
@@ -54,9 +57,11 @@ class StepFigures:
         for name, value in part.sums.items():
             self.sums[name] += float(value)
         logprobs_BT = scores.logprobs_BT.detach()
+        replayed_B1 = micro.age_B[:, None] > 0
         if not self.updates:
             gap_BT = (logprobs_BT - micro.tokens.sampled_logprobs_BT).abs()
-            self.logprob_gap_max = max(self.logprob_gap_max, gap_BT.max().item())
+            gap = gap_BT.masked_fill(replayed_B1, 0.0).max().item()
+            self.logprob_gap_max = max(self.logprob_gap_max, gap)
         if first_pass:
             against = {
                 "reference_logprobs_BT": micro.reference_logprobs_BT,
@@ -66,9 +71,11 @@ class StepFigures:
                 "log_ratio": sequence_log_ratio(logprobs_BT, **against),
                 "kl": sequence_kl(logprobs_BT, **against),
                 "num_tokens": micro.mask_BT.sum(dim=1),
+                "age": micro.age_B,
                 **part.per_sequence,
             }
-            self.entropy_sum += scores.entropy_BT.detach().sum().item()
+            entropy_BT = scores.entropy_BT.detach().masked_fill(replayed_B1, 0.0)
+            self.entropy_sum += entropy_BT.sum().item()
             self._places.append(micro.places.cpu())
             for name, vector in vectors.items():
                 self._vectors[name].append(vector.cpu())
@@ -85,18 +92,26 @@ class StepFigures:
         ordered[torch.cat(self._places)] = joined
         return ordered
 
+    def own(self, name: str) -> Tensor:
+        """The same of the step's own episodes alone."""
+        return self.vector(name)[self.vector("age") == 0]
+
+    def replayed(self, name: str) -> Tensor:
+        """The same of replayed episodes alone."""
+        return self.vector(name)[self.vector("age") > 0]
+
     def metrics(self) -> dict[str, float | int]:
         """What every algorithm reports; figures of updates are means over them."""
         metrics: dict[str, float | int] = {"num_updates": len(self.updates)}
         if self.updates:
             names = self.updates[0]
             metrics |= {name: fmean(update[name] for update in self.updates) for name in names}
-            num_tokens_B = self.vector("num_tokens")
+            num_tokens_B = self.own("num_tokens")
             metrics["entropy"] = self.entropy_sum / int(num_tokens_B.sum())
             metrics["logprob_gap_max"] = self.logprob_gap_max
             metrics |= divergence_metrics(
-                log_ratio_B=self.vector("log_ratio"),
-                kl_B=self.vector("kl"),
+                log_ratio_B=self.own("log_ratio"),
+                kl_B=self.own("kl"),
                 num_tokens_B=num_tokens_B,
             )
         return metrics

@@ -69,6 +69,8 @@ class Rollouts:
     rewards_BT: Tensor
     """A turn's reward at its last sampled token; each row adds up to its return."""
     values: ReferenceValues
+    age_B: Tensor
+    """int64: steps since the episode was played; above 0 for replayed ones only."""
 
     def __len__(self) -> int:
         return len(self.trajectories)
@@ -104,6 +106,7 @@ class Rollouts:
             group_B=self.group_B[keep_B],
             returns_B=self.returns_B[keep_B],
             rewards_BT=self.rewards_BT[keep_B],
+            age_B=self.age_B[keep_B],
         )
 
     def micro_batches(self, places: Sequence[int], *, size: int) -> Iterator[MicroBatch]:
@@ -120,6 +123,7 @@ class Rollouts:
                 samples=collate(samples, pad_id=self.pad_id, device=device),
                 tokens=self.tokens.rows(rows, num_positions=longest),
                 reference_logprobs_BT=self.reference_logprobs_BT[rows, :longest],
+                age_B=self.age_B[rows],
                 num_sequences=len(episodes),
                 num_tokens=num_tokens,
             )
@@ -140,6 +144,7 @@ class MicroBatch:
     """Their rows."""
     reference_logprobs_BT: Tensor
     """log pi_ref of the sampled tokens."""
+    age_B: Tensor
     num_sequences: int
     num_tokens: int
     """Sampled ones."""
@@ -183,11 +188,12 @@ def gather_rollouts(
     values: ReferenceValues,
     pad_id: int,
     device: torch.device,
+    ages: Sequence[int] | None = None,
 ) -> Rollouts:
     """The rollouts of a step, task after task; the reference is still to be scored (zeros).
 
     `returns_B` differs from the trajectories' own in the control experiment that hands returns out
-    at random.
+    at random. `ages` is for steps that replay: how many steps ago each episode was played.
     """
     samples = tuple(training_samples(trajectory) for trajectory in trajectories)
     rows = [row_of(each) for each in samples]
@@ -214,6 +220,7 @@ def gather_rollouts(
         returns_B=returns_B.to(device),
         rewards_BT=rewards_BT.to(device),
         values=values,
+        age_B=torch.tensor(ages or [0] * len(samples), device=device),
     )
     own_B = torch.tensor([trajectory.episode_return for trajectory in trajectories])
     return rollouts if torch.equal(own_B, returns_B) else rollouts.with_returns(rollouts.returns_B)

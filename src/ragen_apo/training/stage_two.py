@@ -61,6 +61,8 @@ def run_stage_two(
         algorithm=algorithm,
         optimizer=optimizer,
     )
+    if position.step > 0:
+        trainer.replay.load(session.run.checkpoints / position.name)
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     session.progress.start("stage 2", config.training.max_steps)
     for step in range(position.step, config.training.max_steps):
@@ -81,6 +83,7 @@ def run_stage_two(
             with session.timed("reference refresh"):
                 reference = _refresh_reference(session, policy, tasks, version=version)
             trainer.reference = reference
+            trainer.replay.clear()
             trainer.values = reference_values(session, reference, tasks)
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
@@ -92,6 +95,7 @@ def run_stage_two(
                 model=policy.model,
                 optimizer=optimizer,
                 algorithm_state=algorithm.state_tensors(),
+                files=trainer.replay.files(),
                 keep=config.training.keep_checkpoints,
             )
     if watch.stopped and watch.stopped.step < config.training.max_steps:

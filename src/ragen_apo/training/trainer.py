@@ -7,6 +7,7 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
         rollouts      of the present policy, one or a group for each task
         monitors      of thoughts and of gradients, in some steps; they change nothing
         filter        tasks that are worth an update; normalised returns, if configured
+        replay        trajectories of earlier steps join them, if configured
         reference     log-probabilities of the same tokens under the frozen reference
         prepare       the algorithm's advantages, from all rollouts
         for each pass, for each minibatch:
@@ -39,6 +40,7 @@ from ragen_apo.training.figures import LossPart, StepFigures, rollout_metrics
 from ragen_apo.training.monitors.gradients import gradient_bucket_metrics
 from ragen_apo.training.monitors.thoughts import cross_scoring_metrics
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
+from ragen_apo.training.replay import ReplayBuffer
 from ragen_apo.training.rollouts import (
     MicroBatch,
     ReferenceValues,
@@ -77,6 +79,7 @@ class Trainer:
         self.policy, self.reference, self.proxy = policy, reference, proxy
         self.tasks, self.values = tasks, values
         self.algorithm, self.optimizer = algorithm, optimizer
+        self.replay = ReplayBuffer(self.apo.replay, seed=config.seed)
         self.order = DrawOrder(
             [task.category for task in tasks],
             weights=proxy.environments.properties.category_weights,
@@ -96,7 +99,8 @@ class Trainer:
         metrics = rollout_metrics(trajectories) | self._monitor_thoughts(trajectories, step)
         if keep_B.any():
             kept = normalized(rollouts, self.config.reward_normalization).take(keep_B)
-            metrics |= self._improve(kept, learning_rate=learning_rate)
+            metrics |= self._improve(self._with_replayed(kept), learning_rate=learning_rate)
+            self.replay.add(kept.trajectories, returns=kept.returns_B.tolist(), step=step)
         else:
             metrics |= StepFigures().metrics()
         metrics |= {
@@ -134,6 +138,24 @@ class Trainer:
             values=self.values,
             pad_id=self.policy.pad_id,
             device=self.policy.device,
+        )
+
+    def _with_replayed(self, fresh: Rollouts) -> Rollouts:
+        """The rollouts, followed by those that the replay buffer gives to this step."""
+        stored = self.replay.draw(fresh.step)
+        if not stored:
+            return fresh
+        return gather_rollouts(
+            [*fresh.trajectories, *(each.trajectory for each in stored)],
+            step=fresh.step,
+            group_size=1,
+            returns_B=torch.tensor(
+                [*fresh.returns_B.tolist(), *(each.episode_return for each in stored)]
+            ),
+            values=self.values,
+            pad_id=self.policy.pad_id,
+            device=self.policy.device,
+            ages=[0] * len(fresh) + [fresh.step - each.step for each in stored],
         )
 
     def _returns(self, trajectories: Sequence[Trajectory], step: int) -> torch.Tensor:

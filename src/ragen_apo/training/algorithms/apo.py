@@ -36,6 +36,7 @@ class TrajectoryApo(Algorithm[TrajectorySignals]):
 
     def __init__(self, apo: ApoConfig) -> None:
         self._settings = objective_settings(apo)
+        self._replays = apo.replay.num_trajectories_per_step > 0
 
     def prepare(self, rollouts: Rollouts) -> TrajectorySignals:
         return TrajectorySignals(returns_B=rollouts.returns_B, v_star_B=rollouts.v_star_B)
@@ -56,7 +57,8 @@ class TrajectoryApo(Algorithm[TrajectorySignals]):
     def metrics(
         self, rollouts: Rollouts, signals: TrajectorySignals, figures: StepFigures
     ) -> dict[str, float]:
-        return _residual_metrics(rollouts, figures)
+        metrics = _residual_metrics(rollouts, figures)
+        return metrics | _replay_metrics(figures) if self._replays else metrics
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,28 @@ def _part(loss: ApoLoss) -> LossPart:
 
 
 def _residual_metrics(rollouts: Rollouts, figures: StepFigures) -> dict[str, float]:
-    successes = [float(trajectory.success) for trajectory in rollouts.trajectories]
+    own = rollouts.take(rollouts.age_B == 0)
+    successes = [float(trajectory.success) for trajectory in own.trajectories]
     return apo_metrics(
-        residual_B=figures.vector("residual"),
-        log_ratio_B=figures.vector("log_ratio"),
-        kl_B=figures.vector("kl"),
-        num_tokens_B=figures.vector("num_tokens"),
-        v_star_B=rollouts.v_star_B.cpu(),
+        residual_B=figures.own("residual"),
+        log_ratio_B=figures.own("log_ratio"),
+        kl_B=figures.own("kl"),
+        num_tokens_B=figures.own("num_tokens"),
+        v_star_B=own.v_star_B.cpu(),
         success_B=torch.tensor(successes),
     )
+
+
+def _replay_metrics(figures: StepFigures) -> dict[str, float]:
+    age_B, residual_B = figures.replayed("age"), figures.replayed("residual").double()
+    metrics: dict[str, float] = {
+        "num_replayed": len(age_B),
+        "num_replayed_tokens": int(figures.replayed("num_tokens").sum()),
+    }
+    if len(age_B) > 0:
+        metrics |= {
+            "replayed_age_mean": age_B.double().mean().item(),
+            "replayed_residual_mean": residual_B.mean().item(),
+            "replayed_residual_variance": residual_B.var(correction=0).item(),
+        }
+    return metrics

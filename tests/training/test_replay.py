@@ -1,0 +1,301 @@
+"""Replay in the trainer: what is kept, what is drawn, what is trained on, what is refused."""
+
+import gzip
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pvariance
+
+import pytest
+import torch
+
+from ragen_apo.agent.assembly import build_proxy
+from ragen_apo.config import ReplayConfig, RunConfig, parse_config, resolved_yaml
+from ragen_apo.environments.base import make_environment
+from ragen_apo.errors import CheckpointError, ConfigError
+from ragen_apo.files import read_json_lines
+from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import create_run
+from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.training.batching import collate
+from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.pipeline import train
+from ragen_apo.training.replay import ReplayBuffer, refuse_luck
+from ragen_apo.training.session import Session
+from ragen_apo.training.stage_one import reference_values
+from ragen_apo.training.trainer import Trainer
+from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_sample
+
+BETA = 0.1
+KEYS = (
+    f"--apo.beta={BETA}",
+    "--apo.replay.num_trajectories_per_step=3",
+    "--apo.replay.capacity=5",
+    "--training.tasks_per_step=4",
+    "--training.micro_batch_size=2",
+)
+
+
+def buffer(num_drawn: int = 2, capacity: int = 4, *, seed: int = 0) -> ReplayBuffer:
+    settings = ReplayConfig(num_trajectories_per_step=num_drawn, capacity=capacity)
+    return ReplayBuffer(settings, seed=seed)
+
+
+def episode(number: int) -> Trajectory:
+    """One that is told from others by its seed, with numbers that JSON has to keep exactly."""
+    turn = Turn(
+        observation="\u2603",
+        prompt_token_ids=(1,),
+        response_token_ids=(2, 3),
+        logprobs=(-0.1, -1 / 3),
+        response="",
+        thought="",
+        action="",
+        reward=1 / 3,
+        flags=("format_error",),
+    )
+    return Trajectory(
+        task=make_task(
+            environment="shop", instruction="", split="train", category="", payload={"a": [1.5]}
+        ),
+        turns=(turn,),
+        terminated=True,
+        truncated=False,
+        stop_reason=StopReason.TERMINATED,
+        success=False,
+        final_observation="",
+        policy_version="",
+        seed=number,
+    )
+
+
+def fill(each: ReplayBuffer, numbers: Sequence[int], step: int) -> None:
+    each.add([episode(n) for n in numbers], returns=[n / 3 for n in numbers], step=step)
+
+
+def drawn(each: ReplayBuffer, step: int) -> list[int]:
+    return [stored.trajectory.seed for stored in each.draw(step)]
+
+
+def test_the_oldest_make_room_and_each_keeps_its_return_and_its_step() -> None:
+    each = buffer(num_drawn=4)
+    fill(each, [0, 1, 2], step=0)
+    fill(each, [3, 4, 5], step=1)
+    stored = each.draw(2)
+    assert [entry.trajectory.seed for entry in stored] == [2, 3, 4, 5]
+    assert [entry.step for entry in stored] == [0, 1, 1, 1]
+    assert [entry.episode_return for entry in stored] == [2 / 3, 1.0, 4 / 3, 5 / 3]
+
+
+def test_draws_are_different_ones_that_depend_on_seed_and_step_alone() -> None:
+    first, again, other = buffer(capacity=50), buffer(capacity=50), buffer(capacity=50, seed=1)
+    for each in (first, again, other):
+        fill(each, range(50), step=0)
+    sequence = [drawn(first, step) for step in range(1, 60)]
+    assert all(len(set(pair)) == 2 for pair in sequence)
+    assert [drawn(again, step) for step in range(59, 0, -1)][::-1] == sequence
+    assert [drawn(other, step) for step in range(1, 60)] != sequence
+    assert len({number for pair in sequence for number in pair}) > 40
+
+
+def test_fewer_than_a_step_takes_are_all_taken_and_none_from_an_empty_buffer() -> None:
+    each = buffer(num_drawn=4)
+    assert each.draw(0) == []
+    fill(each, [7, 8], step=0)
+    assert drawn(each, 1) == [7, 8]
+    each.clear()
+    assert each.draw(2) == []
+
+
+def test_a_buffer_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    each, loaded = buffer(), buffer()
+    fill(each, [0, 1, 2], step=0)
+    fill(each, [3, 4], step=6)
+    for name, content in each.files().items():
+        (tmp_path / name).write_bytes(content)
+    loaded.load(tmp_path)
+    assert loaded._stored == each._stored
+    assert loaded.files() == each.files(), "byte for byte"
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"{}", gzip.compress(b"{}\n"), gzip.compress(b"{}\n")[:-9]]
+)
+def test_a_checkpoint_without_readable_trajectories_is_an_error(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "replay.jsonl.gz").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"replay\.jsonl\.gz cannot be read"):
+        buffer().load(tmp_path)
+
+
+def test_without_replay_nothing_is_kept_and_nothing_is_written(tmp_path: Path) -> None:
+    each = buffer(num_drawn=0)
+    fill(each, [0, 1], step=0)
+    each.load(tmp_path)
+    assert len(each) == 0
+    assert each.draw(1) == []
+    assert each.files() == {}
+
+
+def test_luck_is_refused_and_only_where_something_is_replayed() -> None:
+    slippery = make_environment("frozen_lake", {}).properties
+    with pytest.raises(ConfigError, match="'frozen_lake' with these options is not"):
+        refuse_luck(ReplayConfig(num_trajectories_per_step=1), slippery)
+    refuse_luck(ReplayConfig(), slippery)
+    refuse_luck(ReplayConfig(num_trajectories_per_step=1), make_environment("shop", {}).properties)
+
+
+def test_a_run_in_an_environment_of_luck_is_refused_before_anything_is_computed(
+    tmp_path: Path,
+) -> None:
+    keys = ["--environment.name=frozen_lake", *KEYS[:2]]
+    config = parse_config("", source="run.yaml", overrides=keys)
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    with pytest.raises(ConfigError, match="needs a deterministic environment"):
+        train(config, run, progress=SilentProgress())
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["--apo.beta1=0.5"], r"apo.beta1 = apo.beta2, got 0.5 and 0.1: .* temperature"),
+        (["--algorithm=apo_turn"], "belongs to algorithm apo, got apo_turn"),
+        (["--algorithm=grpo"], "belongs to algorithm apo, got grpo"),
+        (["--apo.value_baseline=mean"], "needs apo.value_baseline v_star, got mean"),
+        (["--apo.length_normalization=tokens"], "needs apo.length_normalization none"),
+        (["--apo.kl_coefficient=0.1"], "kl_coefficient 0"),
+        (["--apo.replay.capacity=2"], r"per_step \(3\) must be at most capacity \(2\)"),
+    ],
+)
+def test_what_is_wrong_off_policy_is_refused(keys: list[str], words: str) -> None:
+    base = ["--apo.beta2=0.1", *KEYS[1:3]]
+    beta1 = [] if keys[0].startswith("--apo.beta1") else ["--apo.beta1=0.1"]
+    with pytest.raises(ConfigError, match=words):
+        parse_config("", source="run.yaml", overrides=[*base, *beta1, *keys])
+
+
+def test_a_new_reference_empties_the_buffer(
+    algorithm_config: Callable[[str], RunConfig], tmp_path: Path
+) -> None:
+    config = algorithm_config("apo")
+    refresh = config.apo.reference_refresh.model_copy(update={"every_steps": 2})
+    apo = config.apo.model_copy(update={"reference_refresh": refresh})
+    config = config.model_copy(update={"apo": apo})
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    before = torch.get_num_threads()
+    train(config, run, progress=SilentProgress())
+    torch.set_num_threads(before)
+    rows = read_json_lines(run.metrics)
+    assert [row["reference_version"] for row in rows] == [0, 0, 1, 1]
+    assert [row["num_replayed"] for row in rows] == [0, 3, 0, 3]
+
+
+@pytest.fixture
+def trainer_of(session: Session, tiny_config: str) -> Callable[..., Trainer]:
+    """A trainer with replay whose policy is the second reference and reference the first."""
+
+    def trainer_of(*keys: str) -> Trainer:
+        config = parse_config(tiny_config, source="tiny", overrides=[*KEYS, *keys])
+        policy = session.load_model(session.run.reference(1))
+        reference = session.load_model(session.run.reference(0))
+        reference.model.requires_grad_(False)
+        tasks = session.environments.tasks("train")
+        return Trainer(
+            config,
+            policy=policy,
+            reference=reference,
+            proxy=build_proxy(config, policy, session.environments),
+            tasks=tasks,
+            values=reference_values(replace(session, config=config), reference, tasks),
+            algorithm=make_algorithm(config, reference),
+            optimizer=Optimizer(policy.model),
+        )
+
+    return trainer_of
+
+
+def gradient_of(trainer: Trainer) -> torch.Tensor:
+    grads = [parameter.grad for parameter in trainer.policy.model.parameters()]
+    return torch.cat([grad.flatten().double() for grad in grads if grad is not None])
+
+
+def test_old_and_new_trajectories_have_one_loss_and_metrics_of_their_own(
+    trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of()
+    monkeypatch.setattr(trainer.optimizer, "update", lambda **_: 1.0)
+    first = trainer.step(0)
+    assert first.metrics["num_replayed"] == first.metrics["num_replayed_tokens"] == 0
+    assert "replayed_residual_mean" not in first.metrics
+    trainer.step(1)
+    assert len(trainer.replay) == 5, "the newest of 8"
+    old = trainer.replay.draw(2)
+    trainer.policy.model.zero_grad()
+    second = trainer.step(2)
+    actual = gradient_of(trainer)
+
+    # Each of 4 + 3 trajectories counts alike: -A log pi / 7, with A recomputed one by one.
+    trainer.policy.model.zero_grad()
+    residuals = []
+    for trajectory in [*second.trajectories, *(each.trajectory for each in old)]:
+        batch = collate([training_sample(trajectory)], pad_id=0, device=trainer.policy.device)
+        logprob, reference = (
+            score_tokens(model, batch.token_ids_BT, batch.loss_mask_BT).logprobs_BT[
+                batch.loss_mask_BT
+            ]
+            for model in (trainer.policy, trainer.reference)
+        )
+        advantage = trajectory.episode_return - trainer.values.tasks[trajectory.task.task_id]
+        residuals.append(advantage - BETA * (logprob - reference).sum().item())
+        (-residuals[-1] * logprob.sum() / 7).backward()
+    expected = gradient_of(trainer)
+    assert expected.norm() > 1e-2
+    assert (actual - expected).norm() <= 1e-4 * expected.norm()
+
+    metrics = second.metrics
+    assert metrics["residual_mean"] == pytest.approx(fmean(residuals[:4]), abs=1e-5)
+    assert metrics["residual_variance"] == pytest.approx(pvariance(residuals[:4]), abs=1e-5)
+    assert metrics["replayed_residual_mean"] == pytest.approx(fmean(residuals[4:]), abs=1e-5)
+    assert metrics["replayed_residual_variance"] == pytest.approx(
+        pvariance(residuals[4:]), abs=1e-5
+    )
+    assert metrics["num_replayed"] == 3
+    assert metrics["replayed_age_mean"] == pytest.approx(fmean(2 - each.step for each in old))
+    assert metrics["num_replayed_tokens"] == sum(e.trajectory.num_response_tokens for e in old)
+    assert metrics["num_episodes"] == 4
+
+
+def test_figures_of_the_policys_own_episodes_leave_replayed_ones_out(
+    trainer_of: Callable[..., Trainer],
+) -> None:
+    with_replay, without = trainer_of(), trainer_of("--apo.replay.num_trajectories_per_step=0")
+    # Trajectories that no policy here sampled: their recorded log-probabilities are far off.
+    strange = with_replay._roll_out(5)[:3]
+    strange = [
+        replace(t, turns=tuple(replace(n, logprobs=(-50.0,) * len(n.logprobs)) for n in t.turns))
+        for t in strange
+    ]
+    with_replay.replay.add(strange, returns=[9.0] * 3, step=0)
+    rows = [trainer.step(3).metrics for trainer in (with_replay, without)]
+    assert rows[0]["num_replayed"] == 3 and "num_replayed" not in rows[1]
+    own = ("entropy", "logprob_gap_max", "kl_per_sequence", "log_ratio_mean", "residual_mean")
+    for name in own:
+        assert rows[0][name] == pytest.approx(rows[1][name], abs=1e-5)
+    assert rows[0]["loss"] > 2 * rows[1]["loss"]
+
+
+def test_the_control_experiment_replays_the_returns_that_it_gave(
+    trainer_of: Callable[..., Trainer],
+) -> None:
+    trainer = trainer_of("--apo.shuffle_returns=true")
+    given = [0.25, 0.5, 0.75, 1.0]
+    trainer._returns = lambda trajectories, step: torch.tensor(given)  # pyright: ignore
+    trainer.step(0)
+    assert [stored.episode_return for stored in trainer.replay._stored] == given
+    rollouts = trainer._with_replayed(trainer._gather(trainer._roll_out(1), 1))
+    assert set(rollouts.returns_B[4:].tolist()) <= set(given)
+    assert rollouts.rewards_BT.sum(dim=1).tolist() == rollouts.returns_B.tolist()
