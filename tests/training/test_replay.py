@@ -25,7 +25,7 @@ from ragen_apo.training.replay import ReplayBuffer, refuse_luck
 from ragen_apo.training.session import Session
 from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_sample
+from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples
 
 BETA = 0.1
 KEYS = (
@@ -242,7 +242,7 @@ def test_old_and_new_trajectories_have_one_loss_and_metrics_of_their_own(
     trainer.policy.model.zero_grad()
     residuals = []
     for trajectory in [*second.trajectories, *(each.trajectory for each in old)]:
-        batch = collate([training_sample(trajectory)], pad_id=0, device=trainer.policy.device)
+        batch = collate(training_samples(trajectory), pad_id=0, device=trainer.policy.device)
         logprob, reference = (
             score_tokens(model, batch.token_ids_BT, batch.loss_mask_BT).logprobs_BT[
                 batch.loss_mask_BT

@@ -19,7 +19,7 @@ from ragen_apo.training.monitors.gradients import return_std, variance_buckets
 from ragen_apo.training.session import Session
 from ragen_apo.training.stage_one import sampled_return_std
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import training_sample
+from ragen_apo.types import training_samples
 from ragen_apo.values.store import ValueStore
 
 MONITORS = ("--monitors.every_steps=1", "--monitors.gradient_buckets=true")
@@ -94,7 +94,7 @@ def test_norms_of_the_regression_equal_separate_backward_passes_by_hand(
         for episode, bucket in zip(episodes, chosen, strict=True):
             if bucket != name:
                 continue
-            batch = collate([training_sample(episode)], pad_id=0, device=trainer.policy.device)
+            batch = collate(training_samples(episode), pad_id=0, device=trainer.policy.device)
             ids, mask = batch.token_ids_BT, batch.loss_mask_BT
             with torch.no_grad():
                 reference = score_tokens(trainer.reference, ids, mask).logprobs_BT.sum()

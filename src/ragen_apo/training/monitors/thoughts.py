@@ -149,7 +149,7 @@ def cross_scores(
         for thought, prompt in pairs
     ]
     score_of: dict[tuple[TokenIds, TokenIds], float] = {}
-    for places in micro_batches(samples, size=micro_batch_size):
+    for places in micro_batches([(sample,) for sample in samples], size=micro_batch_size):
         batch = collate(
             [samples[place] for place in places], pad_id=policy.pad_id, device=policy.device
         )
