@@ -15,11 +15,7 @@ def default_model(config: RunConfig) -> LanguageModel:
     small = config.policy.small
     return build_small_model(
         train_tokenizer(texts, vocab_size=small.vocab_size),
-        hidden_size=small.hidden_size,
-        num_layers=small.num_layers,
-        num_heads=small.num_heads,
-        intermediate_size=small.intermediate_size,
-        max_position=small.max_position,
+        small,
         seed=config.seed,
     )
 

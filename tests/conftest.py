@@ -111,17 +111,13 @@ def shop_tokenizer(shop_texts: list[str]):
 @pytest.fixture(scope="session")
 def tiny_model(shop_tokenizer):
     """The default architecture in miniature, untrained; tests leave its weights alone."""
+    from ragen_apo.config import SmallModelConfig
     from ragen_apo.policy.language_model import build_small_model
 
-    return build_small_model(
-        shop_tokenizer,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        intermediate_size=64,
-        max_position=1024,
-        seed=0,
+    sizes = SmallModelConfig(
+        hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_position=1024
     )
+    return build_small_model(shop_tokenizer, sizes, seed=0)
 
 
 CHATML = (

@@ -225,6 +225,21 @@ def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> Non
     assert addresses() == addresses()
 
 
+def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: LanguageModel) -> None:
+    mixed = replace(llama, autocast=torch.bfloat16)
+    engine = GenerationEngine(mixed, num_rows=1, capacity=CAPACITY)
+    engine.respond([engine.open_row(generator(0))], [[9, 8, 7]], max_new_tokens=2, temperature=1.0)
+    for layer in engine.layers:
+        assert layer.keys is not None and layer.values is not None
+        assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
+    (row,) = play(mixed, [1])
+    with torch.no_grad():
+        whole = mixed.logits(mixed.hidden_states(torch.tensor([row.token_ids]))[0])
+    expected = whole[torch.tensor(row.sampled_places) - 1].log_softmax(-1)
+    expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=0.05, rtol=0)
+
+
 def test_the_models_own_attention_is_back_after_a_pass(
     llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from ragen_apo.agent.context import ContextManager
+from ragen_apo.config import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import (
@@ -87,9 +88,10 @@ def test_the_end_token_of_a_saved_model_is_the_closing_tag(folder: Path) -> None
 
 def test_the_weights_are_a_function_of_the_seed(shop_tokenizer) -> None:
     def fingerprint(seed: int) -> str:
-        sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
-        model = build_small_model(shop_tokenizer, **sizes, max_position=64, seed=seed)
-        return model.fingerprint()
+        sizes = SmallModelConfig(
+            hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16, max_position=64
+        )
+        return build_small_model(shop_tokenizer, sizes, seed=seed).fingerprint()
 
     torch.manual_seed(5)
     first, state = fingerprint(0), torch.get_rng_state()

@@ -30,6 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ragen_apo.config import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
 from ragen_apo.policy.lora import adapters_disabled, plain_weights
 from ragen_apo.policy.passes import body_output, can_recompute
@@ -278,14 +279,7 @@ def _refuse_short_attention(config: Any) -> None:
 
 
 def build_small_model(
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    hidden_size: int,
-    num_layers: int,
-    num_heads: int,
-    intermediate_size: int,
-    max_position: int,
-    seed: int,
+    tokenizer: PreTrainedTokenizerBase, sizes: SmallModelConfig, *, seed: int
 ) -> LanguageModel:
     """A randomly initialised Llama decoder with tied embeddings for this tokenizer.
 
@@ -298,12 +292,12 @@ def build_small_model(
     assert isinstance(pad_id, int)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
-        intermediate_size=intermediate_size,
-        max_position_embeddings=max_position,
+        hidden_size=sizes.hidden_size,
+        num_hidden_layers=sizes.num_layers,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_heads,
+        intermediate_size=sizes.intermediate_size,
+        max_position_embeddings=sizes.max_position,
         tie_word_embeddings=True,
         attention_bias=True,
         bos_token_id=None,

@@ -81,11 +81,7 @@ def _initial_model(session: Session) -> Path | str:
         small = config.policy.small
         model = build_small_model(
             train_tokenizer(_tokenizer_texts(session), vocab_size=small.vocab_size),
-            hidden_size=small.hidden_size,
-            num_layers=small.num_layers,
-            num_heads=small.num_heads,
-            intermediate_size=small.intermediate_size,
-            max_position=small.max_position,
+            small,
             seed=config.seed,
         )
         session.save_model(model, folder)
