@@ -226,7 +226,7 @@ def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> Non
 
 
 def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: LanguageModel) -> None:
-    mixed = replace(llama, autocast=torch.bfloat16)
+    mixed = dataclasses.replace(llama, autocast=torch.bfloat16)
     engine = GenerationEngine(mixed, num_rows=1, capacity=CAPACITY)
     engine.respond([engine.open_row(generator(0))], [[9, 8, 7]], max_new_tokens=2, temperature=1.0)
     for layer in engine.layers:
