@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.config import LoraConfig, RunConfig, load_config, parse_config, resolved_yaml
-from ragen_apo.config_messages import keys_of, reference_page
+from ragen_apo.config import RunConfig, load_config, parse_config, resolved_yaml
+from ragen_apo.config.agent import LoraConfig
+from ragen_apo.config.messages import keys_of, reference_page
 from ragen_apo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent

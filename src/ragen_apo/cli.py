@@ -227,7 +227,7 @@ def play(
         A .jsonl file to which the episode is added if it comes to its end; the key
         warm_start.demonstrations.recordings takes it as a demonstration.
     """
-    from ragen_apo.config_overrides import parse_options
+    from ragen_apo.config.overrides import parse_options
     from ragen_apo.environments.base import make_environment
     from ragen_apo.environments.play import play as play_episode
     from ragen_apo.environments.recordings import SUFFIX, Recording, append_recording

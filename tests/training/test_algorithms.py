@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ragen_apo.agent.assembly import build_proxy
-from ragen_apo.config import AlgorithmName, RunConfig, load_config, parse_config
+from ragen_apo.config import RunConfig, load_config, parse_config
+from ragen_apo.config.algorithms import AlgorithmName
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.scoring import score_tokens

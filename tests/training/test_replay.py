@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ragen_apo.agent.assembly import build_proxy
-from ragen_apo.config import ReplayConfig, RunConfig, parse_config, resolved_yaml
+from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.config.algorithms import ReplayConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import CheckpointError, ConfigError
 from ragen_apo.files import read_json_lines

@@ -21,7 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from ragen_apo.cli import app
-from ragen_apo.config import EarlyStopConfig, EnvironmentConfig, RunConfig, resolved_yaml
+from ragen_apo.config import RunConfig, resolved_yaml
+from ragen_apo.config.agent import EnvironmentConfig
+from ragen_apo.config.training import EarlyStopConfig
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import PARTIAL_MARK, read_json_lines
 from ragen_apo.progress import SilentProgress

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ragen_apo.config import RewardNormalizationConfig
+from ragen_apo.config.algorithms import RewardNormalizationConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.training.rollouts import ReferenceValues, gather_rollouts, normalized
 from ragen_apo.types import StopReason, Task, Trajectory, Turn

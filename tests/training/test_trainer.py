@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
-from ragen_apo.config import ContextConfig
+from ragen_apo.config.agent import ContextConfig
 from ragen_apo.errors import MissingValueError
 from ragen_apo.files import read_json_lines
 from ragen_apo.training.algorithms import make_algorithm

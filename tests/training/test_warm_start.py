@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragen_apo.config import CopyConfig
+from ragen_apo.config.agent import CopyConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.training.session import Session

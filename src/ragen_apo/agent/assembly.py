@@ -10,7 +10,8 @@ import torch
 from ragen_apo.agent.context import ContextManager, ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy
-from ragen_apo.config import ContextConfig, MachineConfig, RunConfig
+from ragen_apo.config import RunConfig
+from ragen_apo.config.agent import ContextConfig, MachineConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel

@@ -22,9 +22,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ragen_apo.config import Count, CountOrZero, Positive, RunConfig, Section, parse_config
-from ragen_apo.config_overrides import merge
-from ragen_apo.config_yaml import parse_yaml
+from ragen_apo.config import RunConfig, parse_config
+from ragen_apo.config.overrides import merge
+from ragen_apo.config.section import Count, CountOrZero, Positive, Section
+from ragen_apo.config.yaml_text import parse_yaml
 from ragen_apo.errors import ConfigError
 
 

@@ -30,7 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ragen_apo.config import SmallModelConfig
+from ragen_apo.config.agent import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
 from ragen_apo.policy.lora import adapters_disabled, plain_weights
 from ragen_apo.policy.passes import body_output, can_recompute

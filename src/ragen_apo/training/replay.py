@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ragen_apo.config import ReplayConfig
+from ragen_apo.config.algorithms import ReplayConfig
 from ragen_apo.environments.base import EnvironmentProperties
 from ragen_apo.errors import CheckpointError, ConfigError
 from ragen_apo.seeding import generator

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ragen_apo.config import RewardNormalizationConfig, RolloutFilterConfig
+from ragen_apo.config.algorithms import RewardNormalizationConfig, RolloutFilterConfig
 from ragen_apo.environments.mixture import part_of
 from ragen_apo.objectives.filters import (
     FilterOrder,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
-from ragen_apo.config import ApoConfig, RunConfig
+from ragen_apo.config import RunConfig
+from ragen_apo.config.algorithms import ApoConfig
 from ragen_apo.errors import MissingValueError, RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ragen_apo.config import EarlyStopConfig, RunConfig, parse_config, resolved_yaml
+from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.config.training import EarlyStopConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.progress import SilentProgress

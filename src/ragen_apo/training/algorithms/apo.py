@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen_apo.config import ApoConfig, TurnLevelConfig
+from ragen_apo.config.algorithms import ApoConfig, TurnLevelConfig
 from ragen_apo.objectives.apo import ApoLoss, ApoSettings, apo_loss, apo_metrics
 from ragen_apo.objectives.turn_level import segment_sums, turn_level_loss
 from ragen_apo.policy.scoring import TokenScores

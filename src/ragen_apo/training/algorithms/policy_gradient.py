@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ragen_apo.config import GigpoConfig, PolicyGradientConfig
+from ragen_apo.config.algorithms import GigpoConfig, PolicyGradientConfig
 from ragen_apo.objectives.group_relative import (
     AdvantageScale,
     dr_grpo_advantages,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ragen_apo.config import PpoConfig
+from ragen_apo.config.algorithms import PpoConfig
 from ragen_apo.objectives.policy_gradient import Aggregation, aggregate
 from ragen_apo.objectives.ppo import (
     AdvantageEstimate,

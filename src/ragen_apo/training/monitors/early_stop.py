@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ragen_apo.config import EarlyStopConfig
+from ragen_apo.config.training import EarlyStopConfig
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragen_apo.config_messages import Key, suggestion
-from ragen_apo.config_yaml import parse_yaml
+from ragen_apo.config.messages import Key, suggestion
+from ragen_apo.config.yaml_text import parse_yaml
 from ragen_apo.errors import ConfigError
 
 

@@ -1,0 +1,223 @@
+"""The sections on the machine, the environment, the agent, its model and its warm start."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from ragen_apo.config.section import (
+    Count,
+    CountOrZero,
+    Penalty,
+    Positive,
+    Section,
+    one_or_more,
+    whole_number,
+)
+
+
+class MachineConfig(Section):
+    """How the run uses the machine."""
+
+    num_threads: Count | None = 2
+    """CPU threads of torch; null for its own choice."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy runs; auto takes a GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the policy's weights, and without mixed precision of all it computes."""
+    mixed_precision: Literal["none", "bfloat16"] = "none"
+    """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
+    gradient_checkpointing: bool = False
+    """Compute each layer a second time for the backward pass instead of keeping what it computed:
+    about a third more time, far less memory on long episodes."""
+
+
+class EnvironmentConfig(Section):
+    """The environment, by name; all further keys are its options and are checked by it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "shop"
+    """Name of a built-in or installed environment."""
+
+    @model_validator(mode="after")
+    def _options_are_json_values(self) -> EnvironmentConfig:
+        try:
+            json.dumps(self.options, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"options must be made of text, finite numbers, true, false, null, lists and "
+                f"mappings: {error}"
+            ) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every key of the section except `name`."""
+        return dict(self.model_extra or {})
+
+
+class ContextConfig(Section):
+    """What the policy reads besides system prompt, first and present observation."""
+
+    mode: Literal["full", "last_turns", "single_turn"] = "full"
+    """`full`: every turn so far; `last_turns`: the last num_turns turns; `single_turn`: the actions
+    of the last num_turns turns, one line each."""
+    num_turns: Count | None = None
+    """How many turns `last_turns` and `single_turn` look back; null for `full`."""
+
+    @property
+    def label(self) -> str:
+        """Names the window among the conditions of stored values."""
+        return self.mode if self.num_turns is None else f"{self.mode}-{self.num_turns}"
+
+    @model_validator(mode="after")
+    def _windows_have_a_length(self) -> ContextConfig:
+        if self.mode == "full" and self.num_turns is not None:
+            raise ValueError(
+                f"mode full holds every turn, got num_turns = {self.num_turns}; remove it, or use "
+                "mode last_turns or single_turn"
+            )
+        if self.mode != "full" and self.num_turns is None:
+            raise ValueError(
+                f"mode {self.mode} needs num_turns, how many turns it looks back, at least 1; got "
+                "null"
+            )
+        return self
+
+
+class AgentConfig(Section):
+    """The boundary between policy and environment."""
+
+    max_response_tokens: Count = 40
+    """Sampled tokens per turn at most."""
+    max_context_tokens: Count = 1024
+    """Tokens of one context at most, prompt and response (`full`: of a whole episode); an episode
+    that needs more is truncated."""
+    format_penalty: Penalty = -0.05
+    """Reward of a response without readable `<think>` and `<answer>`."""
+    invalid_action_penalty: Penalty = 0.0
+    """Reward added when the environment could not execute the action."""
+    system_prompt: str = "none"
+    """`none`, `rules` (the environment's rules) or the text itself."""
+    context: ContextConfig = ContextConfig()
+
+    @model_validator(mode="after")
+    def _a_response_fits(self) -> AgentConfig:
+        if self.max_response_tokens >= self.max_context_tokens:
+            raise ValueError(
+                f"max_response_tokens ({self.max_response_tokens}) must be less than "
+                f"max_context_tokens ({self.max_context_tokens})"
+            )
+        return self
+
+
+class SmallModelConfig(Section):
+    """The model that is built on the spot when `policy.path` is null."""
+
+    vocab_size: Annotated[int, BeforeValidator(whole_number), Field(ge=300)] = 1536
+    """Entries of the BPE tokenizer: 256 bytes, special tokens and merges."""
+    hidden_size: Count = 128
+    """Width of the residual stream."""
+    num_layers: Count = 3
+    """Decoder layers."""
+    num_heads: Count = 4
+    """Attention heads; hidden_size / num_heads must be even."""
+    intermediate_size: Count = 384
+    """Width of the feed-forward layers."""
+    max_position: Count = 2048
+    """Longest sequence in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> SmallModelConfig:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of 2 * num_heads "
+                f"({2 * self.num_heads}): rotary positions need an even width per head"
+            )
+        return self
+
+
+ALL_LINEAR = "all-linear"
+
+
+class LoraConfig(Section):
+    """Low-rank adapters, trained in place of the weights; needs `pip install ragen-apo[lora]`.
+
+    Folders that a run writes hold the sum of both, rounded to run.dtype, and load like any model.
+    """
+
+    rank: Count = 16
+    """Rank of the change that an adapter can make to its layer."""
+    alpha: Count = 32
+    """The change is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that is left out in the warm start. Stage 2 has no dropout: it
+    would sample from one policy and train another."""
+    target_modules: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[ALL_LINEAR])
+    """Names of the linear layers that get an adapter, such as [q_proj, v_proj]; all-linear takes
+    all but the vocabulary projection."""
+
+
+class PolicyConfig(Section):
+    """The language model that acts."""
+
+    path: str | None = None
+    """A Hugging Face model folder or hub name; null builds the small model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model; only for models you trust."""
+    freeze_embeddings: bool = False
+    """Leave token embeddings as they are in Stage 2: less is learned about one id that does not
+    hold for all of them."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters of a pretrained model; null trains all weights."""
+    small: SmallModelConfig = SmallModelConfig()
+
+
+class CopyConfig(Section):
+    """The copy curriculum: tiled random segments, until copying is learned."""
+
+    max_steps: CountOrZero = 1500
+    """Optimizer steps at most; 0 leaves it out."""
+    batch_size: Count = 32
+    """Sequences per step."""
+    sequence_length: Annotated[int, BeforeValidator(whole_number), Field(ge=8)] = 96
+    """Tokens per sequence."""
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] = 0.97
+    """Next-token accuracy on the repeats at which the curriculum ends."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate."""
+
+
+class DemonstrationsConfig(Section):
+    """Supervised training on a scripted teacher's episodes, or on those that people played."""
+
+    teacher: str = "teacher"
+    """Name of a scripted policy of the environment."""
+    recordings: str | None = None
+    """Take the episodes in this file or folder, recorded with `ragen-apo play --record`, in place
+    of the teacher's: those of training tasks of this environment in this version, each once."""
+    num_episodes_per_task: Count = 3
+    """Demonstrations per training task."""
+    relabel_numbers: bool = False
+    """Give the numbers of each demonstration other values, the same one for the same number, so
+    that ids are copied and not learned by heart; for environments whose numbers are names."""
+    num_steps: CountOrZero = 250
+    """Optimizer steps; 0 leaves it out."""
+    batch_size: Count = 64
+    """Episodes per step."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate."""
+
+
+class WarmStartConfig(Section):
+    """What makes a reference policy out of an untrained model."""
+
+    enabled: bool = True
+    """`false`: the policy as it is becomes the reference."""
+    checkpoint_every: Count = 100
+    """Optimizer steps between two checkpoints."""
+    copy_curriculum: CopyConfig = Field(default=CopyConfig(), alias="copy")
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()

@@ -1,0 +1,44 @@
+"""What all sections of the configuration share: the base class, and the ranges of numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def whole_number(value: Any) -> Any:
+    """Reads 8.0 and 1e3 as whole numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def one_or_more(value: Any) -> Any:
+    """Reads a single text as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+Count = Annotated[int, BeforeValidator(whole_number), Field(ge=1)]
+CountOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Penalty = Annotated[float, Field(le=0)]
+
+
+class Section(BaseModel):
+    """A part of the configuration; immutable, finite numbers only, no conversion between types.
+
+    The docstring of a field is its line in docs/configuration.md.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_section_means_defaults(cls, values: Any) -> Any:
+        return {} if values is None else values
