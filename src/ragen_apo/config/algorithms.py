@@ -53,7 +53,7 @@ APO_ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 def replace_aliases(values: Any) -> Any:
-    """The values with the keys that an alias such as `beta` stands for; ValueError if both are set."""
+    """The keys that aliases such as `beta` stand for; ValueError where both are given."""
     if not isinstance(values, Mapping):
         return values
     replaced = dict(values)
