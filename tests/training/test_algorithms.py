@@ -199,6 +199,19 @@ def test_turn_level_without_a_known_state_is_the_trajectory_form(
     assert trainer_of("apo_turn", "--turn_level.min_visits=1").values.states != {}
 
 
+def test_the_share_of_known_turns_is_that_of_later_turns_in_states_with_a_value(
+    trainer_of: Callable[..., Trainer],
+) -> None:
+    trainer = trainer_of("apo_turn", "--turn_level.min_visits=1")
+    later = [turn.state_key for episode in trainer._roll_out(0) for turn in episode.turns[1:]]
+    visited = sorted(state for state in set(later) if state is not None)
+    known = dict.fromkeys(visited[: len(visited) // 2], 0.0)
+    trainer.values = replace(trainer.values, states=known)
+    share = sum(state in known for state in later) / len(later)
+    assert 0 < share < 1
+    assert trainer.step(0).metrics["known_turn_share"] == pytest.approx(share)
+
+
 def test_the_policy_stays_as_it_is_while_the_critic_warms_up(
     trainer_of: Callable[..., Trainer],
 ) -> None:
@@ -254,7 +267,14 @@ def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -
     ("keys", "words"),
     [
         (["--algorithm=grp"], "algorithm: got 'grp', expected apo or apo_turn or ppo"),
-        (["--rollout_filter.strategy=top_p"], "rollout_filter needs several rollouts of a task"),
+        (
+            ["--rollout_filter.strategy=top_p", "--apo.num_value_samples=1"],
+            "as apo.num_value_samples is 1; raise that",
+        ),
+        (
+            ["--rollout_filter.strategy=top_p", "--algorithm=ppo"],
+            "rollout_filter needs several rollouts of a task to see variance, and algorithm ppo",
+        ),
         (["--algorithm=rloo", "--policy_gradient.group_size=1"], "must be at least 2, got 1"),
         (["--reward_normalization.method=mean"], "compares them with V\\* of unchanged ones"),
         (

@@ -1,5 +1,6 @@
 """docs/metrics.md names exactly the fields that a run writes."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.monitors.gradients import BUCKETS
 from ragen_apo.training.session import Session
+from ragen_apo.values.state_values import StateCoverage
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -51,4 +53,12 @@ def test_every_field_of_the_warm_start_is_documented(session: Session) -> None:
 @pytest.mark.parametrize("version", [0, 1])
 def test_every_field_of_the_value_report_is_documented(version: int, session: Session) -> None:
     report = json.loads(session.run.value_report_of(version).read_text())
+    of_states = {field.name for field in dataclasses.fields(StateCoverage)}
+    assert set(documented("value_report.json")) == set(report) | of_states
+
+
+def test_the_value_report_of_apo_turn_also_has_what_is_known_of_states(
+    algorithm_runs: Callable[[str], RunDirectory],
+) -> None:
+    report = json.loads(algorithm_runs("apo_turn").value_report.read_text())
     assert set(documented("value_report.json")) == set(report)

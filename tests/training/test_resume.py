@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from ragen_apo.cli import app
-from ragen_apo.config import RunConfig, resolved_yaml
+from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.agent import EnvironmentConfig
 from ragen_apo.config.training import EarlyStopConfig
 from ragen_apo.errors import RunDirectoryError
@@ -217,6 +217,47 @@ def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
     newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, expected)]
     buffers = [(path / "replay.jsonl.gz").read_bytes() for path in newest]
     assert buffers[0] == buffers[1]
+
+
+def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
+    run_until_killed: Callable[..., int], finished_run: Path, tiny_config: str, tmp_path: Path
+) -> None:
+    overrides = [
+        f"--policy.path={finished_run / 'references' / '0'}",
+        "--warm_start.enabled=false",
+        "--apo.num_value_samples=2",
+        "--apo.max_value_samples=4",
+        "--apo.reference_refresh.every_steps=2",
+        "--rollout_filter.strategy=top_fraction",
+        "--rollout_filter.value=0.5",
+        "--training.max_tasks=14",
+        "--training.max_steps=4",
+        "--training.tasks_per_step=5",
+        "--training.eval_every=null",
+        "--training.checkpoint_every=1",
+        "--evaluation.num_episodes=1",
+    ]
+    text = resolved_yaml(parse_config(tiny_config, source="tiny", overrides=overrides))
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    step = "ragen_apo.training.trainer:Trainer.step"
+    assert run_until_killed(folders[0], target=step, call=100, text=text) == 0
+    for call in (2, 3):  # in steps 2 and 4: with the first reference, and with the second
+        status = run_until_killed(folders[1], target=step, call=call, text=text)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    assert run_until_killed(folders[1], target=step, call=100, text=text) == 0
+    expected, run = (RunDirectory(folder / "run") for folder in folders)
+    assert rows(run.metrics) == rows(expected.metrics)
+    assert_same_tensors(run.policy, expected.policy)
+    assert samples(run.path) == samples(expected.path)
+    for version, steps in ((0, slice(0, 2)), (1, slice(2, 4))):
+        report = document(expected.value_report_of(version))
+        assert report == document(run.value_report_of(version))
+        kept = report["selection"]["kept"]
+        # Half of those with variance: less than half of the tasks, less than two steps.
+        assert 0 < kept <= 7 and report["num_tasks"] == 14
+        assert [row["num_training_tasks"] for row in rows(run.metrics)[steps]] == [kept, kept]
 
 
 def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ragen_apo.values.estimator import (
     SampleSchedule,
+    effective_sample_size,
     leave_one_out_soft_values,
     next_num_samples,
     soft_value,
@@ -123,6 +124,33 @@ def test_bias_and_deviation_at_the_papers_settings_are_the_exact_ones(p, bias, d
     )
     assert mean - exact == pytest.approx(bias, abs=5e-4)
     assert math.sqrt(variance) == pytest.approx(deviation, abs=5e-4)
+
+
+def test_a_hand_computed_effective_sample_size():
+    # Weights 1, e^-2, e^-2, e^-2: (1 + 3 * 0.1353)^2 / (1 + 3 * 0.0183) = 1.9768 / 1.0549 = 1.873
+    assert effective_sample_size([1.0, 0.0, 0.0, 0.0], beta=0.5) == pytest.approx(1.873, abs=1e-3)
+    # All that the bound on the error of V_hat needs: (N / ESS - 1) / N is the squared relative
+    # standard error of the mean weight.
+    weights = np.exp(np.array([1.0, 0.0, 0.0, 0.0]) / 0.5)
+    size = effective_sample_size([1.0, 0.0, 0.0, 0.0], beta=0.5)
+    assert (4 / size - 1) / 4 == pytest.approx(weights.var() / weights.mean() ** 2 / 4)
+
+
+@given(returns=some_returns, beta=some_beta)
+def test_an_effective_sample_size_lies_between_one_and_the_number_of_samples(returns, beta):
+    size = effective_sample_size(returns, beta=beta)
+    assert 1 - 1e-9 <= size <= len(returns) + 1e-9
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_limits_of_the_effective_sample_size_have_names():
+    returns = [0.0, 1.0, 1.0]
+    assert effective_sample_size(returns, beta=math.inf) == 3
+    assert effective_sample_size(returns, beta=0) == 2
+    assert effective_sample_size(returns, beta=5e-324) == 2
+    assert effective_sample_size([2.0, 2.0], beta=0.5) == pytest.approx(2)
+    with pytest.raises(ValueError, match="beta must be"):
+        effective_sample_size(returns, beta=-1.0)
 
 
 def test_leave_one_out_is_the_soft_value_of_the_others():

@@ -2,7 +2,7 @@ import pytest
 
 from ragen_apo.types import StopReason, Trajectory, Turn, make_task
 from ragen_apo.values.estimator import soft_value
-from ragen_apo.values.state_values import segments, state_values
+from ragen_apo.values.state_values import segments, state_coverage, state_values
 
 TASK = make_task(environment="shop", instruction="buy", split="train", category="c", payload={})
 
@@ -63,6 +63,22 @@ def test_a_state_with_too_few_visits_has_no_value() -> None:
 def test_a_state_that_an_episode_comes_back_to_counts_once_from_the_first_visit() -> None:
     loop = episode(("start", 0.1), ("start", 0.2), (None, 0.4))
     assert state_values([loop], beta=0.0, min_visits=1) == pytest.approx({"start": 0.7})
+
+
+def test_coverage_counts_states_and_the_later_turns_that_others_make_known() -> None:
+    coverage = state_coverage(EPISODES, min_visits=2)
+    # Visits: start 4, found 3, lost 2.
+    assert (coverage.num_states, coverage.num_known_states) == (3, 3)
+    # Later turns: three found, two lost. Without its own visit a turn in lost finds only one other.
+    assert coverage.share_turns_known == pytest.approx(3 / 5)
+    assert state_coverage(EPISODES, min_visits=1).share_turns_known == 1.0
+    assert state_coverage(EPISODES, min_visits=3).share_turns_known == 0.0
+
+
+def test_a_later_turn_without_a_key_is_unknown_and_without_later_turns_nothing_is_said() -> None:
+    loop = [episode(("start", 0.0), (None, 0.0), ("start", 0.0))] * 2
+    assert state_coverage(loop, min_visits=1).share_turns_known == pytest.approx(0.5)
+    assert state_coverage([episode(("start", 1.0))], min_visits=1).share_turns_known is None
 
 
 def test_segments_end_at_known_states_and_telescope() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ragen_apo.values.estimator import soft_value
-from ragen_apo.values.report import coverage_report, pass_at_k
+from ragen_apo.values.report import coverage_report, coverage_sentence, pass_at_k
 
 
 def report(*successes: list[bool], **options):
@@ -45,6 +45,28 @@ def test_the_report_of_three_tasks_computed_by_hand():
     assert result["mean_v_star"] == pytest.approx(
         (1 + soft_value([1.0, 0.0, 0.0, 0.0], beta=0.5)) / 3
     )
+
+
+def test_the_report_says_how_many_samples_the_values_really_rest_on():
+    # Equal returns count alike: 4, 4 and 1. One success of four: 1.873, see test_estimator.
+    result = report([True] * 4, [False] * 4, [True, False, False, False], [True])
+    assert result["mean_effective_samples"] == pytest.approx((4 + 4 + 1.873 + 1) / 4, abs=1e-3)
+    # A task that was sampled once is no surprise.
+    assert result["share_resting_on_one"] == 0.25
+
+
+def test_a_line_for_people_names_the_largest_k_that_all_tasks_have():
+    result = report([True, False, False, False], [False] * 8)
+    assert coverage_sentence(result) == (
+        "Stage 1: 12 samples of 2 tasks, pass@1 12%, pass@4 50%, 50% never solved, "
+        "0% always solved."
+    )
+    known = coverage_sentence(report([True]) | {"share_turns_known": 0.25})
+    assert known == (
+        "Stage 1: 1 samples of 1 tasks, pass@1 100%, 0% never solved, 100% always solved, "
+        "25% of later turns in a state of known value."
+    )
+    assert "later turns" not in coverage_sentence(report([True]) | {"share_turns_known": None})
 
 
 def test_a_task_with_fewer_than_k_samples_counts_with_what_it_has_and_is_reported():

@@ -83,7 +83,7 @@ class ApoConfig(Section):
     num_value_samples: Count = 4
     """Reference rollouts per task in Stage 1; also called v_star_samples."""
     adaptive_vstar: bool = False
-    """Double the rollouts of tasks without a success, up to max_value_samples."""
+    """Double the rollouts of tasks with few or no successes, up to max_value_samples."""
     max_value_samples: Count = 16
     """Rollouts per task at most, if adaptive."""
     value_store: str | None = None
@@ -230,7 +230,9 @@ class GigpoConfig(Section):
 
 
 class RolloutFilterConfig(Section):
-    """Which tasks of a step are trained on, by a score of their rollouts (StarPO-S)."""
+    """Which tasks are trained on, by a score of their rollouts (StarPO-S). Looks at the rollouts of
+    each step; for `apo` and `apo_turn` at those of Stage 1, once for each reference, of all tasks.
+    """
 
     strategy: Literal["none", "top_p", "top_p_softmax", "top_k", "top_fraction", "min_p"] = "none"
     """`none` keeps all; best tasks first until they hold the share p of all scores (top_p), the k

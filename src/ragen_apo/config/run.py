@@ -72,9 +72,7 @@ class RunConfig(Section):
     def _there_is_something_to_compare(self) -> RunConfig:
         """Refuses what would find no two rollouts to compare."""
         one_each = self.num_rollouts_per_task == 1
-        why = f"algorithm {self.algorithm} rolls each task out once"
-        if not self.needs_values:
-            why += " with policy_gradient.group_size = 1"
+        why = f"algorithm {self.algorithm} rolls each task out once with group_size = 1"
         if one_each and self.algorithm in GROUP_ALGORITHMS:
             raise ValueError(
                 f"algorithm {self.algorithm} compares rollouts of one task; "
@@ -82,10 +80,14 @@ class RunConfig(Section):
             )
         chosen = self.rollout_filter
         reads_variance = chosen.zero_variance == "drop" or chosen.statistic != "mean"
-        if one_each and chosen.strategy != "none" and reads_variance:
+        sees_one, why_one = one_each, why
+        if self.needs_values:
+            sees_one = self.apo.num_value_samples == 1 and self.apo.value_store is None
+            why_one = "Stage 1 may take only one, as apo.num_value_samples is 1"
+        if sees_one and chosen.strategy != "none" and reads_variance:
             raise ValueError(
-                f"rollout_filter needs several rollouts of a task to see variance, and {why}; "
-                "use statistic mean with zero_variance keep, or a group algorithm"
+                f"rollout_filter needs several rollouts of a task to see variance, and {why_one}; "
+                "raise that, or use statistic mean with zero_variance keep"
             )
         normalized = self.reward_normalization
         if normalized.method != "identity":

@@ -107,6 +107,8 @@ class FilterResult:
     group_G: Tensor
     """The ids of the groups in order of first appearance."""
     score_G: Tensor
+    constant_G: Tensor
+    """Boolean: the group's returns are all equal, in the precision in which they were given."""
     num_zero_variance: int
     """Groups whose returns are all equal, kept or not."""
     empty_because: str | None
@@ -155,6 +157,7 @@ def filter_trajectories(
         keep_G=keep_G,
         group_G=group_B[first_G],
         score_G=score_G,
+        constant_G=constant_G,
         num_zero_variance=int(constant_G.sum()),
         empty_because=empty_because,
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ragen_apo.config import RunConfig
 from ragen_apo.config.algorithms import RewardNormalizationConfig, RolloutFilterConfig
 from ragen_apo.environments.mixture import part_of
 from ragen_apo.objectives.filters import (
@@ -226,9 +227,13 @@ def gather_rollouts(
     return rollouts if torch.equal(own_B, returns_B) else rollouts.with_returns(rollouts.returns_B)
 
 
-def kept_by_filter(rollouts: Rollouts, settings: RolloutFilterConfig) -> Tensor:
-    """Which episodes [B] to train on; none where all were dropped for having no variance."""
-    if settings.strategy == "none":
+def kept_by_filter(rollouts: Rollouts, config: RunConfig) -> Tensor:
+    """Which episodes [B] to train on; none where all were dropped for having no variance.
+
+    All for A*-PO, which chooses its tasks after Stage 1 (`training.selection`).
+    """
+    settings = config.rollout_filter
+    if settings.strategy == "none" or config.needs_values:
         return torch.ones_like(rollouts.group_B, dtype=torch.bool)
     num_tokens_B = rollouts.mask_BT.sum(dim=1)
     surprise_B = -rollouts.tokens.sampled_logprobs_BT.sum(dim=1) / num_tokens_B
@@ -236,15 +241,20 @@ def kept_by_filter(rollouts: Rollouts, settings: RolloutFilterConfig) -> Tensor:
     return filter_trajectories(
         rollouts.returns_B,
         group_B=rollouts.group_B,
-        settings=FilterSettings(
-            strategy=FilterStrategy(settings.strategy),
-            value=settings.value,
-            order=FilterOrder(settings.order),
-            zero_variance=ZeroVariance(settings.zero_variance),
-        ),
+        settings=filter_settings(settings),
         statistic=ScoreStatistic(settings.statistic),
         values_B=values[settings.score],
     ).keep_B
+
+
+def filter_settings(settings: RolloutFilterConfig) -> FilterSettings:
+    """The rule that a configuration other than `none` names."""
+    return FilterSettings(
+        strategy=FilterStrategy(settings.strategy),
+        value=settings.value,
+        order=FilterOrder(settings.order),
+        zero_variance=ZeroVariance(settings.zero_variance),
+    )
 
 
 def normalized(rollouts: Rollouts, settings: RewardNormalizationConfig) -> Rollouts:

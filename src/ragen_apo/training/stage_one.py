@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.config import RunConfig
 from ragen_apo.config.algorithms import ApoConfig
-from ragen_apo.errors import MissingValueError, RunDirectoryError
+from ragen_apo.errors import MissingValueError, RunDirectoryError, TrainingError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.training.rollouts import ReferenceValues
+from ragen_apo.training.selection import select_stored_tasks
 from ragen_apo.training.session import Session, open_session
-from ragen_apo.types import Task
+from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.collect import collect_values
+from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import SampleSchedule
-from ragen_apo.values.report import coverage_report
-from ragen_apo.values.state_values import state_values
+from ragen_apo.values.report import coverage_report, coverage_sentence
+from ragen_apo.values.state_values import state_coverage, state_values
 from ragen_apo.values.store import ValueStore
 
 
@@ -51,15 +54,55 @@ def reference_values(
         return ReferenceValues(by_task, return_std=return_std)
     conditions = sampling_conditions(config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
-        trajectories = [
-            trajectory
-            for task_id in by_task
-            for trajectory in store.trajectories(conditions, task_id)
-        ]
-    by_state = state_values(
-        trajectories, beta=baseline_beta(config.apo), min_visits=config.turn_level.min_visits
-    )
+        by_state = state_values(
+            _trajectories(store, conditions, tasks),
+            beta=baseline_beta(config.apo),
+            min_visits=config.turn_level.min_visits,
+        )
     return ReferenceValues(by_task, by_state, return_std)
+
+
+def selected_tasks(
+    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+) -> Sequence[Task]:
+    """The tasks that Stage 2 trains on under this reference: all without `rollout_filter`.
+
+    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. Raises
+    TrainingError if no task is left and MissingValueError if the store lacks one.
+    """
+    config = session.config
+    if not config.needs_values or config.rollout_filter.strategy == "none":
+        return tasks
+    conditions = sampling_conditions(config, reference, session.environments)
+    with ValueStore(store_path(session), create=False) as store:
+        # A task without samples is an error, as it is for the values.
+        store.values(conditions, [task.task_id for task in tasks], beta=config.apo.beta1)
+        selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
+    session.progress.say(selection.counts.sentence())
+    if not selection.tasks:
+        raise TrainingError(
+            f"{selection.counts.sentence()} There is nothing to train on. Where most are never "
+            "solved, sample them more often (apo.num_value_samples, apo.adaptive_vstar), "
+            "warm-start longer or use a shaped reward; where most are always solved, use harder "
+            "tasks; or set rollout_filter.zero_variance to keep. To go on with this run, add "
+            f"samples to its store: `ragen-apo estimate-values {session.run.path} --samples N "
+            "--reference VERSION`, then --resume. The policy so far is the newest folder in "
+            f"{session.run.reference(0).parent}."
+        )
+    weighted = set(session.environments.properties.category_weights)
+    if missing := weighted - {task.category for task in selection.tasks}:
+        raise TrainingError(
+            f"{selection.counts.sentence()} None is of {', '.join(sorted(missing))}, which should "
+            "come up by its weight; keep more tasks (rollout_filter.value), or sample more often"
+        )
+    return selection.tasks
+
+
+def _trajectories(
+    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task]
+) -> Iterator[Trajectory]:
+    for task in tasks:
+        yield from store.trajectories(conditions, task.task_id)
 
 
 def baseline_beta(apo: ApoConfig) -> float:
@@ -158,11 +201,21 @@ def estimate_values(
         )
         task_ids = [task.task_id for task in tasks]
         returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
-    report = coverage_report(
-        {task_id: returns[task_id] for task_id in task_ids},
-        {task_id: successes[task_id] for task_id in task_ids},
-        beta=config.apo.beta1,
-    )
+        report = coverage_report(
+            {task_id: returns[task_id] for task_id in task_ids},
+            {task_id: successes[task_id] for task_id in task_ids},
+            beta=config.apo.beta1,
+        )
+        if config.algorithm == "apo_turn":
+            report |= asdict(
+                state_coverage(
+                    _trajectories(store, conditions, tasks),
+                    min_visits=config.turn_level.min_visits,
+                )
+            )
+        selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
+    report["selection"] = asdict(selection.counts)
+    session.progress.say(coverage_sentence(report))
     if report["advice"]:
         session.progress.say(str(report["advice"]))
     return report

@@ -18,7 +18,7 @@ from ragen_apo.training.checkpoint import ALGORITHM_PREFIX, Position, save_check
 from ragen_apo.training.monitors.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import estimate_values, reference_values
+from ragen_apo.training.stage_one import estimate_values, reference_values, selected_tasks
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Task
 
@@ -56,7 +56,7 @@ def run_stage_two(
         policy=policy,
         reference=reference,
         proxy=proxy,
-        tasks=tasks,
+        tasks=selected_tasks(session, reference, tasks),
         values=reference_values(session, reference, tasks),
         algorithm=algorithm,
         optimizer=optimizer,
@@ -71,7 +71,7 @@ def run_stage_two(
         result = trainer.step(step)
         position = _advance(position, result.metrics)
         row = result.metrics | {f"{name}_total": position.counters[name] for name in TOTALS}
-        row["reference_version"] = version
+        row |= {"reference_version": version, "num_training_tasks": len(trainer.tasks)}
         watch.note(row)
         is_last = watch.stopped is not None or step + 1 == config.training.max_steps
         if _is_due(step + 1, config.training.eval_every, is_last=is_last):
@@ -84,6 +84,7 @@ def run_stage_two(
                 reference = _refresh_reference(session, policy, tasks, version=version)
             trainer.reference = reference
             trainer.replay.clear()
+            trainer.train_on(selected_tasks(session, reference, tasks))
             trainer.values = reference_values(session, reference, tasks)
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})

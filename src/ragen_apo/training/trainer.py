@@ -3,7 +3,7 @@
 Sampling and scoring both run in evaluation mode: dropout would make them two different policies.
 
     for each step:
-        tasks         a slice of this epoch's random order, or of those of the parts of a mixture
+        tasks         a slice of this epoch's random order of those worth training on, or of a mixture's parts
         rollouts      of the present policy, one or a group for each task
         monitors      of thoughts and of gradients, in some steps; they change nothing
         filter        tasks that are worth an update; normalised returns, if configured
@@ -77,16 +77,21 @@ class Trainer:
     ) -> None:
         self.config, self.apo = config, config.apo
         self.policy, self.reference, self.proxy = policy, reference, proxy
-        self.tasks, self.values = tasks, values
+        self.values = values
         self.algorithm, self.optimizer = algorithm, optimizer
         self.replay = ReplayBuffer(self.apo.replay, seed=config.seed)
+        self.train_on(tasks)
+        policy.model.eval()
+
+    def train_on(self, tasks: Sequence[Task]) -> None:
+        """Takes these tasks from the next step on, in a fresh order."""
+        self.tasks = tasks
         self.order = DrawOrder(
             [task.category for task in tasks],
-            weights=proxy.environments.properties.category_weights,
-            seed=config.seed,
+            weights=self.proxy.environments.properties.category_weights,
+            seed=self.config.seed,
             purpose="task-order",
         )
-        policy.model.eval()
 
     def step(self, step: int) -> StepResult:
         """Step number `step` (from 0): a function of the weights, the moments and `step`."""
@@ -94,7 +99,7 @@ class Trainer:
         trajectories = self._roll_out(step)
         rolled_out = time.perf_counter()
         rollouts = self._gather(trajectories, step)
-        keep_B = kept_by_filter(rollouts, self.config.rollout_filter)
+        keep_B = kept_by_filter(rollouts, self.config)
         learning_rate = self._learning_rate(step)
         metrics = rollout_metrics(trajectories) | self._monitor_thoughts(trajectories, step)
         if keep_B.any():

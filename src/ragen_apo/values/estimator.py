@@ -7,9 +7,10 @@ Consumes raw returns or successes as the value store keeps them, produces plain 
 
 Brantley et al., "Accelerating RL for LLM Reasoning with Optimal Advantage Regression"
 (arXiv 2505.20686), equation of Stage 1. The mean of a logarithm lies below the logarithm of the
-mean, so V_hat is biased downwards. Its error is about beta times sqrt((1 - p) / (p N)), the
-relative error of a success rate p from N samples, which is why `SampleSchedule` spends samples on
-tasks with a low success rate and not on those at one half.
+mean, so V_hat is biased downwards. Its error is at most about beta times sqrt((1 - p) / (p N)), the
+relative error of a success rate p from N samples, and close to it where p exp(1 / beta) is large:
+the smaller beta, the more `SampleSchedule` gains by spending samples on tasks with a low success
+rate and not on those at one half. What stopping by results does to V_hat is in docs/algorithm.md.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ def soft_value(returns: ArrayLike, *, beta: float) -> float:
     finite, and a beta that is negative or NaN.
     """
     values = _checked_returns(returns)
-    if math.isnan(beta) or beta < 0:
-        raise ValueError(f"beta must be 0, positive or inf, got {beta}")
+    _check_beta(beta)
     if math.isinf(beta):
         return float(values.mean())
     highest = float(values.max())
@@ -41,6 +41,25 @@ def soft_value(returns: ArrayLike, *, beta: float) -> float:
     with np.errstate(over="ignore"):
         mean_below_highest = float(np.expm1((values - highest) / beta).mean())
     return highest + beta * math.log1p(mean_below_highest)
+
+
+def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
+    """How many equally weighted returns the weights exp(r / beta) of the soft value amount to.
+
+    (sum w)^2 / sum w^2, from 1 (one return is the value) to N (all count alike). `returns` and
+    `beta` as in `soft_value`: at `beta = inf` it is N, at `beta = 0` the number of highest returns.
+    Raises ValueError where `soft_value` does.
+    """
+    values = _checked_returns(returns)
+    _check_beta(beta)
+    below = values - values.max()
+    if math.isinf(beta):
+        return float(len(values))
+    if beta == 0:
+        return float((below == 0).sum())
+    with np.errstate(over="ignore"):
+        weights = np.exp(below / beta)
+    return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def leave_one_out_soft_values(returns: ArrayLike, *, beta: float) -> NDArray[np.float64]:
@@ -65,6 +84,11 @@ def _checked_returns(returns: ArrayLike) -> NDArray[np.float64]:
     return values
 
 
+def _check_beta(beta: float) -> None:
+    if math.isnan(beta) or beta < 0:
+        raise ValueError(f"beta must be 0, positive or inf, got {beta}")
+
+
 @dataclass(frozen=True)
 class SampleSchedule:
     """How many returns a task gets: `first`, then twice as many each round, up to `cap`.
@@ -77,7 +101,7 @@ class SampleSchedule:
     first: int = 4
     cap: int = 64
     max_error: float = 0.5
-    """In units of beta1, about the standard error of V_hat; 0.5 is met by p = 1/2 at N = 4."""
+    """In units of beta1, a bound on the standard error of V_hat; 0.5 is met by p = 1/2 at N = 4."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.cap:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.estimator import effective_sample_size, soft_value
 
 ADVICE_SAMPLES = 16
 """A task that stays without success over so many samples counts as out of reach."""
@@ -42,13 +42,15 @@ def coverage_report(
 
     Both mappings have the same tasks, each with at least one sample. Means are over tasks, each
     with the same weight however often it was sampled. A task with n < k samples enters pass@k with
-    its pass@n, a lower bound; `tasks_below_k` says how many do. `advice` is None or a text for
-    people: it speaks up when fewer than half of the tasks have a success. Raises ValueError for no
-    tasks, for tasks without samples, and where the two mappings disagree.
+    its pass@n, a lower bound; `tasks_below_k` says how many do. `share_resting_on_one` is the share
+    of tasks whose V* amounts to fewer than two of its several samples. `advice` is None or a text
+    for people: it speaks up when fewer than half of the tasks have a success. Raises ValueError for
+    no tasks, for tasks without samples, and where the two mappings disagree.
     """
     _check_tasks(returns_by_task, successes_by_task)
     num_tasks = len(successes_by_task)
     counts = [(sum(successes), len(successes)) for successes in successes_by_task.values()]
+    effective = [effective_sample_size(r, beta=beta) for r in returns_by_task.values()]
     return {
         "num_tasks": num_tasks,
         "num_samples": sum(n for _, n in counts),
@@ -66,9 +68,32 @@ def coverage_report(
         "mean_return": sum(soft_value(r, beta=math.inf) for r in returns_by_task.values())
         / num_tasks,
         "mean_v_star": sum(soft_value(r, beta=beta) for r in returns_by_task.values()) / num_tasks,
+        "mean_effective_samples": sum(effective) / num_tasks,
+        "share_resting_on_one": sum(
+            size < 2 <= n for size, (_, n) in zip(effective, counts, strict=True)
+        )
+        / num_tasks,
         "beta1": beta,
         "advice": _advice(counts),
     }
+
+
+def coverage_sentence(report: Mapping[str, Any]) -> str:
+    """What Stage 1 found, in a line for people; pass@k for 1 and the largest k all tasks allow."""
+    num_below = report["tasks_below_k"]
+    allowed = [k for k in report["pass_at_k"] if num_below[k] == 0]
+    passes = [
+        f"pass@{k} {report['pass_at_k'][k]:.0%}" for k in dict.fromkeys(allowed[:1] + allowed[-1:])
+    ]
+    parts = [
+        f"{report['num_samples']} samples of {report['num_tasks']} tasks",
+        *passes,
+        f"{report['share_never_solved']:.0%} never solved",
+        f"{report['share_always_solved']:.0%} always solved",
+    ]
+    if report.get("share_turns_known") is not None:
+        parts.append(f"{report['share_turns_known']:.0%} of later turns in a state of known value")
+    return "Stage 1: " + ", ".join(parts) + "."
 
 
 def _check_tasks(

@@ -11,7 +11,7 @@ states that other trajectories of the task pass through as well.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -56,6 +56,41 @@ def state_values(
         for state_key, samples in returns_to_go.items()
         if len(samples) >= min_visits
     }
+
+
+@dataclass(frozen=True)
+class StateCoverage:
+    """How far the values of states reach."""
+
+    num_states: int
+    """States that the trajectories visited."""
+    num_known_states: int
+    """Those with enough visits for a value."""
+    share_turns_known: float | None
+    """Of the turns after each episode's first: the share in states that enough *other* episodes
+    visited. It is what an episode that is not among them finds known. None without such turns."""
+
+
+def state_coverage(trajectories: Iterable[Trajectory], *, min_visits: int) -> StateCoverage:
+    """What `state_values` with the same `min_visits` knows of the states that were visited."""
+    num_visits: Counter[str] = Counter()
+    num_later_turns: Counter[str | None] = Counter()
+    for trajectory in trajectories:
+        num_visits.update(
+            {turn.state_key for turn in trajectory.turns if turn.state_key is not None}
+        )
+        num_later_turns.update(turn.state_key for turn in trajectory.turns[1:])
+    total = num_later_turns.total()
+    known = sum(
+        num_later_turns[state_key]
+        for state_key, visits in num_visits.items()
+        if visits - 1 >= min_visits
+    )
+    return StateCoverage(
+        num_states=len(num_visits),
+        num_known_states=sum(visits >= min_visits for visits in num_visits.values()),
+        share_turns_known=known / total if total else None,
+    )
 
 
 def segments(

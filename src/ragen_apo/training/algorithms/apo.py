@@ -131,10 +131,16 @@ class TurnLevelApo(Algorithm[TurnSignals]):
     def metrics(
         self, rollouts: Rollouts, signals: TurnSignals, figures: StepFigures
     ) -> dict[str, float]:
-        return {
+        metrics = {
             **_residual_metrics(rollouts, figures),
             "num_segments_mean": signals.num_segments / len(rollouts),
         }
+        # An episode's first turn opens a segment whatever is known.
+        num_later_turns = sum(len(episode.turns) - 1 for episode in rollouts.trajectories)
+        if num_later_turns:
+            num_known = signals.num_segments - len(rollouts)
+            metrics["known_turn_share"] = num_known / num_later_turns
+        return metrics
 
 
 def objective_settings(apo: ApoConfig) -> ApoSettings:

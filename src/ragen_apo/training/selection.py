@@ -1,0 +1,150 @@
+"""Which tasks Stage 2 of A*-PO trains on, chosen by what Stage 1 saw of them (StarPO-S).
+
+    Stage 1's samples of each task -> score -> `rollout_filter` -> tasks of Stage 2
+
+The rivals play each task several times a step, and `rollout_filter` chooses among the tasks of the
+step. A*-PO plays it once; its rollouts of a task are those of the reference, so the same filter is
+applied to them, once for every reference. A task that the reference always or never solves in these
+samples teaches little: its residual is 0 but for the few episodes that come out otherwise.
+
+The choice is a function of the value store and the configuration, so a resumed run makes it again.
+The trained episodes have no part in it. `apo.adaptive_vstar` comes first: a task without a success
+has been sampled `apo.max_value_samples` times before it can be left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+import torch
+
+from ragen_apo.config.algorithms import RolloutFilterConfig
+from ragen_apo.objectives.filters import ScoreStatistic, filter_trajectories
+from ragen_apo.training.rollouts import filter_settings
+from ragen_apo.types import Task, Trajectory
+from ragen_apo.values.conditions import SamplingConditions
+from ragen_apo.values.store import ValueStore
+
+
+@dataclass(frozen=True)
+class SelectionCounts:
+    """How many tasks were chosen, and why the others were not."""
+
+    kept: int
+    never_solved: int = 0
+    """Left out: all returns are equal, no sample is a success."""
+    always_solved: int = 0
+    """Left out: all returns are equal, every sample is a success."""
+    equal_returns: int = 0
+    """Left out: all returns are equal, and some samples are successes."""
+    low_score: int = 0
+    """Left out by the strategy."""
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def sentence(self) -> str:
+        """The counts for people."""
+        reasons = [
+            f"{number} {name.replace('_', ' ')}"
+            for name, number in asdict(self).items()
+            if name != "kept" and number
+        ]
+        text = f"rollout_filter: Stage 2 trains on {self.kept} of {self.total} tasks"
+        return f"{text}; left out: {', '.join(reasons)}." if reasons else f"{text}."
+
+
+@dataclass(frozen=True)
+class TaskSelection:
+    """The tasks of Stage 2 in the order in which they were given, possibly none."""
+
+    tasks: tuple[Task, ...]
+    counts: SelectionCounts
+
+
+def select_stored_tasks(
+    store: ValueStore,
+    conditions: SamplingConditions,
+    tasks: Sequence[Task],
+    settings: RolloutFilterConfig,
+) -> TaskSelection:
+    """Applies the filter to all samples that the store has of the tasks, at least one of each."""
+    if settings.strategy == "none":
+        return TaskSelection(tuple(tasks), SelectionCounts(kept=len(tasks)))
+    scores = None
+    if settings.score != "return":
+        measure = mean_surprise if settings.score == "entropy" else num_tokens
+        scores = {
+            task.task_id: [measure(t) for t in store.trajectories(conditions, task.task_id)]
+            for task in tasks
+        }
+    return select_tasks(
+        tasks,
+        returns=store.returns_by_task(conditions),
+        successes=store.successes_by_task(conditions),
+        scores=scores,
+        settings=settings,
+    )
+
+
+def select_tasks(
+    tasks: Sequence[Task],
+    *,
+    returns: Mapping[str, Sequence[float]],
+    successes: Mapping[str, Sequence[bool]],
+    settings: RolloutFilterConfig,
+    scores: Mapping[str, Sequence[float]] | None = None,
+) -> TaskSelection:
+    """The tasks that the filter keeps, by task id in the mappings; `scores` replaces the returns.
+
+    Every task has at least one sample; a strategy other than `none` is given. What has no variance
+    is always decided by the returns.
+    """
+    places = {task.task_id: place for place, task in enumerate(tasks)}
+    group_B, returns_B, values_B = [], [], []
+    for task_id, place in places.items():
+        group_B += [place] * len(returns[task_id])
+        returns_B += returns[task_id]
+        values_B += (scores or returns)[task_id]
+    # In float32, as Stage 2 computes: sums of the same rewards in another order are equal there.
+    result = filter_trajectories(
+        torch.tensor(returns_B, dtype=torch.float32),
+        group_B=torch.tensor(group_B),
+        settings=filter_settings(settings),
+        statistic=ScoreStatistic(settings.statistic),
+        values_B=torch.tensor(values_B, dtype=torch.float32),
+    )
+    kept, reasons = set(), Counter()
+    verdicts = zip(places, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
+    for task_id, keep, constant in verdicts:
+        if keep:
+            kept.add(task_id)
+        elif constant and settings.zero_variance == "drop":
+            reasons[_reason(successes[task_id])] += 1
+        else:
+            reasons["low_score"] += 1
+    return TaskSelection(
+        tasks=tuple(task for task in tasks if task.task_id in kept),
+        counts=SelectionCounts(kept=len(kept), **reasons),
+    )
+
+
+def mean_surprise(trajectory: Trajectory) -> float:
+    """Mean -log pi of the sampled tokens: an estimate of the entropy."""
+    return -fmean(logprob for turn in trajectory.turns for logprob in turn.logprobs)
+
+
+def num_tokens(trajectory: Trajectory) -> float:
+    """Sampled tokens of the episode."""
+    return float(trajectory.num_response_tokens)
+
+
+def _reason(successes: Sequence[bool]) -> str:
+    """Which field of `SelectionCounts` a task without variance belongs to."""
+    if not any(successes):
+        return "never_solved"
+    return "always_solved" if all(successes) else "equal_returns"

@@ -1,0 +1,392 @@
+"""Which tasks Stage 2 of A*-PO trains on, and that none of its episodes is in its own value."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ragen_apo.agent.assembly import build_proxy, sampling_conditions
+from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.config import ApoConfig, RolloutFilterConfig, RunConfig, parse_config
+from ragen_apo.errors import MissingValueError, TrainingError
+from ragen_apo.progress import SilentProgress
+from ragen_apo.seeding import derive_seed
+from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.selection import (
+    SelectionCounts,
+    TaskSelection,
+    mean_surprise,
+    select_stored_tasks,
+    select_tasks,
+)
+from ragen_apo.training.session import Session
+from ragen_apo.training.stage_one import (
+    estimate_values,
+    reference_values,
+    sample_schedule,
+    selected_tasks,
+)
+from ragen_apo.training.trainer import Trainer
+from ragen_apo.types import StopReason, Task, Trajectory, Turn, make_task
+from ragen_apo.values.collect import collect_values
+from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
+from ragen_apo.values.store import ValueStore
+
+
+def task(name: str) -> Task:
+    return make_task(environment="shop", instruction=name, split="train", category="c", payload={})
+
+
+def episode(
+    of: Task, *, reward: float, success: bool = False, logprobs: Sequence[float] = (-1.0,)
+) -> Trajectory:
+    turn = Turn(
+        observation="",
+        prompt_token_ids=(1,),
+        response_token_ids=(2,) * len(logprobs),
+        logprobs=tuple(logprobs),
+        response="",
+        thought="",
+        action="",
+        reward=reward,
+    )
+    return Trajectory(
+        task=of,
+        turns=(turn,),
+        terminated=True,
+        truncated=False,
+        stop_reason=StopReason.TERMINATED,
+        success=success,
+        final_observation="",
+        policy_version="reference",
+        seed=0,
+    )
+
+
+RETURNS = {
+    "never": [-0.1, -0.1, -0.1, -0.1],
+    "always": [1.0, 1.0, 1.0, 1.0],
+    "half": [0.0, 1.0, 0.0, 1.0],  # sample standard deviation sqrt(1/3) = 0.577
+    "seldom": [0.0, 0.0, 1.0, 0.0],  # 0.5
+    "shaped": [0.0, 0.1, 0.0, 0.1],  # 0.058, never solved
+    "odd": [0.5, 0.5, 0.5, 0.5],  # a success that earns no more than a failure
+}
+SUCCESSES = {name: [value > 0.9 for value in returns] for name, returns in RETURNS.items()} | {
+    "odd": [True, False, True, False]
+}
+
+
+def selected(**settings: Any) -> TaskSelection:
+    tasks = [task(name) for name in RETURNS]
+    return select_tasks(
+        tasks,
+        returns={task(name).task_id: values for name, values in RETURNS.items()},
+        successes={task(name).task_id: values for name, values in SUCCESSES.items()},
+        settings=RolloutFilterConfig(**settings),
+    )
+
+
+def names(selection: TaskSelection) -> list[str]:
+    return [chosen.instruction for chosen in selection.tasks]
+
+
+def test_tasks_without_variance_are_left_out_and_counted_by_what_they_are() -> None:
+    # top_p with p = 1 keeps all that have variance.
+    selection = selected(strategy="top_p", value=1.0)
+    assert names(selection) == ["half", "seldom", "shaped"]
+    assert selection.counts == SelectionCounts(
+        kept=3, never_solved=1, always_solved=1, equal_returns=1
+    )
+    assert selection.counts.sentence() == (
+        "rollout_filter: Stage 2 trains on 3 of 6 tasks; left out: 1 never solved, 1 always "
+        "solved, 1 equal returns."
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        # 0.577 + 0.5 = 1.077 of 1.135 is 95%: two tasks hold 90%, one holds 51%.
+        ({"strategy": "top_p", "value": 0.9}, ["half", "seldom"]),
+        ({"strategy": "top_p", "value": 0.5}, ["half"]),
+        ({"strategy": "top_k", "value": 1.0, "order": "smallest"}, ["shaped"]),
+        # 0.9 * 0.577 = 0.52; as variances 0.25 of 0.333 is 75%.
+        ({"strategy": "min_p", "value": 0.9}, ["half"]),
+        ({"strategy": "min_p", "value": 0.7, "statistic": "variance"}, ["half", "seldom"]),
+        ({"strategy": "top_fraction", "value": 0.7}, ["half", "seldom"]),
+    ],
+)
+def test_the_strategy_chooses_among_those_with_variance(settings: dict, kept: list[str]) -> None:
+    selection = selected(**settings)
+    assert names(selection) == kept
+    assert selection.counts.low_score == 3 - len(kept)
+    assert selection.counts.total == 6
+
+
+def test_kept_tasks_without_variance_can_still_be_left_out_by_their_score() -> None:
+    selection = selected(strategy="top_k", value=4.0, zero_variance="keep")
+    # Equal scores in the order of the tasks: "never" is the first of those at 0.
+    assert names(selection) == ["never", "half", "seldom", "shaped"]
+    assert selection.counts == SelectionCounts(kept=4, low_score=2)
+
+
+def test_returns_that_differ_by_the_order_of_their_rewards_alone_are_equal() -> None:
+    sums = [sum([-0.05, -0.06, -0.11]), sum([-0.11, -0.06, -0.05])]
+    assert sums[0] != sums[1]
+    only = task("only")
+    selection = select_tasks(
+        [only],
+        returns={only.task_id: sums},
+        successes={only.task_id: [False, False]},
+        settings=RolloutFilterConfig(strategy="top_k", value=1.0),
+    )
+    assert selection == TaskSelection((), SelectionCounts(kept=0, never_solved=1))
+
+
+@pytest.fixture
+def conditions() -> SamplingConditions:
+    return conditions_from_json(
+        dict.fromkeys(SamplingConditions.__dataclass_fields__, "")
+        | {"environment": "shop", "max_response_tokens": 1, "max_context_tokens": 2}
+        | {"temperature": 1.0, "format_penalty": 0.0, "invalid_action_penalty": 0.0}
+    )
+
+
+@pytest.mark.parametrize(("score", "kept"), [("entropy", ["sure", "long"]), ("length", ["long"])])
+def test_entropy_and_length_come_from_the_stored_trajectories(
+    score: str, kept: list[str], conditions: SamplingConditions, tmp_path: Path
+) -> None:
+    # Mean -log pi: "sure" 0.1, "long" (0.4 + 0.2) / 2 = 0.3, "unsure" 2.0.
+    logprobs = {"sure": (-0.1,), "long": (-0.4, -0.2), "unsure": (-2.0,)}
+    tasks = [task(name) for name in logprobs]
+    assert mean_surprise(episode(tasks[1], reward=0, logprobs=(-0.4, -0.2))) == pytest.approx(0.3)
+    settings = RolloutFilterConfig(
+        strategy="top_k",
+        value=2.0 if score == "entropy" else 1.0,
+        score=score,
+        statistic="mean",
+        order="smallest" if score == "entropy" else "largest",
+    )
+    with ValueStore(tmp_path / "values.sqlite") as store:
+        for of in tasks:
+            played = [
+                episode(of, reward=reward, logprobs=logprobs[of.instruction])
+                for reward in (0.0, 1.0)
+            ]
+            store.add_many(conditions, list(enumerate(played)))
+        assert names(select_stored_tasks(store, conditions, tasks, settings)) == kept
+
+
+class ScriptedReference:
+    """Plays a task's samples with the successes that were written down for it."""
+
+    def __init__(self, successes: dict[str, str]) -> None:
+        self.engine = SimpleNamespace(num_rows=8)
+        self._success = {
+            derive_seed(0, "stage-1", task(name).task_id, index): mark == "S"
+            for name, marks in successes.items()
+            for index, mark in enumerate(marks)
+        }
+
+    def rollout(self, requests: Sequence[EpisodeRequest], **options: Any) -> None:
+        played = []
+        for place, request in enumerate(requests):
+            success = self._success[request.seed]
+            played.append((place, episode(request.task, reward=float(success), success=success)))
+        options["on_finished"](played)
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "kept", "num_never"), [(False, ["mixed"], 2), (True, ["late", "mixed"], 1)]
+)
+def test_a_task_is_sampled_up_to_the_cap_before_it_counts_as_never_solved(
+    adaptive: bool,
+    kept: list[str],
+    num_never: int,
+    conditions: SamplingConditions,
+    tmp_path: Path,
+) -> None:
+    marks = {"late": "FFFS", "hopeless": "FFFF", "mixed": "SFFF", "easy": "SS"}
+    tasks = [task(name) for name in marks]
+    apo = ApoConfig(num_value_samples=2, adaptive_vstar=adaptive, max_value_samples=4)
+    with ValueStore(tmp_path / "values.sqlite") as store:
+        collect_values(
+            ScriptedReference(marks),  # pyright: ignore[reportArgumentType]
+            store,
+            tasks,
+            conditions=conditions,
+            schedule=sample_schedule(apo),
+            seed=0,
+        )
+        selection = select_stored_tasks(
+            store, conditions, tasks, RolloutFilterConfig(strategy="top_p", value=1.0)
+        )
+    assert names(selection) == kept
+    assert selection.counts == SelectionCounts(
+        kept=len(kept), never_solved=num_never, always_solved=1
+    )
+
+
+# With the tiny run's reference, which has two samples of every task.
+
+
+def with_filter(session: Session, *keys: str, text: str) -> Session:
+    overrides = ["--apo.num_value_samples=2", "--apo.adaptive_vstar=false", *keys]
+    return replace(session, config=parse_config(text, source="tiny", overrides=overrides))
+
+
+def trainer_of(session: Session, tasks: Sequence[Task]) -> Trainer:
+    """The policy is the reference: what they play differs by their seeds alone."""
+    policy, reference = (session.load_model(session.run.reference(0)) for _ in range(2))
+    reference.model.requires_grad_(False)
+    return Trainer(
+        session.config,
+        policy=policy,
+        reference=reference,
+        proxy=build_proxy(session.config, policy, session.environments),
+        tasks=selected_tasks(session, reference, tasks),
+        values=reference_values(session, reference, tasks),
+        algorithm=make_algorithm(session.config, reference),
+        optimizer=Optimizer(policy.model),
+    )
+
+
+def test_without_a_filter_the_tasks_are_those_that_were_given(session: Session) -> None:
+    tasks = session.training_tasks()
+    assert selected_tasks(session, session.load_model(session.run.reference(0)), tasks) is tasks
+
+
+@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
+def test_stage_two_plays_the_selected_tasks_and_no_others_epoch_after_epoch(
+    algorithm: str, session: Session, tiny_config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("--rollout_filter.strategy=top_k", "--rollout_filter.value=3")
+    part = with_filter(
+        session,
+        *keys,
+        f"--algorithm={algorithm}",
+        "--training.max_tasks=12",
+        "--training.tasks_per_step=2",
+        text=tiny_config,
+    )
+    tasks = part.training_tasks()
+    returns = stored_returns(part)
+    deviation = {t.task_id: torch.tensor(returns[t.task_id]).std().item() for t in tasks}
+    assert len(tasks) == 12 and sum(value > 1e-6 for value in deviation.values()) >= 3
+    expected = {t.task_id for t in sorted(tasks, key=lambda t: -deviation[t.task_id])[:3]}
+    trainer = trainer_of(part, tasks)
+    assert {t.task_id for t in trainer.tasks} == expected
+    monkeypatch.setattr(trainer.optimizer, "update", lambda **_: 1.0)
+    results = [trainer.step(step) for step in range(3)]
+    played = [t.task.task_id for result in results for t in result.trajectories]
+    # Six episodes are two epochs of three tasks.
+    assert set(played[:3]) == set(played[3:]) == expected
+    assert all(result.metrics["kept_share"] == 1.0 for result in results)
+
+
+def stored_returns(session: Session) -> dict[str, list[float]]:
+    reference = session.load_model(session.run.reference(0))
+    conditions = sampling_conditions(session.config, reference, session.environments)
+    with ValueStore(session.run.values) as store:
+        return store.returns_by_task(conditions)
+
+
+def test_a_selection_that_leaves_no_task_says_what_to_do(
+    session: Session, tiny_config: str
+) -> None:
+    part = with_filter(session, "--rollout_filter.strategy=top_p", text=tiny_config)
+    returns = stored_returns(part)
+    same = [t for t in part.training_tasks() if len(set(returns[t.task_id])) == 1]
+    assert same
+    reference = part.load_model(part.run.reference(0))
+    with pytest.raises(TrainingError, match=rf"on 0 of {len(same)} tasks; left out: .*adaptive"):
+        selected_tasks(part, reference, same)
+    kept = with_filter(
+        session,
+        "--rollout_filter.strategy=top_p",
+        "--rollout_filter.value=1",
+        "--rollout_filter.zero_variance=keep",
+        text=tiny_config,
+    )
+    assert list(selected_tasks(kept, reference, same)) == same
+
+
+def test_a_task_without_samples_is_an_error_and_not_one_without_variance(
+    session: Session, tiny_config: str
+) -> None:
+    part = with_filter(session, "--rollout_filter.strategy=top_p", text=tiny_config)
+    reference = part.load_model(part.run.reference(0))
+    with pytest.raises(MissingValueError, match="3 of 24 tasks"):
+        selected_tasks(part, reference, part.environments.tasks("all"))
+
+
+class Sayings(SilentProgress):
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.lines.append(message)
+
+
+def test_the_report_of_stage_one_says_how_many_tasks_stage_two_trains_on(
+    session: Session, tiny_config: str
+) -> None:
+    said = Sayings()
+    part = replace(
+        with_filter(
+            session,
+            "--rollout_filter.strategy=top_p",
+            "--rollout_filter.value=1",
+            "--algorithm=apo_turn",
+            text=tiny_config,
+        ),
+        progress=said,
+    )
+    reference = part.load_model(part.run.reference(0))
+    tasks = part.training_tasks()
+    report = estimate_values(part, reference, tasks)
+    assert report["selection"]["kept"] == len(selected_tasks(part, reference, tasks))
+    assert 0 < report["selection"]["kept"] < sum(report["selection"].values()) == len(tasks)
+    assert 0 < report["num_known_states"] < report["num_states"]
+    assert said.lines[0].startswith("Stage 1: 42 samples of 21 tasks, pass@1 ")
+    assert "of later turns in a state of known value" in said.lines[0]
+    assert said.lines[-1].startswith("rollout_filter: Stage 2 trains on ")
+
+
+@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
+def test_no_trained_episode_is_among_the_samples_of_its_own_value(
+    algorithm: str, session: Session, tiny_config: str
+) -> None:
+    part = with_filter(session, f"--algorithm={algorithm}", text=tiny_config)
+    tasks = part.training_tasks()
+    trainer = trainer_of(part, tasks)
+    conditions = sampling_conditions(part.config, trainer.reference, part.environments)
+    with ValueStore(part.run.values) as store:
+        before = [t for of in tasks for t in store.trajectories(conditions, of.task_id)]
+        trained = trainer.step(0).trajectories
+        after = [t for of in tasks for t in store.trajectories(conditions, of.task_id)]
+    assert after == before
+    assert {t.policy_version for t in before} == {conditions.reference_fingerprint}
+    sampled = {(t.task.task_id, t.seed) for t in before}
+    assert len(sampled) == len(before) and len(trained) == 8
+    assert not sampled & {(t.task.task_id, t.seed) for t in trained}
+
+
+def test_rivals_leave_the_choice_to_the_rollouts_of_each_step(
+    session: Session, tiny_config: str
+) -> None:
+    config: RunConfig = parse_config(
+        tiny_config,
+        source="tiny",
+        overrides=["--algorithm=grpo", "--rollout_filter.strategy=top_p"],
+    )
+    part = replace(session, config=config)
+    tasks = part.training_tasks()
+    assert selected_tasks(part, part.load_model(part.run.reference(0)), tasks) is tasks
