@@ -3,7 +3,8 @@
 Sampling and scoring both run in evaluation mode: dropout would make them two different policies.
 
     for each step:
-        tasks         a slice of this epoch's random order of those worth training on, or of a mixture's parts
+        tasks         a slice of this epoch's random order of those worth training on (in a mixture,
+                      of each part by its weight)
         rollouts      of the present policy, one or a group for each task
         monitors      of thoughts and of gradients, in some steps; they change nothing
         filter        tasks that are worth an update; normalised returns, if configured
