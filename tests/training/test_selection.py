@@ -11,7 +11,8 @@ import torch
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.config import ApoConfig, RolloutFilterConfig, RunConfig, parse_config
+from ragen_apo.config import RunConfig, parse_config
+from ragen_apo.config.algorithms import ApoConfig, RolloutFilterConfig
 from ragen_apo.errors import MissingValueError, TrainingError
 from ragen_apo.progress import SilentProgress
 from ragen_apo.seeding import derive_seed
