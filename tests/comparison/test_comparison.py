@@ -41,7 +41,7 @@ def test_every_run_of_the_shipped_comparison_is_a_valid_configuration() -> None:
         )
         assert config.training.tasks_per_step * config.num_rollouts_per_task == 64
         algorithms.append(config.algorithm)
-    assert algorithms == ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo"]
+    assert algorithms == ["apo", "apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo"]
     reference = comparison.reference(2)
     assert (reference.seed, reference.training.max_steps, reference.needs_values) == (2, 0, False)
     assert reference.warm_start.enabled
