@@ -88,8 +88,10 @@ class RereadingEngine:
     def close_all_rows(self) -> None:
         self._open.clear()
 
-    def submit(self, row: Transcript, prompt: Sequence[int], *, max_new_tokens: int) -> None:
-        row.token_ids.extend(prompt)
+    def submit(
+        self, row: Transcript, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
+    ) -> None:
+        row.token_ids = [*([] if restarts else row.token_ids), *prompt]
         row.awaits_response, self._max_new_tokens = True, max_new_tokens
 
     @torch.inference_mode()
