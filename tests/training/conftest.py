@@ -3,16 +3,23 @@
 import functools
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
+from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.pipeline import train
+from ragen_apo.training.rollouts import ReferenceValues
 from ragen_apo.training.session import Session, open_session
+from ragen_apo.training.stage_one import reference_values
+from ragen_apo.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -23,6 +30,34 @@ def session(finished_run: Path, tiny_config: str, tmp_path: Path) -> Iterator[Se
     config = parse_config(tiny_config, source="tiny")
     yield open_session(config, RunDirectory(tmp_path / "copy"), SilentProgress())
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def trainer_with(session: Session) -> Callable[..., Trainer]:
+    """A trainer under a configuration; its policy is the second reference, its reference the first.
+
+    They differ, so that the log-ratio is not zero. The values are those of the store, or given.
+    """
+
+    def trainer_with(config: RunConfig, *, values: ReferenceValues | None = None) -> Trainer:
+        policy = session.load_model(session.run.reference(1))
+        reference = session.load_model(session.run.reference(0))
+        reference.model.requires_grad_(False)
+        tasks = session.environments.tasks("train")
+        if values is None:
+            values = reference_values(replace(session, config=config), reference, tasks)
+        return Trainer(
+            config,
+            policy=policy,
+            reference=reference,
+            proxy=build_proxy(config, policy, session.environments),
+            tasks=tasks,
+            values=values,
+            algorithm=make_algorithm(config, reference),
+            optimizer=Optimizer(policy.model),
+        )
+
+    return trainer_with
 
 
 ALGORITHM_KEYS = {

@@ -9,18 +9,13 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import RunConfig, load_config, parse_config
 from ragen_apo.config.algorithms import AlgorithmName
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.batching import collate
-from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory, training_samples
 
@@ -30,7 +25,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @pytest.fixture
-def trainer_of(session: Session, tiny_config: str) -> Callable[..., Trainer]:
+def trainer_of(trainer_with: Callable[..., Trainer], tiny_config: str) -> Callable[..., Trainer]:
     """A trainer of an algorithm whose policy is the second reference and reference the first."""
 
     def trainer_of(algorithm: str, *keys: str) -> Trainer:
@@ -38,21 +33,7 @@ def trainer_of(session: Session, tiny_config: str) -> Callable[..., Trainer]:
         if algorithm not in ("apo", "apo_turn"):
             overrides.append("--policy_gradient.group_size=3")
         config = parse_config(tiny_config, source="tiny", overrides=[*overrides, *keys])
-        part = replace(session, config=config)
-        policy = session.load_model(session.run.reference(1))
-        reference = session.load_model(session.run.reference(0))
-        reference.model.requires_grad_(False)
-        tasks = session.environments.tasks("train")
-        return Trainer(
-            config,
-            policy=policy,
-            reference=reference,
-            proxy=build_proxy(config, policy, session.environments),
-            tasks=tasks,
-            values=reference_values(part, reference, tasks),
-            algorithm=make_algorithm(config, reference),
-            optimizer=Optimizer(policy.model),
-        )
+        return trainer_with(config)
 
     return trainer_of
 

@@ -9,7 +9,6 @@ from statistics import fmean, pvariance
 import pytest
 import torch
 
-from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.algorithms import ReplayConfig
 from ragen_apo.environments.base import make_environment
@@ -18,13 +17,9 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
-from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.batching import collate
-from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.pipeline import train
 from ragen_apo.training.replay import ReplayBuffer, refuse_luck
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples
 
@@ -196,25 +191,12 @@ def test_a_new_reference_empties_the_buffer(
 
 
 @pytest.fixture
-def trainer_of(session: Session, tiny_config: str) -> Callable[..., Trainer]:
+def trainer_of(trainer_with: Callable[..., Trainer], tiny_config: str) -> Callable[..., Trainer]:
     """A trainer with replay whose policy is the second reference and reference the first."""
 
     def trainer_of(*keys: str) -> Trainer:
         config = parse_config(tiny_config, source="tiny", overrides=[*KEYS, *keys])
-        policy = session.load_model(session.run.reference(1))
-        reference = session.load_model(session.run.reference(0))
-        reference.model.requires_grad_(False)
-        tasks = session.environments.tasks("train")
-        return Trainer(
-            config,
-            policy=policy,
-            reference=reference,
-            proxy=build_proxy(config, policy, session.environments),
-            tasks=tasks,
-            values=reference_values(replace(session, config=config), reference, tasks),
-            algorithm=make_algorithm(config, reference),
-            optimizer=Optimizer(policy.model),
-        )
+        return trainer_with(config)
 
     return trainer_of
 

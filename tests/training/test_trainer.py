@@ -12,7 +12,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import baseline_values, reference_values
+from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.values.store import ValueStore
 
@@ -138,13 +138,13 @@ def test_a_task_without_v_star_is_an_error_and_never_zero(session: Session) -> N
     reference = session.load_model(session.run.reference(0))
     tasks = session.environments.tasks("all")  # the held-out ones were not sampled
     with pytest.raises(MissingValueError, match="3 of 24 tasks have fewer than 1 sampled returns"):
-        baseline_values(session, reference, tasks)
+        reference_values(session, reference, tasks)
 
 
 def test_v_star_under_another_temperature_is_missing(session: Session) -> None:
     reference = session.load_model(session.run.reference(0))
     with pytest.raises(MissingValueError, match=r"temperature: store has 1\.0, asked for 0\.5"):
-        baseline_values(
+        reference_values(
             changed(session, "apo", temperature=0.5),
             reference,
             session.environments.tasks("train"),
@@ -155,7 +155,7 @@ def test_v_star_of_another_context_mode_is_missing(session: Session) -> None:
     reference = session.load_model(session.run.reference(0))
     context = ContextConfig(mode="last_turns", num_turns=2)
     with pytest.raises(MissingValueError, match="store has 'full', asked for 'last_turns-2'"):
-        baseline_values(
+        reference_values(
             changed(session, "agent", context=context),
             reference,
             session.environments.tasks("train"),
@@ -165,10 +165,10 @@ def test_v_star_of_another_context_mode_is_missing(session: Session) -> None:
 def test_the_ablations_use_zero_and_the_mean_of_the_returns(session: Session) -> None:
     reference = session.load_model(session.run.reference(0))
     tasks = session.environments.tasks("train")
-    zero = baseline_values(changed(session, "apo", value_baseline="zero"), reference, tasks)
+    zero = reference_values(changed(session, "apo", value_baseline="zero"), reference, tasks).tasks
     assert zero == dict.fromkeys([task.task_id for task in tasks], 0.0)
-    mean = baseline_values(changed(session, "apo", value_baseline="mean"), reference, tasks)
-    v_star = baseline_values(session, reference, tasks)
+    mean = reference_values(changed(session, "apo", value_baseline="mean"), reference, tasks).tasks
+    v_star = reference_values(session, reference, tasks).tasks
     conditions = sampling_conditions(session.config, reference, session.environments)
     with ValueStore(session.run.values) as store:
         returns = store.returns_by_task(conditions)
@@ -185,7 +185,7 @@ def test_a_refresh_makes_a_new_reference_and_keeps_the_old_values(session: Sessi
     assert [row["log_ratio_max_abs"] < 1e-4 for row in rows] == [True, False, False] * 2
     tasks = session.environments.tasks("train")
     values = [
-        baseline_values(session, session.load_model(session.run.reference(version)), tasks)
+        reference_values(session, session.load_model(session.run.reference(version)), tasks).tasks
         for version in (0, 1)
     ]
     assert values[0].keys() == values[1].keys()

@@ -6,10 +6,7 @@ not the evaluations. What a new reference costs (`apo.reference_refresh`) is cou
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +15,7 @@ import numpy as np
 from ragen_apo.comparison.plan import BudgetConfig
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.values.store import ValueStore
 
 
 @dataclass(frozen=True)
@@ -113,10 +111,8 @@ def stage_one_tokens(run: RunDirectory) -> int:
     """Generated tokens of all trajectories in the run's own value store."""
     if not run.values.exists():
         return 0
-    with contextlib.closing(sqlite3.connect(f"file:{run.values}?mode=ro", uri=True)) as connection:
-        found = connection.execute("SELECT zlib_json FROM trajectories").fetchall()
-    episodes = (json.loads(zlib.decompress(packed)) for (packed,) in found)
-    return sum(len(t["response_token_ids"]) for episode in episodes for t in episode["turns"])
+    with ValueStore(run.values, create=False) as store:
+        return store.num_response_tokens()
 
 
 def _within(budget: BudgetConfig, seconds: float, tokens: int) -> bool:

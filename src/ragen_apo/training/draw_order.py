@@ -21,7 +21,7 @@ from ragen_apo.types import Task
 class DrawOrder:
     """An endless order of items that have these categories; `purpose` names its random draws.
 
-    Every category with a weight has an item (`Session.training_tasks` sees to it).
+    Every category with a weight has an item (see `missing_categories`).
     """
 
     def __init__(
@@ -64,6 +64,11 @@ class DrawOrder:
             purpose=f"{self._purpose}/{category}",
         )
         return items[place]
+
+
+def missing_categories(tasks: Sequence[Task], weights: Mapping[str, float]) -> list[str]:
+    """Categories that have a weight and no task, which `DrawOrder` cannot draw from."""
+    return sorted(set(weights) - {task.category for task in tasks})
 
 
 def seeded_part(

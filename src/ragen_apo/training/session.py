@@ -26,7 +26,7 @@ from ragen_apo.policy.lora import add_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.training.draw_order import seeded_part
+from ragen_apo.training.draw_order import missing_categories, seeded_part
 from ragen_apo.types import Task
 
 
@@ -56,9 +56,9 @@ class Session:
         weights = self.environments.properties.category_weights
         if limit is not None and limit < len(tasks):
             tasks = seeded_part(tasks, size=limit, weights=weights, seed=self.config.seed)
-        if missing := set(weights) - {task.category for task in tasks}:
+        if missing := missing_categories(tasks, weights):
             raise ConfigError(
-                f"no training task is of {', '.join(sorted(missing))}, which should come up by its "
+                f"no training task is of {', '.join(missing)}, which should come up by its "
                 f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
             )
         return tasks

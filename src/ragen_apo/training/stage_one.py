@@ -18,6 +18,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
+from ragen_apo.training.draw_order import missing_categories
 from ragen_apo.training.rollouts import ReferenceValues
 from ragen_apo.training.selection import select_stored_tasks
 from ragen_apo.training.session import Session, open_session
@@ -41,24 +42,31 @@ def reference_values(
 ) -> ReferenceValues:
     """What the configured algorithm has to know of the reference: nothing, V* of tasks, of states.
 
-    Raises MissingValueError where `baseline_values` and `sampled_return_std` do.
+    What Stage 2 subtracts is V*, or one of its ablations. Raises MissingValueError if the store
+    lacks a task (a missing V* is never taken as 0), or has too few of its returns for a spread.
     """
     config = session.config
     if not config.needs_values:
         return ReferenceValues()
-    by_task = baseline_values(session, reference, tasks)
-    return_std = (
-        sampled_return_std(session, reference, tasks) if config.monitors.gradient_buckets else None
-    )
-    if config.algorithm != "apo_turn" or config.apo.value_baseline == "zero":
-        return ReferenceValues(by_task, return_std=return_std)
+    task_ids = [task.task_id for task in tasks]
+    is_zero = config.apo.value_baseline == "zero"
+    by_task = dict.fromkeys(task_ids, 0.0)
+    if is_zero and not config.monitors.gradient_buckets:
+        return ReferenceValues(by_task)
+    beta = baseline_beta(config.apo)
+    by_state, return_std = {}, None
     conditions = sampling_conditions(config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
-        by_state = state_values(
-            _trajectories(store, conditions, tasks),
-            beta=baseline_beta(config.apo),
-            min_visits=config.turn_level.min_visits,
-        )
+        if not is_zero:
+            by_task = store.values(conditions, task_ids, beta=beta)
+        if config.monitors.gradient_buckets:
+            return_std = _sampled_return_std(store, conditions, task_ids)
+        if config.algorithm == "apo_turn" and not is_zero:
+            by_state = state_values(
+                _trajectories(store, conditions, tasks),
+                beta=beta,
+                min_visits=config.turn_level.min_visits,
+            )
     return ReferenceValues(by_task, by_state, return_std)
 
 
@@ -89,10 +97,10 @@ def selected_tasks(
             "--reference VERSION`, then --resume. The policy so far is the newest folder in "
             f"{session.run.reference(0).parent}."
         )
-    weighted = set(session.environments.properties.category_weights)
-    if missing := weighted - {task.category for task in selection.tasks}:
+    weights = session.environments.properties.category_weights
+    if missing := missing_categories(selection.tasks, weights):
         raise TrainingError(
-            f"{selection.counts.sentence()} None is of {', '.join(sorted(missing))}, which should "
+            f"{selection.counts.sentence()} None is of {', '.join(missing)}, which should "
             "come up by its weight; keep more tasks (rollout_filter.value), or sample more often"
         )
     return selection.tasks
@@ -110,40 +118,19 @@ def baseline_beta(apo: ApoConfig) -> float:
     return math.inf if apo.value_baseline == "mean" else apo.beta1
 
 
-def baseline_values(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+def _sampled_return_std(
+    store: ValueStore, conditions: SamplingConditions, task_ids: Sequence[str]
 ) -> dict[str, float]:
-    """What Stage 2 subtracts from each task's return: V*, or one of its ablations.
-
-    Raises MissingValueError if the store lacks a task; a missing V* is never taken as 0.
-    """
-    apo = session.config.apo
-    task_ids = [task.task_id for task in tasks]
-    if apo.value_baseline == "zero":
-        return dict.fromkeys(task_ids, 0.0)
-    conditions = sampling_conditions(session.config, reference, session.environments)
-    with ValueStore(store_path(session), create=False) as store:
-        return store.values(conditions, task_ids, beta=baseline_beta(apo))
-
-
-def sampled_return_std(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task]
-) -> dict[str, float]:
-    """Standard deviation of each task's stored returns (divided by their number), by task id.
-
-    Raises MissingValueError for a task with fewer than two.
-    """
-    conditions = sampling_conditions(session.config, reference, session.environments)
-    with ValueStore(store_path(session), create=False) as store:
-        returns = store.returns_by_task(conditions)
-    missing = [task.task_id for task in tasks if len(returns.get(task.task_id, ())) < 2]
+    """Standard deviation of each task's stored returns (divided by their number), by task id."""
+    returns = store.returns_by_task(conditions)
+    missing = [task_id for task_id in task_ids if len(returns.get(task_id, ())) < 2]
     if missing:
         raise MissingValueError(
             f"monitors.gradient_buckets compares the Stage 1 returns of a task, and {len(missing)} "
-            f"of {len(tasks)} tasks have fewer than 2 in {store_path(session)}, such as "
+            f"of {len(task_ids)} tasks have fewer than 2 in {store.path}, such as "
             f"{missing[0]}. Sample more (apo.num_value_samples) or turn gradient_buckets off."
         )
-    return {task.task_id: statistics.pstdev(returns[task.task_id]) for task in tasks}
+    return {task_id: statistics.pstdev(returns[task_id]) for task_id in task_ids}
 
 
 def store_path(session: Session) -> Path:

@@ -82,10 +82,11 @@ def run_stage_two(
             version += 1
             with session.timed("reference refresh"):
                 reference = _refresh_reference(session, policy, tasks, version=version)
-            trainer.reference = reference
-            trainer.replay.clear()
-            trainer.train_on(selected_tasks(session, reference, tasks))
-            trainer.values = reference_values(session, reference, tasks)
+            trainer.take_reference(
+                reference,
+                tasks=selected_tasks(session, reference, tasks),
+                values=reference_values(session, reference, tasks),
+            )
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
             session.progress.start("stage 2", config.training.max_steps)

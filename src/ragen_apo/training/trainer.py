@@ -77,16 +77,18 @@ class Trainer:
         optimizer: Optimizer,
     ) -> None:
         self.config, self.apo = config, config.apo
-        self.policy, self.reference, self.proxy = policy, reference, proxy
-        self.values = values
+        self.policy, self.proxy = policy, proxy
         self.algorithm, self.optimizer = algorithm, optimizer
         self.replay = ReplayBuffer(self.apo.replay, seed=config.seed)
-        self.train_on(tasks)
+        self.take_reference(reference, tasks=tasks, values=values)
         policy.model.eval()
 
-    def train_on(self, tasks: Sequence[Task]) -> None:
-        """Takes these tasks from the next step on, in a fresh order."""
-        self.tasks = tasks
+    def take_reference(
+        self, reference: LanguageModel, *, tasks: Sequence[Task], values: ReferenceValues
+    ) -> None:
+        """Goes on from this reference: with its values, on these tasks in a fresh order."""
+        self.reference, self.tasks, self.values = reference, tasks, values
+        self.replay.clear()
         self.order = DrawOrder(
             [task.category for task in tasks],
             weights=self.proxy.environments.properties.category_weights,

@@ -174,7 +174,12 @@ class ValueStore:
             "ORDER BY sample_index",
             (conditions.digest, task_id),
         )
-        return [trajectory_from_json(json.loads(zlib.decompress(row[0]))) for row in rows]
+        return [_unpacked(row[0]) for row in rows]
+
+    def num_response_tokens(self) -> int:
+        """Tokens that all stored trajectories have sampled, under any conditions."""
+        rows = self._read("SELECT zlib_json FROM trajectories")
+        return sum(_unpacked(row[0]).num_response_tokens for row in rows)
 
     def values(
         self,
@@ -379,3 +384,7 @@ def _advice(error: str) -> str:
     if "malformed" in error:
         return "The file is damaged: restore a copy, or move it away and sample again."
     return "Check that the path is on a local disk and that this user may write there."
+
+
+def _unpacked(zlib_json: bytes) -> Trajectory:
+    return trajectory_from_json(json.loads(zlib.decompress(zlib_json)))

@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import parse_config
-from ragen_apo.training.algorithms import make_algorithm
-from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.rollouts import ReferenceValues
 from ragen_apo.training.session import Session
 from ragen_apo.training.stage_one import reference_values
@@ -18,7 +15,9 @@ MONITORS = ["--monitors.every_steps=1", "--monitors.gradient_buckets=true"]
 
 
 @pytest.fixture
-def trainer_of(session: Session, tiny_config: str) -> Callable[..., Trainer]:
+def trainer_of(
+    session: Session, trainer_with: Callable[..., Trainer], tiny_config: str
+) -> Callable[..., Trainer]:
     """A trainer of an algorithm, six tasks a step, two episodes a task except for A*-PO.
 
     The finished run has one sample of some tasks, too few for a variance: A*-PO is told the
@@ -32,9 +31,7 @@ def trainer_of(session: Session, tiny_config: str) -> Callable[..., Trainer]:
         elif "--monitors.gradient_buckets=true" in keys:
             overrides.append("--apo.num_value_samples=2")
         config = parse_config(tiny_config, source="tiny", overrides=[*overrides, *keys])
-        policy = session.load_model(session.run.reference(1))
         reference = session.load_model(session.run.reference(0))
-        reference.model.requires_grad_(False)
         tasks = session.environments.tasks("train")
         values = ReferenceValues()
         if config.needs_values:
@@ -42,15 +39,6 @@ def trainer_of(session: Session, tiny_config: str) -> Callable[..., Trainer]:
                 reference_values(session, reference, tasks),
                 return_std={task.task_id: float(place % 4) for place, task in enumerate(tasks)},
             )
-        return Trainer(
-            config,
-            policy=policy,
-            reference=reference,
-            proxy=build_proxy(config, policy, session.environments),
-            tasks=tasks,
-            values=values,
-            algorithm=make_algorithm(config, reference),
-            optimizer=Optimizer(policy.model),
-        )
+        return trainer_with(config, values=values)
 
     return trainer_of

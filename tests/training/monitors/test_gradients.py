@@ -17,7 +17,7 @@ from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.training.batching import collate
 from ragen_apo.training.monitors.gradients import return_std, variance_buckets
 from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import sampled_return_std
+from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import training_samples
 from ragen_apo.values.store import ValueStore
@@ -212,6 +212,11 @@ def test_a_loss_that_does_not_reach_the_policy_has_norm_zero(
     assert norms and not any(norms)
 
 
+def with_buckets(session: Session) -> Session:
+    monitors = session.config.monitors.model_copy(update={"gradient_buckets": True})
+    return replace(session, config=session.config.model_copy(update={"monitors": monitors}))
+
+
 def test_standard_deviations_come_from_the_stored_returns(session: Session) -> None:
     reference = session.load_model(session.run.reference(0))
     conditions = sampling_conditions(session.config, reference, session.environments)
@@ -219,7 +224,8 @@ def test_standard_deviations_come_from_the_stored_returns(session: Session) -> N
         returns = store.returns_by_task(conditions)
     tasks = [task for task in session.environments.tasks("train") if len(returns[task.task_id]) > 1]
     assert tasks
-    found = sampled_return_std(session, reference, tasks)
+    found = reference_values(with_buckets(session), reference, tasks).return_std
+    assert found is not None
     for task in tasks:
         first, second = returns[task.task_id]  # two samples at most in the tiny configuration
         assert found[task.task_id] == pytest.approx(abs(first - second) / 2)
@@ -234,7 +240,7 @@ def test_a_task_with_a_single_stored_return_is_an_error(session: Session) -> Non
         )
     words = rf"1 of 3 tasks have fewer than 2 in .*values.sqlite, such as {tasks[1].task_id}"
     with pytest.raises(MissingValueError, match=words):
-        sampled_return_std(session, reference, tasks)
+        reference_values(with_buckets(session), reference, tasks)
 
 
 @pytest.mark.parametrize(
