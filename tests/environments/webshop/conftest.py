@@ -1,6 +1,7 @@
-"""Catalogues for the tests: a generated one, and the real data where it lies beside the repo."""
+"""Catalogues for the tests: generated, of one product, and the real data where it lies beside."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,5 +41,30 @@ def make_real(store: Path, real_data: Path) -> Callable[..., WebShopEnvironment]
     def build(**options: Any) -> WebShopEnvironment:
         recorded = {"price_seed": 7, "reward": "upstream", "nouns": "words"}
         return WebShopEnvironment(**{"data": str(real_data), "store": store, **recorded, **options})
+
+    return build
+
+
+@pytest.fixture
+def one_product(tmp_path: Path) -> Callable[..., WebShopEnvironment]:
+    """Shops with a single shirt, B000000001, that has the given groups of options."""
+
+    def build(groups: Mapping[str, Sequence[str]], **options: Any) -> WebShopEnvironment:
+        data = tmp_path / "data"
+        data.mkdir()
+        product = {
+            "asin": "B000000001", "name": "Odd shirt", "full_description": "", "pricing": "$5.0",
+            "small_description": [], "category": "fashion", "query": "shirts",
+            "product_category": "A › B", "images": [],
+            "customization_options": {
+                name: [{"value": value} for value in values] for name, values in groups.items()
+            },
+        }  # fmt: skip
+        labels = {"attributes": ["odd"], "instruction": "Find me odd shirts"}
+        (data / "items_shuffle_1.json").write_text(json.dumps([product]))
+        (data / "items_ins_v2_1.json").write_text(
+            json.dumps({"B000000001": {**labels, "instruction_attributes": ["odd"]}})
+        )
+        return WebShopEnvironment(data=data, store=tmp_path / "store", nouns="words", **options)
 
     return build

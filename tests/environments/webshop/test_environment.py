@@ -1,10 +1,8 @@
 import gc
-import json
 import pickle
 import random
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -318,27 +316,9 @@ def test_memory_does_not_grow_with_episodes(make: Make) -> None:
     assert grown < 50_000  # 4,000 steps; a session kept per episode would be a megabyte
 
 
-def one_product(folder: Path, values: list[str], **options: object) -> WebShopEnvironment:
-    """A shop with a single shirt that has these values of the option `style`."""
-    data = folder / "data"
-    data.mkdir()
-    product = {
-        "asin": "B000000001", "name": "Odd shirt", "full_description": "", "pricing": "$5.0",
-        "small_description": [], "category": "fashion", "query": "shirts",
-        "product_category": "A › B", "images": [],
-        "customization_options": {"Style": [{"value": value} for value in values]},
-    }  # fmt: skip
-    labels = {"attributes": ["odd"], "instruction": "Find me odd shirts"}
-    (data / "items_shuffle_1.json").write_text(json.dumps([product]))
-    (data / "items_ins_v2_1.json").write_text(
-        json.dumps({"B000000001": {**labels, "instruction_attributes": ["odd"]}})
-    )
-    return WebShopEnvironment(data=data, store=folder / "store", nouns="words", **options)
-
-
-def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(tmp_path: Path) -> None:
+def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(one_product: Make) -> None:
     values = ["red", '5" thick', "café"]
-    environment = one_product(tmp_path, values, observation="text_rich")
+    environment = one_product({"Style": values}, observation="text_rich")
     to_item(environment)
     marked = environment.step("click[red]")[0]
     assert marked.startswith("You have clicked red.\nInstruction:\n")
@@ -350,28 +330,6 @@ def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(tmp_path: P
     # The address holds the query too.
     environment.step('search[odd "red" shirt]')
     assert environment.step("click[b000000001]")[0].startswith("You have clicked red.")
-
-
-def test_a_value_named_like_a_button_is_shown_and_never_chosen_by_a_policy(tmp_path: Path) -> None:
-    environment = one_product(tmp_path, ["Reviews", "search", "red", "a[b"])
-    item = to_item(environment)
-    assert "style: reviews | search | red | a[b" in item
-    assert environment.step("click[search]")[4]["invalid_action"]
-    assert environment.step("click[reviews]")[0].startswith("Reviews: none")
-    for task in environment.tasks("test"):
-        for name in ("heuristic", "teacher", "oracle"):
-            policy = environment.scripted_policies()[name]()
-            policy.begin(task, seed=0)
-            observation, _ = environment.reset(task, seed=0)
-            terminated = False
-            for _ in range(6):
-                observation, _, terminated, _, info = environment.step(
-                    policy.act(observation).action
-                )
-                assert not info["invalid_action"]
-                if terminated:
-                    break
-            assert terminated
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from ragen_apo.environments.webshop.pages import (
     ObservationMode,
     clickables,
     compact_actions,
+    option_targets,
     product_name,
     render_done,
 )
@@ -45,7 +46,7 @@ from ragen_apo.environments.webshop.views import ProductViews, product_views
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 3
+TEXT_VERSION = 4
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
@@ -55,13 +56,13 @@ EPISODE_OVER = "The episode is over."
 def rules(observation: ObservationMode) -> str:
     """What a system prompt says about the shop; the actions as the mode writes them."""
     search, click, buy = "search[words]", "click[target]", "click[buy now]"
-    product = "a product id"
+    product, option = "a product id", "an option"
     if observation is ObservationMode.COMPACT:
         search, click, buy = "search <words>", "click <target>", "click buy now"
-        product = "a result's number"
+        product, option = "a result's number", "an option's number (click #3)"
     return (
         f"You shop for a customer. Actions: {search} anywhere; {click} for what the page offers: "
-        f"{product}, an option, next >, < prev, back to search, description, features, reviews, "
+        f"{product}, {option}, next >, < prev, back to search, description, features, reviews, "
         f"buy now. Find what the task asks for, select the asked options, then {buy}; buying ends "
         "the episode."
     )
@@ -232,6 +233,10 @@ class WebShopEnvironment:
         """How a product of the open results is clicked in this mode; its id works in every mode."""
         return product_name(self._session, product, self._views, self.options.observation)
 
+    def option_targets(self) -> Mapping[tuple[str, str], str]:
+        """How the options (name and value) of the open product are clicked in this mode."""
+        return option_targets(self._session, self._views, self.options.observation)
+
     @property
     def _is_compact(self) -> bool:
         return self.options.observation is ObservationMode.COMPACT
@@ -261,9 +266,17 @@ class WebShopEnvironment:
             return True
         if name != "click":
             return False
-        numbered = self._session.shown_at(argument) if self._is_compact else None
-        target = argument if numbered is None else self._views.view(numbered).link
+        return self._click_compact(argument) if self._is_compact else self._click(argument)
+
+    def _click(self, target: str) -> bool:
         return self._session.click(target, self._views)
+
+    def _click_compact(self, target: str) -> bool:
+        """As in upstream's modes, but a number of the page comes first."""
+        if self._session.select_numbered(target, self._views):
+            return True
+        result = self._session.shown_at(target)
+        return self._click(target if result is None else self._views.view(result).link)
 
     def _pay(self, info: dict[str, Any]) -> float:
         goal, bought = self._goal, self._session.product

@@ -2,14 +2,20 @@
 
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
 made for language models that read the whole episode: what is read once is not repeated. Results are
-numbered and opened by their number, titles are cut, words are written as they are searched and
+numbered and opened by their number (`click 3`), options are numbered through all groups of their
+page and selected by theirs (`click #3`), titles are cut, words are written as they are searched and
 clicked (lower case, a space before each), the selected options are shown and then only the groups
 that are still open, a last line says what can be done, and it alone answers an action that is not
 possible. All are put together from the cached pieces of views.py.
+
+An option's number is its place among all options of the product, so it stays when groups are
+hidden. It selects the value at that place in that group, even one that two groups share or that is
+called like a button. A value clicked by its name means what it means upstream: the last group that
+has it, or the button. A number of the page comes before a value that looks like one (`#2`).
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypedDict
 
@@ -58,8 +64,8 @@ _ITEM_ACTIONS = (
     "Actions: click buy now, click < prev, click description, click features, click reviews, "
     "click back to search, search <words>"
 )
-_OPTIONS_ACTIONS = _ITEM_ACTIONS.replace("Actions: ", "Actions: click <option>, ")
-_SELECTED_ACTIONS = "Actions: click buy now, click <option>, click < prev, search <words>"
+_OPTIONS_ACTIONS = _ITEM_ACTIONS.replace("Actions: ", "Actions: click #<option>, ")
+_SELECTED_ACTIONS = "Actions: click buy now, click #<option>, click < prev, search <words>"
 _SUB_PAGE_ACTIONS = "Actions: click < prev, click back to search, search <words>"
 
 _BACK_RICH = lines([button("Back to Search")])
@@ -71,6 +77,17 @@ def product_name(session: Session, product: int, views: ProductViews, mode: Obse
     if mode is ObservationMode.COMPACT:
         return str(session.results.index(product) + 1)
     return views.view(product).link
+
+
+def option_targets(
+    session: Session, views: ProductViews, mode: ObservationMode
+) -> Mapping[tuple[str, str], str]:
+    """How the options (name and value) of the open product are clicked; none that cannot be."""
+    assert session.product is not None
+    view = views.view(session.product)
+    if mode is ObservationMode.COMPACT:
+        return view.option_numbers
+    return {(name, value): value for value, name in view.selectable.items()}
 
 
 def clickables(session: Session, views: ProductViews, mode: ObservationMode) -> tuple[str, ...]:
@@ -85,7 +102,8 @@ def clickables(session: Session, views: ProductViews, mode: ObservationMode) -> 
         return buttons + tuple(views.view(number).link for number in session.shown)
     if session.page is Page.ITEM:
         assert session.product is not None
-        return views.view(session.product).clickables
+        view = views.view(session.product)
+        return view.clickables_compact if mode is ObservationMode.COMPACT else view.clickables
     return _SUB_PAGE_CLICKABLES if session.page is Page.SUB_PAGE else ()
 
 

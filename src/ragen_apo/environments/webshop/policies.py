@@ -28,8 +28,8 @@ from ragen_apo.types import Task
 _PRICE_TEXT = ", and price lower than "
 _OPENING = "find me "
 FOUND = "This is what is asked for."
-TEACHER_MISTAKE_SHARE = 0.25
-"""How often the teacher goes wrong where it can: at a choice of a product, at each option."""
+TEACHER_MISTAKE_SHARE = 0.1
+"""How often the teacher opens a wrong product where it sees the wanted one among others."""
 SEARCH_AGAIN_SHARE = 0.1
 """How often the random shopper searches where it could click."""
 
@@ -42,6 +42,7 @@ class Shop(Protocol):
     @property
     def views(self) -> ProductViews: ...
     def product_name(self, product: int) -> str: ...
+    def option_targets(self) -> Mapping[tuple[str, str], str]: ...
     @property
     def catalog(self) -> Catalog: ...
     @property
@@ -146,29 +147,29 @@ class RuleShopper(_Shopper):
     def _select_or_buy(self) -> Reply:
         session = self.shop.session
         assert session.product is not None
-        view = self.shop.views.view(session.product)
-        for name, values in view.product.options.items():
+        targets = self.shop.option_targets()
+        for name, values in self.shop.views.view(session.product).product.options.items():
             value = mentioned_value(values, self.task.instruction)
-            if value is None or view.selectable.get(value) != name:
+            if value is None or (name, value) not in targets:
                 continue
             if session.selected.get(name) != value:
-                return self._click(f"The request names {value}.", value)
+                return self._click(f"The request names {value}.", targets[name, value])
         return self._click("I buy it.", "buy now")
 
 
 class GoalShopper(_Shopper):
     """Finds the wanted product with the best of some searches, selects its options, buys.
 
-    Now and then it goes wrong on purpose, as its students will, and shows the way back: it opens
-    another product and returns, or misspells a value and tries again. These turns are marked
-    (`Reply.is_mistake`), what follows is to be imitated.
+    Now and then it goes wrong on purpose, as its students will, and shows the way back: once in an
+    episode it may open another product and return. That turn is marked (`Reply.is_mistake`), what
+    follows is to be imitated.
     """
 
     name = "teacher"
     mistake_share = TEACHER_MISTAKE_SHARE
 
     def _prepare(self) -> None:
-        self.tries: set[str] = set()
+        self.has_erred = False
         self.goal = goal_of_task(self.task, self.shop.catalog)
         queries = [searchable(query) for query in self._queries()]
         places = [self._place(query) for query in queries]
@@ -195,7 +196,8 @@ class GoalShopper(_Shopper):
         session = self.shop.session
         if self.goal.product in session.shown:
             others = [product for product in session.shown if product != self.goal.product]
-            if others and self._errs("product"):
+            if others and not self.has_erred and self.draws.random() < self.mistake_share:
+                self.has_erred = True
                 wrong = self._click_product(FOUND, self.draws.choice(others))
                 return replace(wrong, is_mistake=True)
             return self._click_product(FOUND, self.goal.product)
@@ -208,39 +210,17 @@ class GoalShopper(_Shopper):
 
     def _select_or_buy(self) -> Reply:
         session = self.shop.session
-        assert session.product is not None
-        view = self.shop.views.view(session.product)
-        offered = view.selectable
-        if session.product != self.goal.product and "product" in self.tries:
-            return self._leave(offered)
-        taken = set(session.selected.values())
+        if session.product != self.goal.product and self.has_erred:
+            return self._click("This is not what is asked for.", "< prev")
+        targets = self.shop.option_targets()
         for name, wanted in self.goal.options:
-            value = _closest(wanted, [value for value, of in offered.items() if name in ("", of)])
-            if value is not None and value not in taken and name not in session.selected:
-                misspelled = value[: len(value) // 2] + value[len(value) // 4 :]
-                if misspelled not in offered and self._errs(value):
-                    return self._select(misspelled, is_mistake=True)
-                return self._select(value)
+            offered = {value: click for (of, value), click in targets.items() if name in ("", of)}
+            value = _closest(wanted, list(offered))
+            taken = session.selected if name else session.selected.values()
+            if value is not None and (name or value) not in taken:
+                shown = value if offered[value] == value else f"{value} {offered[value]}"
+                return self._click(f"It should be {shown}.", offered[value])
         return self._click("Everything fits, I buy it.", "buy now")
-
-    def _leave(self, offered: Mapping[str, str]) -> Reply:
-        """Back from a product opened by mistake, perhaps after asking it for what it has not."""
-        absent = [value for _, value in self.goal.options if value not in offered]
-        if absent and self._errs("option"):
-            return self._select(absent[0], is_mistake=True)
-        return self._click("This is not what is asked for.", "< prev")
-
-    def _select(self, value: str, *, is_mistake: bool = False) -> Reply:
-        return replace(self._click(f"It should be {value}.", value), is_mistake=is_mistake)
-
-    def _errs(self, where: str) -> bool:
-        """Whether to go wrong; asked about one thing a second time, never."""
-        if where in self.tries:
-            return False
-        errs = self.draws.random() < self.mistake_share
-        if errs:
-            self.tries.add(where)
-        return errs
 
 
 class Oracle(GoalShopper):

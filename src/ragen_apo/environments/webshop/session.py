@@ -49,6 +49,7 @@ def parse_action(action: str) -> tuple[str, str] | None:
 
 
 _PLACE = re.compile(r"[1-9][0-9]{0,3}")
+_OPTION_NUMBER = re.compile(r"#([1-9][0-9]{0,3})")
 _PLAIN_ACTION = re.compile(r"\s*(search|click)\s+(\S[^\n]*)", re.IGNORECASE)
 
 
@@ -93,6 +94,24 @@ class Session:
             return None
         index = int(place) - self.first_place
         return self.shown[index] if 0 <= index < len(self.shown) else None
+
+    def select_numbered(self, number: str, views: ProductViews) -> bool:
+        """Selects the option of the open item page with this number, `#1` the first of all groups.
+
+        Exactly the value at that place, in its own group, whatever it is called; also where its
+        group has a selection already. False, and nothing changes, where there is no such number.
+        """
+        found = _OPTION_NUMBER.fullmatch(number)
+        if self.page is not Page.ITEM or found is None:
+            return False
+        assert self.product is not None
+        options = views.view(self.product).options
+        place = int(found[1])
+        if place > len(options):
+            return False
+        name, value = options[place - 1]
+        self.selected[name] = value
+        return True
 
     def search(self, query: str, catalog: Catalog) -> None:
         """Opens the first results page of a query; works on every page."""

@@ -6,6 +6,7 @@ blank one with a line break vanish, another blank one is a single space (Beautif
 """
 
 import functools
+import itertools
 import json
 import weakref
 from collections.abc import Callable, Mapping
@@ -22,7 +23,8 @@ _ASCII_BLANKS = " \n\t\f\r"
 _ITEM_BUTTONS = ("Description", "Features", "Reviews", "Buy Now")
 _ITEM_CLICKABLES = ("back to search", "< prev", "description", "features", "reviews", "buy now")
 _UNREACHABLE = frozenset((*_ITEM_CLICKABLES, "search"))
-"""Option values of these names are taken for the button; `click[search]` does nothing."""
+"""Option values of these names are taken for the button; `click[search]` does nothing. Only their
+numbers select them."""
 
 
 def nodes(*texts: str) -> list[str]:
@@ -67,6 +69,19 @@ class ProductView:
         self.link = product.asin.lower()
 
     @functools.cached_property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """Name and value of each option in page order; its number is its place here, from 1."""
+        groups = self.product.options.items()
+        return tuple((name, value) for name, values in groups for value in values)
+
+    @functools.cached_property
+    def option_numbers(self) -> Mapping[tuple[str, str], str]:
+        """How the mode `compact` writes the number of an option; of equal ones, the first's."""
+        return {
+            option: f"#{self.options.index(option) + 1}" for option in dict.fromkeys(self.options)
+        }
+
+    @functools.cached_property
     def option_names(self) -> Mapping[str, str]:
         """Which option a value belongs to; of options that share a value, the last one."""
         return {value: name for name, values in self.product.options.items() for value in values}
@@ -82,8 +97,13 @@ class ProductView:
 
     @functools.cached_property
     def clickables(self) -> tuple[str, ...]:
-        """What the item page offers."""
+        """What the item page offers in upstream's modes."""
         return tuple(dict.fromkeys([*_ITEM_CLICKABLES, *self.option_names]))
+
+    @functools.cached_property
+    def clickables_compact(self) -> tuple[str, ...]:
+        """What the item page offers in the mode `compact`."""
+        return (*_ITEM_CLICKABLES, *(f"#{n}" for n in range(1, len(self.options) + 1)))
 
     @functools.cached_property
     def in_results_text(self) -> str:
@@ -153,9 +173,11 @@ class ProductView:
 
     @functools.cached_property
     def option_lines_compact(self) -> list[tuple[str, str]]:
-        """Name and line of each group of options, mode `compact`."""
+        """Name and line of each group of options with their numbers, mode `compact`."""
+        numbers = itertools.count(1)
         return [
-            (name, f"{name}: {' | '.join(values)}") for name, values in self.product.options.items()
+            (name, f"{name}: {' | '.join(f'{value} #{next(numbers)}' for value in values)}")
+            for name, values in self.product.options.items()
         ]
 
     def sub_page(self, name: str) -> list[str]:
