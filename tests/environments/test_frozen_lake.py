@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
-from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.base import Reply, TextEnvironment, make_environment
 from ragen_apo.environments.frozen_lake import (
     FrozenLakeRewards,
     best_plays,
@@ -119,3 +119,45 @@ def test_the_best_plays_are_a_shortest_way_where_nothing_slips() -> None:
 def test_slippery_is_declared_as_chance() -> None:
     assert not make_environment("frozen_lake", {}).properties.deterministic
     assert make_environment("frozen_lake", {"slippery": False}).properties.deterministic
+
+
+def reply_to(observation: str, policy: str, **options: object) -> Reply:
+    """What a scripted policy answers to a first observation."""
+    environment = make_environment("frozen_lake", {"slippery": False, **options})
+    player = environment.scripted_policies()[policy]()
+    player.begin(task_of(LAKE), seed=0)
+    return player.act(observation)
+
+
+def test_thoughts_name_what_the_surroundings_show_up_to_the_way_that_is_taken() -> None:
+    environment = make_environment("frozen_lake", {"slippery": False, "surroundings": True})
+    environment.reset(task_of(LAKE), seed=0)
+    observation = environment.step("Right || Right")[0]
+    assert observation.splitlines()[-2:] == [
+        "Up: border. Down: ice. Left: ice. Right: ice.",
+        "goal: 3 down, 1 right.",
+    ]
+    above_a_hole = environment.step("Right")[0]
+    options = {"surroundings": True, "max_actions_per_turn": 1}
+    reply = reply_to(above_a_hole, "oracle", **options)
+    assert (reply.thought, reply.action) == ("Down: hole. Right: border. Left: ice.", "Left")
+    without = reply_to("\n".join(above_a_hole.splitlines()[:-2]), "oracle", max_actions_per_turn=1)
+    assert (without.thought, without.action) == ("at 0 3", "Left")
+
+
+def test_the_teacher_goes_into_holes_and_reaches_the_goal_now_and_then() -> None:
+    options = {"slippery": False, "surroundings": True, "max_actions_per_turn": 1, "max_turns": 8}
+    environment = make_environment("frozen_lake", options)
+    ends: Counter[bool] = Counter()
+    for task in environment.tasks("train")[:100]:
+        player = environment.scripted_policies()["teacher"]()
+        player.begin(task, seed=0)
+        observation, _ = environment.reset(task, seed=0)
+        over, info = False, {}
+        while not over:
+            observation, _, terminated, truncated, info = environment.step(
+                player.act(observation).action
+            )
+            over = terminated or truncated
+        ends[info["success"]] += 1
+    assert 20 <= ends[True] <= 60, ends

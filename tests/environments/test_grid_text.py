@@ -5,10 +5,14 @@ from hypothesis import strategies as st
 from ragen_apo.environments.frozen_lake import LANGUAGE as LAKE_LANGUAGE
 from ragen_apo.environments.grid_text import (
     Board,
+    BoardLanguage,
+    GridOptions,
     Observation,
     read_board,
     render,
+    surroundings,
     symmetric_key,
+    view,
 )
 from ragen_apo.environments.sokoban import LANGUAGE as SOKOBAN_LANGUAGE
 
@@ -58,3 +62,40 @@ def test_turned_and_mirrored_boards_have_one_key() -> None:
     images = [board, ("eca", "fdb"), ("ef", "cd", "ab"), ("ba", "dc", "fe"), ("ace", "bdf")]
     assert len({symmetric_key(image) for image in images}) == 1
     assert symmetric_key(("ab", "cd", "fe")) != symmetric_key(board)
+
+
+def test_surroundings_say_what_is_next_to_the_player_and_the_way_to_landmarks() -> None:
+    lake = ("___", "OP_", "_OG")
+    assert surroundings(lake, LAKE_LANGUAGE).splitlines() == [
+        "Up: ice. Down: hole. Left: hole. Right: ice.",
+        "goal: 1 down, 1 right.",
+    ]
+    room = ("#####", "#X_O#", "#_SX#", "#O__#", "#####")
+    assert surroundings(room, SOKOBAN_LANGUAGE).splitlines() == [
+        "Up: floor. Down: floor. Left: floor. Right: box.",
+        "box: 1 up, 1 left; 1 right.",
+        "target: 1 up, 1 right; here; 1 down, 1 left.",
+    ]
+    assert surroundings(("__", "_*"), LAKE_LANGUAGE).splitlines() == [
+        "Up: ice. Down: border. Left: ice. Right: border.",
+        "goal: here.",
+    ]
+
+
+@pytest.mark.parametrize("observation", RENDERINGS)
+@pytest.mark.parametrize(
+    ("board", "language"),
+    [
+        (("P_G", "O__"), LAKE_LANGUAGE),
+        (("####", "#PX#", "#_O#", "####"), SOKOBAN_LANGUAGE),
+    ],
+)
+def test_a_board_is_read_back_with_its_surroundings_below(
+    board: Board, language: BoardLanguage, observation: Observation
+) -> None:
+    options = GridOptions(observation=observation, surroundings=True)
+    text = view(board, options, language)
+    assert text == f"{render(board, observation, language)}\n{surroundings(board, language)}"
+    assert read_board(text, observation, language) == board
+    without = options.model_copy(update={"surroundings": False})
+    assert view(board, without, language) == render(board, observation, language)

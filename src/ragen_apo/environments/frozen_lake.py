@@ -28,12 +28,13 @@ from ragen_apo.environments.grid_text import (
     Board,
     BoardLanguage,
     GridOptions,
+    beside,
     read_board,
-    render,
     symmetric_key,
+    view,
 )
 from ragen_apo.environments.named_actions import Effect, NamedActionsGame, join_actions
-from ragen_apo.environments.scripted import policies_around
+from ragen_apo.environments.scripted import Mixture, RandomActions
 from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
@@ -53,10 +54,14 @@ LANGUAGE = BoardLanguage(
     },
     background=ICE,
     is_walled=False,
+    player=PLAYER + PLAYER_IN_HOLE + PLAYER_AT_GOAL,
+    landmarks={"goal": GOAL + PLAYER_AT_GOAL},
 )
+LOOKS = ("Down", "Right", "Left", "Up")
+"""The order in which scripted policies look around; the goal lies down and to the right."""
 CLOCKWISE = ("Up", "Right", "Down", "Left")
-TEACHER_GOOD_SHARE = 0.5
-"""How often the teacher plays as the oracle."""
+TEACHER_GOOD_SHARE = 0.3
+"""How often the teacher plays as the oracle; otherwise it does not look where it goes."""
 
 Cell = tuple[int, int]
 
@@ -140,8 +145,8 @@ class FrozenLakeWorld:
         )
 
     def view(self) -> str:
-        """The map with the player on it, in the chosen rendering."""
-        return render(with_player(self._lake, self._cell), self._options.observation, LANGUAGE)
+        """The map with the player on it."""
+        return view(with_player(self._lake, self._cell), self._options, LANGUAGE)
 
     def key(self) -> str:
         """Where the player is."""
@@ -351,7 +356,17 @@ class _Walker:
             return Reply(thought="try", action="Right")
         plan = self._plan(lake, cell)
         self._num_turns += 1
-        return Reply(thought=f"at {cell[0]} {cell[1]}", action=join_actions(plan))
+        return Reply(thought=self._thought(lake, cell, plan), action=join_actions(plan))
+
+    def _thought(self, lake: Board, cell: Cell, plan: Sequence[str]) -> str:
+        """Where the player is; or, if the surroundings are shown, what they show in one direction
+        after the other, up to the one that is taken.
+        """
+        if not self._options.surroundings:
+            return f"at {cell[0]} {cell[1]}"
+        board = with_player(lake, cell)
+        looked_at = LOOKS[: LOOKS.index(plan[0]) + 1]
+        return " ".join(beside(board, cell, direction, LANGUAGE) for direction in looked_at)
 
     def _plan(self, lake: Board, cell: Cell) -> Sequence[str]:
         raise NotImplementedError
@@ -388,11 +403,21 @@ class Heuristic(_Walker):
         return ["Left"]
 
 
+class Hasty(_Walker):
+    """Down to the border and then Right, whatever is there, one step a turn."""
+
+    def _plan(self, lake: Board, cell: Cell) -> Sequence[str]:
+        return ["Down" if cell[0] < len(lake) - 1 else "Right"]
+
+
 def _policies(options: FrozenLakeOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    return policies_around(
-        functools.partial(Oracle, options),
-        functools.partial(Heuristic, options),
-        names=tuple(DIRECTIONS),
-        max_per_turn=options.max_actions_per_turn,
-        teacher_good_share=TEACHER_GOOD_SHARE,
-    )
+    make_oracle = functools.partial(Oracle, options)
+    make_hasty = functools.partial(Hasty, options)
+    return {
+        "teacher": functools.partial(
+            Mixture, make_oracle, make_hasty, good_share=TEACHER_GOOD_SHARE
+        ),
+        "oracle": make_oracle,
+        "random": functools.partial(RandomActions, tuple(DIRECTIONS), options.max_actions_per_turn),
+        "heuristic": functools.partial(Heuristic, options),
+    }

@@ -38,6 +38,8 @@ class GridOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     observation: Observation = "grid"
+    surroundings: bool = False
+    """Whether the board is followed by what lies next to the player and where the landmarks are."""
     max_turns: int = Field(default=10, ge=1, le=1000)
     max_actions_per_turn: int = Field(default=5, ge=1, le=100)
     """How many actions joined by || are carried out in one turn."""
@@ -78,6 +80,10 @@ class BoardLanguage:
     """The symbol that a list of coordinates leaves out."""
     is_walled: bool
     """The outermost cells are walls, which a list of coordinates leaves out as well."""
+    player: str
+    """The symbols of a cell with the player on it."""
+    landmarks: Mapping[str, str]
+    """What surroundings tell the way to, with the symbols of the cells that have it."""
 
     def rules(self, observation: Observation) -> str:
         """How to read an observation, for the environment's rules."""
@@ -91,6 +97,52 @@ class BoardLanguage:
             return coordinates
         grid = f"Symbols: {symbols}."
         return grid if observation == "grid" else f"{grid} {coordinates}"
+
+
+def view(board: Board, options: GridOptions, language: BoardLanguage) -> str:
+    """What the player sees of a board, under the options of its environment."""
+    shown = render(board, options.observation, language)
+    return f"{shown}\n{surroundings(board, language)}" if options.surroundings else shown
+
+
+def surroundings(board: Board, language: BoardLanguage) -> str:
+    """What lies next to the player, and the way to each landmark:
+
+    Up: border. Down: ice. Left: border. Right: hole.
+    goal: 3 down, 2 right.
+    """
+    (player,) = _cells_with(board, language.player)
+    row, column = player
+    neighbours = [beside(board, player, direction, language) for direction in DIRECTIONS]
+    ways = [
+        f"{name}: {'; '.join(_way(to[0] - row, to[1] - column) for to in cells)}."
+        for name, symbols in language.landmarks.items()
+        if (cells := _cells_with(board, symbols))
+    ]
+    return "\n".join([" ".join(neighbours), *ways])
+
+
+def beside(board: Board, cell: tuple[int, int], direction: str, language: BoardLanguage) -> str:
+    """What lies next to a cell, as in `Right: hole.`"""
+    row, column = cell[0] + DIRECTIONS[direction][0], cell[1] + DIRECTIONS[direction][1]
+    is_inside = 0 <= row < len(board) and 0 <= column < len(board[0])
+    return f"{direction}: {language.words[board[row][column]] if is_inside else 'border'}."
+
+
+def _cells_with(board: Board, symbols: str) -> list[tuple[int, int]]:
+    return [
+        (row, column)
+        for row, line in enumerate(board)
+        for column, symbol in enumerate(line)
+        if symbol in symbols
+    ]
+
+
+def _way(down: int, right: int) -> str:
+    """`2 up, 1 left`."""
+    parts = [f"{abs(down)} {'down' if down > 0 else 'up'}"] if down else []
+    parts += [f"{abs(right)} {'right' if right > 0 else 'left'}"] if right else []
+    return ", ".join(parts) or "here"
 
 
 def render(board: Board, observation: Observation, language: BoardLanguage) -> str:

@@ -23,8 +23,8 @@ from ragen_apo.environments.grid_text import (
     BoardLanguage,
     GridOptions,
     read_board,
-    render,
     symmetric_key,
+    view,
 )
 from ragen_apo.environments.named_actions import (
     Effect,
@@ -64,6 +64,8 @@ LANGUAGE = BoardLanguage(
     },
     background="_",
     is_walled=True,
+    player="PS",
+    landmarks={"box": "X*", "target": "O*S"},
 )
 TEACHER_GOOD_SHARE = 0.2
 """How often the teacher plays as the oracle."""
@@ -166,7 +168,7 @@ class SokobanWorld:
 
     def view(self) -> str:
         """The board in the chosen rendering."""
-        return render(draw_board(self._room, self._state), self._options.observation, LANGUAGE)
+        return view(draw_board(self._room, self._state), self._options, LANGUAGE)
 
     def key(self) -> str:
         """Where the player and the boxes are."""
