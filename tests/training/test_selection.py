@@ -1,5 +1,6 @@
 """Which tasks Stage 2 of A*-PO trains on, and that none of its episodes is in its own value."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.config import RunConfig, parse_config
+from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.algorithms import ApoConfig, RolloutFilterConfig
 from ragen_apo.errors import MissingValueError, TrainingError
+from ragen_apo.files import read_json_lines
 from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import create_run
 from ragen_apo.seeding import derive_seed
 from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.training.checkpoint import list_checkpoints
 from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.pipeline import train
 from ragen_apo.training.selection import (
     SelectionCounts,
     TaskSelection,
@@ -391,3 +397,50 @@ def test_rivals_leave_the_choice_to_the_rollouts_of_each_step(
     part = replace(session, config=config)
     tasks = part.training_tasks()
     assert selected_tasks(part, part.load_model(part.run.reference(0)), tasks) is tasks
+
+
+def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
+    session: Session, tiny_config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def select(
+        store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], _: object
+    ) -> TaskSelection:
+        if conditions.reference_fingerprint == first:
+            return TaskSelection(tuple(tasks), SelectionCounts(kept=len(tasks)))
+        return TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
+
+    first = session.load_model(session.run.reference(0)).fingerprint()
+    monkeypatch.setattr("ragen_apo.training.stage_one.select_stored_tasks", select)
+    keys = [
+        f"--policy.path={session.run.reference(0)}",
+        "--warm_start.enabled=false",
+        "--rollout_filter.strategy=top_p",
+    ]
+    config = with_filter(session, *keys, text=tiny_config).config
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    for _ in range(2):
+        said = Sayings()
+        train(config, run, progress=said)
+        assert "stopped after step 3 of 6: the new reference solved" in "\n".join(said.lines)
+        stopped = run.read_status()["early_stop"]
+        assert (stopped["rule"], stopped["step"]) == ("rollout_filter", 3)
+        assert len(read_json_lines(run.metrics)) == 3
+        newest = list_checkpoints(run.checkpoints)[-1]
+        assert newest.name.endswith("apo-000003")
+        weights = load_file(run.policy / "model.safetensors")
+        expected = load_file(run.reference(1) / "model.safetensors")
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+        shutil.rmtree(run.policy)  # as if it had been killed before it was written
+
+
+def test_a_first_reference_that_solves_every_task_is_an_error(
+    session: Session, tiny_config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = with_filter(session, "--rollout_filter.strategy=top_p", text=tiny_config)
+    tasks = part.training_tasks()
+    solved = TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
+    monkeypatch.setattr("ragen_apo.training.stage_one.select_stored_tasks", lambda *_: solved)
+    reference = part.load_model(part.run.reference(0))
+    with pytest.raises(TrainingError, match=r"21 always solved\. There is nothing to train on"):
+        selected_tasks(part, reference, tasks)
+    assert selected_tasks(part, reference, tasks, version=1) == ()

@@ -71,12 +71,13 @@ def reference_values(
 
 
 def selected_tasks(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int = 0
 ) -> Sequence[Task]:
     """The tasks that Stage 2 trains on under this reference: all without `rollout_filter`.
 
-    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. Raises
-    TrainingError if no task is left and MissingValueError if the store lacks one.
+    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. None where
+    a trained reference (`version` above 0) always solves every one. Raises TrainingError if no task
+    is left for other reasons and MissingValueError if the store lacks one.
     """
     config = session.config
     if not config.needs_values or config.rollout_filter.strategy == "none":
@@ -87,6 +88,8 @@ def selected_tasks(
         store.values(conditions, [task.task_id for task in tasks], beta=config.apo.beta1)
         selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
     session.progress.say(selection.counts.sentence())
+    if version > 0 and selection.counts.always_solved == len(tasks):
+        return ()
     if not selection.tasks:
         raise TrainingError(
             f"{selection.counts.sentence()} There is nothing to train on. Where most are never "

@@ -50,13 +50,14 @@ def run_stage_two(
             if name.startswith(ALGORITHM_PREFIX)
         }
     )
+    selected = selected_tasks(session, reference, tasks, version=version)
     proxy = build_proxy(config, policy, session.environments)
     trainer = Trainer(
         config,
         policy=policy,
         reference=reference,
         proxy=proxy,
-        tasks=selected_tasks(session, reference, tasks),
+        tasks=selected,
         values=reference_values(session, reference, tasks),
         algorithm=algorithm,
         optimizer=optimizer,
@@ -66,7 +67,7 @@ def run_stage_two(
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     session.progress.start("stage 2", config.training.max_steps)
     for step in range(position.step, config.training.max_steps):
-        if watch.stopped:
+        if watch.stopped or not selected:
             break
         result = trainer.step(step)
         position = _advance(position, result.metrics)
@@ -82,14 +83,14 @@ def run_stage_two(
             version += 1
             with session.timed("reference refresh"):
                 reference = _refresh_reference(session, policy, tasks, version=version)
+            selected = selected_tasks(session, reference, tasks, version=version)
             trainer.take_reference(
-                reference,
-                tasks=selected_tasks(session, reference, tasks),
-                values=reference_values(session, reference, tasks),
+                reference, tasks=selected, values=reference_values(session, reference, tasks)
             )
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
             session.progress.start("stage 2", config.training.max_steps)
+        is_last = is_last or not selected
         if _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
             save_checkpoint(
                 session.run.checkpoints,
@@ -100,8 +101,14 @@ def run_stage_two(
                 files=trainer.replay.files(),
                 keep=config.training.keep_checkpoints,
             )
-    if watch.stopped and watch.stopped.step < config.training.max_steps:
-        _note_early_stop(session, watch.stopped)
+    stopped = watch.stopped if selected else _all_solved(position.step)
+    if stopped and stopped.step < config.training.max_steps:
+        _note_early_stop(session, stopped)
+
+
+def _all_solved(step: int) -> EarlyStop:
+    reason = "the new reference solved every task in all its samples (rollout_filter)"
+    return EarlyStop("rollout_filter", step, reason)
 
 
 def _note_early_stop(session: Session, stopped: EarlyStop) -> None:

@@ -49,7 +49,7 @@ class EarlyStop:
     """Why a run ended before its last step."""
 
     rule: str
-    """The key in `training.early_stop`."""
+    """The key in `training.early_stop`, or `rollout_filter` where it left no task."""
     step: int
     """Steps that were made."""
     reason: str
