@@ -14,7 +14,9 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
 
-SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "compare_shop.yaml"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SHIPPED = CONFIGS / "compare_shop.yaml"
+RIVALS = ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo"]
 MEASUREMENT = Measurement(
     name="A*-PO",
     seed=0,
@@ -29,8 +31,19 @@ MEASUREMENT = Measurement(
 )
 
 
-def test_every_run_of_the_shipped_comparison_is_a_valid_configuration() -> None:
-    comparison = load_comparison(SHIPPED)
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("compare_shop", ["apo", *RIVALS]),
+        ("compare_frozen_lake", RIVALS),
+        ("compare_frozen_lake_tuning", RIVALS * 2),
+        ("compare_shop_ablations", ["apo_turn"] * 14 + ["apo"] * 3),
+    ],
+)
+def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
+    file: str, expected: list[str]
+) -> None:
+    comparison = load_comparison(CONFIGS / f"{file}.yaml")
     algorithms = []
     for name in comparison.settings.runs:
         config = comparison.run(name, 2, reference=Path("/somewhere"))
@@ -41,7 +54,7 @@ def test_every_run_of_the_shipped_comparison_is_a_valid_configuration() -> None:
         )
         assert config.training.tasks_per_step * config.num_rollouts_per_task == 64
         algorithms.append(config.algorithm)
-    assert algorithms == ["apo", "apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo"]
+    assert algorithms == expected
     reference = comparison.reference(2)
     assert (reference.seed, reference.training.max_steps, reference.needs_values) == (2, 0, False)
     assert reference.warm_start.enabled
@@ -99,6 +112,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     ]
     page = paths[0].read_text()
     assert "60.0% is what every run reached" in page
+    assert "Budget" not in page
     row = next(line for line in page.splitlines() if line.startswith("| A*-PO"))
     # 60%: 60 and 90 seconds, 1,000 and 1,500 tokens. 90%: one of the two.
     # Areas up to 1,000 tokens: (0.4 + 0.95) / 2, and (0.45 * 500 + 0.525 * 500) / 1,000.
@@ -111,6 +125,14 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     assert [each["tokens_to_common"] for each in rows] == ["1000", "1500"]
     assert [float(each["mean_success"]) for each in rows] == pytest.approx([0.675, 0.4875])
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[2:])
+
+
+def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings
+    budget = BudgetConfig(tokens=2000)
+    limited = settings.model_copy(update={"budget": budget, "runs": {"A*-PO": {}}})
+    write_comparison([MEASUREMENT], tmp_path, settings=limited)
+    assert "Budget of a run: 2,000 tokens." in (tmp_path / "comparison.md").read_text()
 
 
 def test_what_a_run_reached_last_holds_until_the_end() -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ragen_apo.comparison.measure import Measurement, Point, reachable_by_all
-from ragen_apo.comparison.plan import ComparisonConfig
+from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
 from ragen_apo.files import write_bytes_atomically, write_text_atomically
 from ragen_apo.report.drawing import png_bytes, style_axes
 from ragen_apo.report.style import (
@@ -84,8 +84,7 @@ def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig)
         "# Comparison",
         "",
         f"Means over seeds {', '.join(map(str, settings.seeds))}. Seconds and generated tokens"
-        " include Stage 1, not the warm start and the evaluations. Budget of a run:"
-        f" {duration(settings.budget.seconds)}, {compact(settings.budget.tokens)} tokens."
+        f" include Stage 1, not the warm start and the evaluations.{_budget(settings.budget)}"
         f" {percent(common)} is what every run reached. Mean success: area under the curve of"
         f" success against tokens, up to {compact(shortest)} tokens, where the shortest run ends."
         " Costs of a target are those of the first evaluation that reaches it, in the seeds that"
@@ -112,6 +111,13 @@ def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig)
         lines.append("| " + " | ".join(cells) + " |")
     pictures = [f"![success by {axis}](success_by_{axis}.png)" for axis in ("seconds", "tokens")]
     return "\n".join([*lines, "", *pictures]) + "\n"
+
+
+def _budget(budget: BudgetConfig) -> str:
+    """A sentence on the limits of a run; empty where there are none."""
+    limits = [duration(budget.seconds)] if budget.seconds is not None else []
+    limits += [f"{compact(budget.tokens)} tokens"] if budget.tokens is not None else []
+    return f" Budget of a run: {', '.join(limits)}." if limits else ""
 
 
 def _common(measurements: Sequence[Measurement]) -> tuple[float, int]:
