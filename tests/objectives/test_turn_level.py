@@ -13,6 +13,7 @@ import torch
 from ragen_apo.errors import ConfigError
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
 from ragen_apo.objectives.turn_level import (
+    TurnLevelSettings,
     segment_residuals,
     segment_sums,
     traced,
@@ -50,7 +51,7 @@ class Problem:
         second_B = self.second_logits.log_softmax(1)[FIRST, SECOND]
         return torch.stack([first_B, second_B], dim=1)
 
-    def turn_loss(self, rows, *, trace, values_BS=None):
+    def turn_loss(self, rows, *, trace, values_BS=None, offset=0.0):
         values_BS = self.values_BS if values_BS is None else values_BS
         return turn_level_loss(
             self.logprobs()[rows],
@@ -59,20 +60,21 @@ class Problem:
             segment_BT=torch.tensor([[0, 1]]).expand(len(rows), 2),
             rewards_BS=self.rewards_BS[rows],
             values_BS=values_BS[rows],
-            beta2=BETA,
-            trace=trace,
+            settings=TurnLevelSettings(beta2=BETA, trace=trace),
             num_sequences=1,
+            offset=offset,
         ).loss
 
-    def whole_loss(self, rows):
+    def whole_loss(self, rows, *, form="weighted", offset=0.0):
         return apo_loss(
             self.logprobs()[rows],
             reference_logprobs_BT=self.reference_BT[rows],
             mask_BT=torch.ones(len(rows), 2, dtype=torch.bool),
             returns_B=self.rewards_BS[rows].sum(1),
             v_star_B=self.values_BS[rows, 0],
-            settings=ApoSettings(beta2=BETA, loss="weighted"),
+            settings=ApoSettings(beta2=BETA, loss=form),
             num_sequences=1,
+            offset=offset,
         ).loss
 
     def gradient(self, loss):
@@ -117,6 +119,48 @@ def test_values_of_the_present_policy_lower_the_variance_at_trace_one(seed):
     assert turn < whole
 
 
+@pytest.mark.parametrize("form", ["weighted", "regression", "turns", "turns, trace 0.5"])
+def test_an_offset_changes_no_expected_gradient_and_the_mean_residual_lowers_its_variance(form):
+    problem = Problem()
+    # A baseline that is far too high, as V* is once a policy fails where the reference did not.
+    problem.values_BS = problem.values_BS + torch.tensor([3.0, 3.0])
+
+    def loss(rows, offset=0.0):
+        if form.startswith("turns"):
+            trace = 0.5 if "0.5" in form else 1.0
+            return problem.turn_loss(rows, trace=trace, offset=offset)
+        return problem.whole_loss(rows, form=form, offset=offset)
+
+    residual_B = problem.rewards_BS.sum(1) - problem.values_BS[:, 0]
+    residual_B = residual_B - BETA * (problem.logprobs().detach() - problem.reference_BT).sum(1)
+    mean_residual = (problem.logprobs().sum(1).detach().exp() * residual_B).sum().item()
+    assert mean_residual < -1
+    expected, variance = problem.moments(loss)
+    for offset in (mean_residual, 0.7):
+        mean, _ = problem.moments(lambda rows, offset=offset: loss(rows, offset))
+        torch.testing.assert_close(mean, expected, rtol=0, atol=1e-5)
+    _, centered = problem.moments(lambda rows: loss(rows, mean_residual))
+    assert centered < variance / 2
+
+
+def test_what_is_reported_is_the_residual_without_the_offset():
+    problem = Problem()
+    arguments = {
+        "reference_logprobs_BT": problem.reference_BT,
+        "mask_BT": torch.ones(9, 2, dtype=torch.bool),
+        "returns_B": problem.rewards_BS.sum(1),
+        "v_star_B": problem.values_BS[:, 0],
+        "settings": ApoSettings(beta2=BETA, advantage_clamp=0.5),
+        "num_sequences": 9,
+    }
+    plain = apo_loss(problem.logprobs(), **arguments)
+    shifted = apo_loss(problem.logprobs(), **arguments, offset=0.3)
+    torch.testing.assert_close(shifted.residual, plain.residual)
+    arguments["v_star_B"] = arguments["v_star_B"] + 0.3
+    raised = apo_loss(problem.logprobs(), **arguments)
+    torch.testing.assert_close(shifted.loss, raised.loss, msg="clamped after the offset")
+
+
 def test_trace_zero_has_the_gradient_of_the_squared_segment_residuals():
     problem = Problem()
     log_ratio_BS = problem.logprobs() - problem.reference_BT
@@ -138,8 +182,7 @@ def test_one_segment_is_the_trajectory_form():
         segment_BT=torch.zeros(9, 2, dtype=torch.int64),
         rewards_BS=problem.rewards_BS.sum(1, keepdim=True),
         values_BS=problem.values_BS[:, :1],
-        beta2=BETA,
-        trace=0.3,
+        settings=TurnLevelSettings(beta2=BETA, trace=0.3),
         num_sequences=9,
     )
     whole = problem.whole_loss(list(range(9))) / 9
@@ -180,9 +223,7 @@ def test_the_clamp_bounds_what_one_segment_contributes():
         segment_BT=torch.tensor([[0, 1]]).expand(9, 2),
         rewards_BS=problem.rewards_BS,
         values_BS=problem.values_BS,
-        beta2=BETA,
-        trace=1.0,
-        advantage_clamp=0.5,
+        settings=TurnLevelSettings(beta2=BETA, trace=1.0, advantage_clamp=0.5),
         num_sequences=9,
     )
     expected = -(0.5 * (problem.logprobs() - problem.reference_BT)).sum() / 9

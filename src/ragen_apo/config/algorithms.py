@@ -96,6 +96,9 @@ class ApoConfig(Section):
     """`tokens` divides the log ratio by the sampled tokens: another algorithm."""
     advantage_clamp: Positive | None = None
     """Limit of the residual on both sides; a Huber tail in the regression form."""
+    center_residuals: bool = False
+    """Subtract the mean residual of the step, which changes no expected gradient; before the clamp.
+    """
     kl_coefficient: NonNegative = 0.0
     """Weight of an added KL penalty; adds to beta2 what pulls towards the reference."""
     temperature: Positive = 1.0
@@ -119,6 +122,15 @@ class ApoConfig(Section):
     @classmethod
     def _accept_aliases(cls, values: Any) -> Any:
         return replace_aliases(values)
+
+    @model_validator(mode="after")
+    def _replay_is_not_centered(self) -> ApoConfig:
+        if self.center_residuals and self.replay.num_trajectories_per_step > 0:
+            raise ValueError(
+                "center_residuals is right for the policy's own episodes only; set it to false or "
+                "replay.num_trajectories_per_step to 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> ApoConfig:

@@ -21,12 +21,30 @@ Axes: B sequences, T token positions, S segments.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ragen_apo.errors import ConfigError
 from ragen_apo.objectives.apo import ApoLoss, sequence_kl
 from ragen_apo.objectives.tensors import sampled_or_zero, token_log_ratio
+
+
+@dataclass(frozen=True)
+class TurnLevelSettings:
+    """The knobs of the turn-level loss. Raises ConfigError for a trace outside [0, 1]."""
+
+    beta2: float
+    """Weight of KL(pi || pi_ref), in the unit of a return."""
+    trace: float
+    """lambda."""
+    advantage_clamp: float | None = None
+    """Largest |A_h| that a gradient sees; None for no limit."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.trace <= 1.0:
+            raise ConfigError(f"trace must lie between 0 and 1, got {self.trace}")
 
 
 def turn_level_loss(
@@ -37,21 +55,18 @@ def turn_level_loss(
     segment_BT: Tensor,
     rewards_BS: Tensor,
     values_BS: Tensor,
-    beta2: float,
-    trace: float,
-    advantage_clamp: float | None = None,
+    settings: TurnLevelSettings,
     num_sequences: int,
+    offset: float = 0.0,
 ) -> ApoLoss:
     """The loss of some sequences out of a batch of `num_sequences`.
 
     `segment_BT` [B, T] int64 says which segment a sampled token belongs to; its other entries do
     not matter. `rewards_BS` and `values_BS` [B, S] are 0 for segments that a sequence does not
-    have. `trace` is lambda. `ApoLoss.residual` is the sum of the segments' residuals, which is the
-    residual of the whole trajectory. Raises ConfigError for a trace outside [0, 1] and ValueError
-    for shapes that do not agree.
+    have. `offset` is subtracted from every segment's advantage, as in `apo_loss`.
+    `ApoLoss.residual` is the sum of the segments' residuals, which is the residual of the whole
+    trajectory. Raises ValueError for shapes that do not agree.
     """
-    if not 0.0 <= trace <= 1.0:
-        raise ConfigError(f"trace must lie between 0 and 1, got {trace}")
     if not (logprobs_BT.shape == mask_BT.shape == segment_BT.shape):
         raise ValueError(
             "logprobs_BT, mask_BT and segment_BT must have one shape, got "
@@ -65,11 +80,13 @@ def turn_level_loss(
     token_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
     log_ratio_BS = segment_sums(token_BT, mask_BT=mask_BT, segment_BT=segment_BT, like=values_BS)
     residual_BS = segment_residuals(
-        log_ratio_BS.detach(), rewards_BS=rewards_BS, values_BS=values_BS, beta2=beta2
+        log_ratio_BS.detach(), rewards_BS=rewards_BS, values_BS=values_BS, beta2=settings.beta2
     )
-    advantage_BS = traced(residual_BS, trace=trace)
-    if advantage_clamp is not None:
-        advantage_BS = advantage_BS.clamp(min=-advantage_clamp, max=advantage_clamp)
+    advantage_BS = traced(residual_BS, trace=settings.trace) - offset
+    if settings.advantage_clamp is not None:
+        advantage_BS = advantage_BS.clamp(
+            min=-settings.advantage_clamp, max=settings.advantage_clamp
+        )
     loss_B = -(advantage_BS * log_ratio_BS).sum(dim=1)
     return ApoLoss(
         loss=loss_B.sum() / num_sequences,

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from ragen_apo.config.algorithms import ApoConfig, TurnLevelConfig
 from ragen_apo.objectives.apo import ApoLoss, ApoSettings, apo_loss, apo_metrics
-from ragen_apo.objectives.turn_level import segment_sums, turn_level_loss
+from ragen_apo.objectives.tensors import token_log_ratio
+from ragen_apo.objectives.turn_level import (
+    TurnLevelSettings,
+    segment_residuals,
+    segment_sums,
+    traced,
+    turn_level_loss,
+)
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.figures import LossPart, StepFigures
@@ -29,6 +36,8 @@ class TrajectorySignals:
 
     returns_B: Tensor
     v_star_B: Tensor
+    offset: float
+    """What is subtracted from every residual."""
 
 
 class TrajectoryApo(Algorithm[TrajectorySignals]):
@@ -36,10 +45,24 @@ class TrajectoryApo(Algorithm[TrajectorySignals]):
 
     def __init__(self, apo: ApoConfig) -> None:
         self._settings = objective_settings(apo)
+        self._centers = apo.center_residuals
         self._replays = apo.replay.num_trajectories_per_step > 0
 
     def prepare(self, rollouts: Rollouts) -> TrajectorySignals:
-        return TrajectorySignals(returns_B=rollouts.returns_B, v_star_B=rollouts.v_star_B)
+        returns_B, v_star_B = rollouts.returns_B, rollouts.v_star_B
+        offset = 0.0
+        if self._centers:
+            at_sampling = apo_loss(
+                rollouts.tokens.sampled_logprobs_BT,
+                reference_logprobs_BT=rollouts.reference_logprobs_BT,
+                mask_BT=rollouts.mask_BT,
+                returns_B=returns_B,
+                v_star_B=v_star_B,
+                settings=self._settings,
+                num_sequences=len(rollouts),
+            )
+            offset = at_sampling.residual.mean().item()
+        return TrajectorySignals(returns_B=returns_B, v_star_B=v_star_B, offset=offset)
 
     def loss(self, signals: TrajectorySignals, micro: MicroBatch, scores: TokenScores) -> LossPart:
         return _part(
@@ -51,6 +74,7 @@ class TrajectoryApo(Algorithm[TrajectorySignals]):
                 v_star_B=signals.v_star_B[micro.places],
                 settings=self._settings,
                 num_sequences=micro.num_sequences,
+                offset=signals.offset,
             )
         )
 
@@ -71,13 +95,18 @@ class TurnSignals:
     values_BS: Tensor
     num_segments: int
     """Of all trajectories."""
+    offset: float
+    """What is subtracted from every segment's advantage."""
 
 
 class TurnLevelApo(Algorithm[TurnSignals]):
     """One residual per segment, and each segment's advantage a lambda-trace of those to come."""
 
     def __init__(self, apo: ApoConfig, turn_level: TurnLevelConfig) -> None:
-        self._apo, self._turn_level = apo, turn_level
+        self._settings = TurnLevelSettings(
+            beta2=apo.beta2, trace=turn_level.trace, advantage_clamp=apo.advantage_clamp
+        )
+        self._centers = apo.center_residuals
 
     def prepare(self, rollouts: Rollouts) -> TurnSignals:
         cuts = [
@@ -100,17 +129,36 @@ class TurnLevelApo(Algorithm[TurnSignals]):
         device = rollouts.group_B.device
         values_BS = values_BS.to(device)
         segment_BT = segment_of_turn_BH.to(device).gather(1, rollouts.turn_index_BT.clamp(min=0))
+        rewards_BS = segment_sums(
+            rollouts.rewards_BT, mask_BT=rollouts.mask_BT, segment_BT=segment_BT, like=values_BS
+        )
+        offset = 0.0
+        if self._centers:
+            advantage_BS = self._advantages_at_sampling(rollouts, segment_BT, rewards_BS, values_BS)
+            num_segments_B = torch.tensor([len(parts) for parts in cuts], device=device)
+            place_S = torch.arange(num_columns, device=device)
+            offset = advantage_BS[place_S < num_segments_B[:, None]].mean().item()
         return TurnSignals(
             segment_BT=segment_BT,
-            rewards_BS=segment_sums(
-                rollouts.rewards_BT,
-                mask_BT=rollouts.mask_BT,
-                segment_BT=segment_BT,
-                like=values_BS,
-            ),
+            rewards_BS=rewards_BS,
             values_BS=values_BS,
             num_segments=sum(len(parts) for parts in cuts),
+            offset=offset,
         )
+
+    def _advantages_at_sampling(
+        self, rollouts: Rollouts, segment_BT: Tensor, rewards_BS: Tensor, values_BS: Tensor
+    ) -> Tensor:
+        token_BT = token_log_ratio(
+            rollouts.tokens.sampled_logprobs_BT, rollouts.reference_logprobs_BT, rollouts.mask_BT
+        )
+        log_ratio_BS = segment_sums(
+            token_BT, mask_BT=rollouts.mask_BT, segment_BT=segment_BT, like=values_BS
+        )
+        residual_BS = segment_residuals(
+            log_ratio_BS, rewards_BS=rewards_BS, values_BS=values_BS, beta2=self._settings.beta2
+        )
+        return traced(residual_BS, trace=self._settings.trace)
 
     def loss(self, signals: TurnSignals, micro: MicroBatch, scores: TokenScores) -> LossPart:
         return _part(
@@ -121,10 +169,9 @@ class TurnLevelApo(Algorithm[TurnSignals]):
                 segment_BT=micro.cut(signals.segment_BT),
                 rewards_BS=signals.rewards_BS[micro.places],
                 values_BS=signals.values_BS[micro.places],
-                beta2=self._apo.beta2,
-                trace=self._turn_level.trace,
-                advantage_clamp=self._apo.advantage_clamp,
+                settings=self._settings,
                 num_sequences=micro.num_sequences,
+                offset=signals.offset,
             )
         )
 

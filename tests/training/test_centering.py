@@ -1,0 +1,73 @@
+"""Residuals around their mean over the step: which mean, and where it is refused."""
+
+from collections.abc import Callable
+from statistics import fmean
+
+import pytest
+
+from ragen_apo.config import parse_config
+from ragen_apo.errors import ConfigError
+from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.training.batching import collate
+from ragen_apo.training.trainer import Trainer
+from ragen_apo.types import training_samples
+from ragen_apo.values.state_values import segments
+
+KEYS = ("--apo.center_residuals=true", "--training.tasks_per_step=6", "--apo.beta2=0.1")
+TRACE = 0.5
+
+
+@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
+def test_the_offset_is_the_mean_of_what_the_step_multiplies_log_ratios_with(
+    algorithm: str, trainer_with: Callable[..., Trainer], tiny_config: str
+) -> None:
+    keys = [*KEYS, f"--algorithm={algorithm}", f"--turn_level.trace={TRACE}"]
+    keys += ["--turn_level.min_visits=1"]
+    trainer = trainer_with(parse_config(tiny_config, source="tiny", overrides=keys))
+    rollouts = trainer._with_reference(trainer._gather(trainer._roll_out(0), 0))
+    advantages: list[float] = []
+    for trajectory in rollouts.trajectories:
+        batch = collate(training_samples(trajectory), pad_id=0, device=trainer.policy.device)
+        policy, reference = (
+            score_tokens(model, batch.token_ids_BT, batch.loss_mask_BT).logprobs_BT[
+                batch.loss_mask_BT
+            ]
+            for model in (trainer.policy, trainer.reference)
+        )
+        log_ratios = (policy - reference).tolist()
+        parts = segments(
+            trajectory,
+            task_value=trainer.values.tasks[trajectory.task.task_id],
+            values=trainer.values.states if algorithm == "apo_turn" else {},
+        )
+        residuals = []
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            turns = trajectory.turns[part.first_turn : part.first_turn + part.num_turns]
+            num_tokens = sum(len(turn.response_token_ids) for turn in turns)
+            delta, log_ratios = sum(log_ratios[:num_tokens]), log_ratios[num_tokens:]
+            next_value = following.value if following else 0.0
+            residuals.append(part.reward + next_value - part.value - 0.1 * delta)
+        advantages += [
+            sum(TRACE**later * residual for later, residual in enumerate(residuals[start:]))
+            for start in range(len(residuals))
+        ]
+    if algorithm == "apo_turn":
+        assert len(advantages) > len(rollouts), "a state after the first one is known"
+    offset = trainer.algorithm.prepare(rollouts).offset
+    assert offset == pytest.approx(fmean(advantages), abs=1e-5)
+    assert abs(offset) > 1e-3
+
+
+def test_without_the_key_nothing_is_subtracted(
+    trainer_with: Callable[..., Trainer], tiny_config: str
+) -> None:
+    trainer = trainer_with(parse_config(tiny_config, source="tiny"))
+    rollouts = trainer._with_reference(trainer._gather(trainer._roll_out(0), 0))
+    assert trainer.algorithm.prepare(rollouts).offset == 0.0
+
+
+def test_with_replay_it_is_refused() -> None:
+    keys = ["--apo.center_residuals=true", "--apo.beta=0.1"]
+    keys += ["--apo.replay.num_trajectories_per_step=2"]
+    with pytest.raises(ConfigError, match="center_residuals is right for the policy's own"):
+        parse_config("", source="run.yaml", overrides=keys)
