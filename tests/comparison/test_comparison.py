@@ -37,7 +37,7 @@ MEASUREMENT = Measurement(
         ("compare_shop", ["apo", *RIVALS]),
         ("compare_frozen_lake", RIVALS),
         ("compare_frozen_lake_tuning", RIVALS * 2),
-        ("compare_shop_ablations", ["apo_turn"] * 14 + ["apo"] * 3),
+        ("compare_shop_ablations", ["apo_turn"] * 10 + ["apo"] * 2),
     ],
 )
 def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
