@@ -2,7 +2,8 @@
 
 Consumes the tokenizer's chat template and the turns so far; produces the tokens that a turn adds to
 the context, or all of them where a window has moved and left turns out. Sampled tokens stay as they
-were sampled: only the text between two responses is ever tokenised.
+were sampled: only the text between two responses is ever tokenised. What a message says is text
+and nothing else: special tokens come from the template alone (see `plain_text`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from ragen_apo.agent.plain_text import PlainTextEncoder
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.language_model import CLOSING_TAG
 from ragen_apo.types import Turn
@@ -99,6 +101,7 @@ class ContextManager:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.window = window or ContextWindow()
         self._end_id = tokenizer.eos_token_id
+        self._plain_text = PlainTextEncoder(tokenizer)
 
     def prompt(self, turns: Sequence[Turn], observation: str) -> Prompt:
         """What is read before the response to `observation`, after these turns of the episode.
@@ -128,7 +131,7 @@ class ContextManager:
         messages = [{"role": "user", "content": observation}]
         if self.system_prompt:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return self._encode(self._render(messages, add_generation_prompt=True))
+        return self._plain_text.encode(self._render(messages))
 
     def next_prompt(self, observation: str, *, last_response: Sequence[int]) -> list[int]:
         """The tokens between a response and the next one.
@@ -140,21 +143,21 @@ class ContextManager:
             {"role": "assistant", "content": _SENTINEL},
             {"role": "user", "content": observation},
         ]
-        text = self._render(messages, add_generation_prompt=True)
+        text = self._render(messages)
         _, found, between = text.partition(_SENTINEL)
         if not found:
             raise ContextError(
                 "the chat template leaves out an earlier assistant message, so turns cannot be "
                 "appended; use a template that renders every message."
             )
-        token_ids = self._encode(between)
+        token_ids = self._plain_text.encode(between)
         if last_response and last_response[-1] == self._end_id == token_ids[0]:
             return token_ids[1:]
         return token_ids
 
     def encode_response(self, text: str) -> list[int]:
         """The tokens of a scripted response; responses of the policy are never tokenised."""
-        return self._encode(text)
+        return self._plain_text.encode(self._plain_text.mark(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response without the template's end token, for people and for parsing."""
@@ -168,12 +171,14 @@ class ContextManager:
     def _ends_with_tag(self) -> bool:
         return self.tokenizer.eos_token == CLOSING_TAG
 
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def _render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        """The conversation up to the opened response, with marks for the encoder."""
+        marked = [
+            {"role": message["role"], "content": self._plain_text.mark(message["content"])}
+            for message in messages
+        ]
         rendered = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            marked, tokenize=False, add_generation_prompt=True
         )
         assert isinstance(rendered, str)
         return rendered
