@@ -233,6 +233,26 @@ def test_a_truncated_checkpoint_on_resume(command: Command, run: Path) -> None:
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [('{"step": 2, "loss"', "is not JSON"), ('{"stop": 2}', "does not say which step")],
+)
+def test_a_damaged_line_of_the_metrics(
+    line: str, problem: str, command: Command, run: Path
+) -> None:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
+    before = snapshot(run / "checkpoints")
+    resumed = command("train", "--run-dir", run, "--resume", "--no-evaluate")
+    assert_refused(resumed, f"{file}, line 2 {problem}", "undamaged copy", "delete this line")
+    assert snapshot(run / "checkpoints") == before
+    if "JSON" in problem:
+        assert_refused(command("report", run), f"{file}, line 2 {problem}", "delete this line")
+    file.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
+
+
 def disk_full(*_: Any, **__: Any) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo import files
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     PARTIAL_MARK,
     append_json_line,
@@ -137,18 +138,32 @@ class TestJsonLines:
     def test_an_absent_file_has_no_rows(self, tmp_path: Path) -> None:
         assert read_json_lines(tmp_path / "metrics.jsonl") == []
 
-    def test_a_last_line_that_was_cut_off_is_left_out(self, tmp_path: Path) -> None:
-        path = tmp_path / "metrics.jsonl"
-        path.write_text('{"step": 1}\n{"step": 2, "lo')
-        assert read_json_lines(path) == [{"step": 1}]
-
+    @pytest.mark.parametrize(
+        ("line", "problem"),
+        [
+            (b'{"st', "is not JSON"),
+            (b"", "is not JSON"),
+            (b'{"step\xff": 2}', "is not JSON"),
+            (b"\x00\x00\x00\x00", "is not JSON"),
+            (b"[1, 2]", "must hold a JSON object, got [1, 2]"),
+        ],
+    )
     def test_a_broken_line_before_the_last_is_an_error_with_its_number(
-        self, tmp_path: Path
+        self, tmp_path: Path, line: bytes, problem: str
     ) -> None:
         path = tmp_path / "metrics.jsonl"
-        path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not JSON"):
+        path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+        with pytest.raises(RunDirectoryError) as caught:
             read_json_lines(path)
+        message = str(caught.value)
+        assert f"{path}, line 2 {problem}" in message
+        assert "copy" in message and "delete this line" in message
+
+    @pytest.mark.parametrize("end", [b'{"step": 2, "lo', b"\x00\x00\x00", b'{"text": "\xe2\x82'])
+    def test_a_last_line_may_be_any_part_of_one(self, tmp_path: Path, end: bytes) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_bytes(b'{"step": 1}\n' + end)
+        assert read_json_lines(path) == [{"step": 1}]
 
     def test_all_rows_are_replaced_at_once(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen_apo.errors import RunDirectoryError
+
 PARTIAL_MARK = ".partial-"
 
 
@@ -99,20 +101,32 @@ def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Every whole line of a JSONL file; a last line cut off by a kill is left out.
 
-    An absent file has no lines. A broken line that is not the last raises ValueError.
+    An absent file has no lines. Raises RunDirectoryError for any other line that is no JSON object.
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_bytes().splitlines()
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = json.loads(line.decode("utf-8"))
+        except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+            raise broken_line(path, number, f"is not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise broken_line(path, number, f"must hold a JSON object, got {row!r:.80}")
+        rows.append(row)
     return rows
+
+
+def broken_line(path: Path, number: int, problem: str) -> RunDirectoryError:
+    """The error for a line that was damaged after it was written."""
+    return RunDirectoryError(
+        f"{path}, line {number} {problem}. Expected a JSON object, as a run writes one a line; "
+        "only the last line may be cut off, by a kill. Put an undamaged copy of the file in its "
+        "place, or delete this line and do without what it said"
+    )
 
 
 def write_json_lines_atomically(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -53,7 +53,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
         ("evaluation/results.json", "{", "is not JSON"),
         ("evaluation/results.json", "[]", "must hold a JSON object, got list"),
         ("value_report.json", "nonsense", "is not JSON"),
-        ("metrics.jsonl", 'x\n{"step": 1}\n', "cannot be read"),
+        ("metrics.jsonl", 'x\n{"step": 1}\n', "line 1 is not JSON"),
         ("metrics.jsonl", "3\n", "line 1 must hold a JSON object"),
         ("config.yaml", "a: [1", "is not YAML"),
     ],

@@ -120,15 +120,11 @@ def _read_object(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _read_rows(path: Path) -> list[Mapping[str, Any]]:
+def _read_rows(path: Path) -> Sequence[Mapping[str, Any]]:
     try:
-        rows: list[Any] = list(read_json_lines(path))
-    except (ValueError, OSError) as error:
+        return read_json_lines(path)
+    except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error}") from error
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, Mapping):
-            raise RunDirectoryError(f"{path}, line {number} must hold a JSON object, got {row!r}")
-    return rows
 
 
 def _read_text(path: Path) -> str:

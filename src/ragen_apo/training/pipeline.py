@@ -23,6 +23,7 @@ from torch import Tensor
 import ragen_apo
 from ragen_apo.config import RunConfig
 from ragen_apo.files import (
+    broken_line,
     read_json_lines,
     remove_partial_files,
     write_json_atomically,
@@ -123,9 +124,14 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
 
 
 def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    rows = read_json_lines(path)
+    kept: list[dict[str, Any]] = []
+    for number, row in enumerate(read_json_lines(path), 1):
+        try:
+            kept += [row] if keep(row) else []
+        except (KeyError, TypeError, ValueError) as error:
+            raise broken_line(path, number, f"does not say which step it is ({error!r})") from error
     if path.exists():
-        write_json_lines_atomically(path, [row for row in rows if keep(row)])
+        write_json_lines_atomically(path, kept)
 
 
 def _warm_start(
