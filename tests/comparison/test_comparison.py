@@ -34,10 +34,10 @@ MEASUREMENT = Measurement(
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("compare_shop", ["apo", *RIVALS]),
+        ("compare_shop", ["apo", "apo", "apo_turn", "apo", *RIVALS[1:]]),
         ("compare_frozen_lake", RIVALS),
         ("compare_frozen_lake_tuning", RIVALS * 2),
-        ("compare_shop_ablations", ["apo_turn"] * 10 + ["apo"] * 2),
+        ("compare_shop_ablations", ["apo_turn"] * 9 + ["apo"] * 2),
     ],
 )
 def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
