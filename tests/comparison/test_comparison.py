@@ -35,9 +35,9 @@ MEASUREMENT = Measurement(
     ("file", "expected"),
     [
         ("compare_shop", ["apo", "apo", "apo_turn", "apo", *RIVALS[1:]]),
-        ("compare_frozen_lake", RIVALS),
-        ("compare_frozen_lake_tuning", RIVALS * 2),
-        ("compare_shop_ablations", ["apo_turn"] * 9 + ["apo"] * 2),
+        ("compare_frozen_lake", ["apo", "apo_turn", *RIVALS[1:]]),
+        ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
+        ("compare_shop_ablations", ["apo_turn"] * 10 + ["apo"] * 2),
     ],
 )
 def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
@@ -86,12 +86,16 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     assert whole.tokens == first_stage + rows[-1]["num_generated_tokens_total"]
     assert [point.tokens for point in whole.points] == [
         0,
+        first_stage,
         *(first_stage + row["num_generated_tokens_total"] for row in rows if row["step"] in (3, 6)),
     ]
+    before, after = whole.points[:2]
+    assert before.success == after.success and before.seconds == 0.0 < after.seconds
     assert whole.seconds > sum(row["rollout_seconds"] for row in rows)
     assert whole.peak_memory_bytes is not None and whole.peak_memory_bytes > 2**24
-    cut = BudgetConfig(tokens=whole.points[1].tokens)
-    assert len(measure(run, name="A*-PO", seed=0, budget=cut).points) == 2
+    for num_points in (1, 2, 3):
+        cut = BudgetConfig(tokens=max(whole.points[num_points - 1].tokens, 1))
+        assert len(measure(run, name="A*-PO", seed=0, budget=cut).points) == num_points
 
 
 def test_the_files_of_a_comparison(tmp_path: Path) -> None:

@@ -85,7 +85,11 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         phases.get(phase, {}).get("seconds", 0.0) for phase in ("stage 1", "reference refresh")
     )
     tokens = stage_one_tokens(run)
-    points = [Point(0.0, 0, results["baselines"]["reference"]["success_rate"])]
+    reference_success = results["baselines"]["reference"]["success_rate"]
+    points = [Point(0.0, 0, reference_success)]
+    if tokens > 0 and _within(budget, seconds, tokens):
+        # Stage 1 is over, and the policy what it was.
+        points.append(Point(seconds, tokens, reference_success))
     for row in rows:
         seconds += row["rollout_seconds"] + row["training_seconds"]
         tokens += row["num_generated_tokens"]
