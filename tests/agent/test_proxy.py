@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from ragen_apo.agent.context import ContextManager, ContextWindow
+from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.generation import GenerationEngine
@@ -293,3 +294,95 @@ def test_a_scripted_episode_has_the_tokens_that_the_model_would_have(
     agent = proxy(tiny_model, environments, num_rows=1, max_response_tokens=40)
     agent.engine.stop_rule.end_ids = {tiny_model.tokenizer.eos_token_id}
     assert play(agent, requests[:1]) == [scripted]
+
+
+class ThreeSearches:
+    """Three turns, each with the same response."""
+
+    def begin(self, task: object, *, seed: int) -> None:
+        pass
+
+    def act(self, observation: str) -> Reply:
+        return Reply(thought="find", action="search blue mug")
+
+
+def scripted_within(
+    limits: TokenLimits | None,
+    model: LanguageModel,
+    environments: EnvironmentManager,
+    requests: Sequence[EpisodeRequest],
+    *,
+    window: ContextWindow | None = None,
+) -> list[Trajectory]:
+    context = ContextManager(model.tokenizer, system_prompt=None, window=window, limits=limits)
+    return play_scripted_episodes(
+        ThreeSearches, environments, requests, policy_version="tiny", context=context
+    )
+
+
+@pytest.mark.parametrize("window", [None, ContextWindow(num_turns=0, num_actions=1)])
+def test_a_scripted_episode_ends_where_the_context_of_the_model_would_be_full(
+    window: ContextWindow | None,
+    tiny_model: LanguageModel,
+    environments: EnvironmentManager,
+    requests: list[EpisodeRequest],
+    say: Callable[..., None],
+) -> None:
+    (whole,) = scripted_within(None, tiny_model, environments, requests[:1], window=window)
+    assert len(whole.turns) == MAX_TURNS
+    response = whole.turns[0].response_token_ids
+    read = [len(turn.prompt_token_ids) for turn in whole.turns]
+    if window is None:
+        read = [sum(read[: n + 1]) + n * len(response) for n in range(MAX_TURNS)]
+    longest = len(response) + 4
+    first_without_room = read.index(max(read))
+    assert first_without_room > 0
+    for spare, num_turns in ((0, MAX_TURNS), (-1, first_without_room)):
+        capacity = max(read) + longest + spare
+        limits = TokenLimits(capacity, longest)
+        (cut,) = scripted_within(limits, tiny_model, environments, requests[:1], window=window)
+        assert len(cut.turns) == num_turns
+        assert cut.turns == whole.turns[:num_turns]
+        agent = proxy(
+            tiny_model,
+            environments,
+            num_rows=1,
+            capacity=capacity,
+            max_response_tokens=longest,
+            window=window,
+        )
+        agent.engine.stop_rule.end_ids = {tiny_model.tokenizer.eos_token_id}
+        say(tiny_model, list(response) * num_turns)
+        assert play(agent, requests[:1]) == [cut]
+    assert (cut.stop_reason, cut.terminated) == (StopReason.CONTEXT_LIMIT, False)
+    assert cut.final_observation == whole.turns[first_without_room].observation
+
+
+def test_a_scripted_response_without_room_is_left_out_however_long_it_is(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    (whole,) = scripted_within(None, tiny_model, environments, requests[:1])
+    (sample,) = training_samples(whole)
+    limits = TokenLimits(len(sample.token_ids), 1)
+    assert scripted_within(limits, tiny_model, environments, requests[:1]) == [whole]
+    limits = TokenLimits(len(sample.token_ids) - 1, 1)
+    (cut,) = scripted_within(limits, tiny_model, environments, requests[:1])
+    assert cut.turns == whole.turns[:2]
+
+
+def test_a_scripted_episode_whose_first_turn_does_not_fit_is_refused(
+    tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    (whole,) = scripted_within(None, tiny_model, environments, requests[:1])
+    first = whole.turns[0]
+    num_read, num_written = len(first.prompt_token_ids), len(first.response_token_ids)
+    for longest in (1, num_written + 5):
+        needed = max(longest, num_written)
+        message = (
+            rf"opens with {num_read} tokens, which with a response of {needed} exceed "
+            rf"agent.max_context_tokens = {num_read + needed - 1}"
+        )
+        with pytest.raises(ContextError, match=message):
+            scripted_within(
+                TokenLimits(num_read + needed - 1, longest), tiny_model, environments, requests[:1]
+            )

@@ -1,13 +1,20 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import CopyConfig
+from ragen_apo.config.overrides import merge
+from ragen_apo.environments.play import play
+from ragen_apo.environments.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
+from ragen_apo.progress import SilentProgress
+from ragen_apo.training import supervised
 from ragen_apo.training.session import Session
 from ragen_apo.training.supervised import copy_phase, demonstrations_phase
 from ragen_apo.training.warm_start import (
@@ -19,7 +26,7 @@ from ragen_apo.training.warm_start import (
     play_demonstrations,
     relabel,
 )
-from ragen_apo.types import TrainingSample
+from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
 
 CONFIG = CopyConfig(batch_size=16, sequence_length=20)
 TOKEN_IDS = range(100, 1100)
@@ -103,6 +110,69 @@ def test_demonstrations_train_on_the_teachers_responses_only(session: Session) -
             assert text.endswith("</answer>")
             assert "TASK" not in text
             assert "<|user|>" not in text
+
+
+def record_episodes(session: Session, path: Path) -> None:
+    """A person searches until there are no turns left, once for each of four tasks."""
+    for task in session.environments.tasks("train")[:4]:
+        environment, _ = session.environments.start(task, seed=0)
+        typed = iter(["search mug", "search blue", "dance"])
+        episode = play(
+            environment, task, read=lambda _, typed=typed: next(typed), write=lambda text: None
+        )
+        assert episode.final_observation != episode.turns[-1].observation
+        version = session.environments.properties.version
+        append_recording(path, Recording(version, 0, episode))
+
+
+class Notes(SilentProgress):
+    """What was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
+    recorded: bool, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if recorded:
+        record_episodes(session, tmp_path / "mine.jsonl")
+    model = session.load_model(session.run.initial)
+
+    def demonstrated(max_context_tokens: int, notes: Notes) -> list[Trajectory]:
+        limits = {"max_context_tokens": max_context_tokens, "max_response_tokens": 1}
+        changes: dict[str, Any] = {"agent": limits}
+        if recorded:
+            path = str(tmp_path / "mine.jsonl")
+            changes["warm_start"] = {"demonstrations": {"recordings": path}}
+        config = RunConfig.model_validate(merge(session.config.model_dump(by_alias=True), changes))
+        used: list[Trajectory] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                supervised, "training_samples", lambda t: used.append(t) or training_samples(t)
+            )
+            demonstrations_phase(replace(session, config=config, progress=notes), model)
+        return used
+
+    notes = Notes()
+    whole = demonstrated(512, notes)
+    assert not any("end early" in sentence for sentence in notes.said)
+    lengths = [len(training_samples(episode)[0].token_ids) for episode in whole]
+    capacity = max(lengths) - 1
+    num_longest = lengths.count(max(lengths))
+    for episode, full in zip(demonstrated(capacity, notes), whole, strict=True):
+        assert len(training_samples(episode)[0].token_ids) <= capacity
+        if episode != full:
+            assert episode.stop_reason is StopReason.CONTEXT_LIMIT
+            assert episode.turns == full.turns[:-1]
+            num_longest -= 1
+    assert num_longest == 0
+    said = f"{lengths.count(max(lengths))} of {len(whole)} demonstrations end early"
+    assert notes.said[-1].startswith(said) and f"max_context_tokens is {capacity}" in notes.said[-1]
 
 
 def test_the_supervised_gradient_does_not_depend_on_how_a_batch_is_cut(session: Session) -> None:

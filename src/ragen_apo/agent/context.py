@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from ragen_apo.agent.plain_text import PlainTextEncoder
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.language_model import CLOSING_TAG
-from ragen_apo.types import Turn
+from ragen_apo.types import Task, Turn
 
 _RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
@@ -88,8 +88,35 @@ class Prompt:
     """True if the tokens are the whole context, False if they continue what is there."""
 
 
+@dataclass(frozen=True)
+class TokenLimits:
+    """How long a context and a response may be."""
+
+    max_context_tokens: int
+    max_response_tokens: int
+
+    def leave_room(self, num_read_tokens: int, *, num_response_tokens: int = 0) -> bool:
+        """Whether a full response, or the given one if it is longer, fits after what was read."""
+        longest = max(num_response_tokens, self.max_response_tokens)
+        return num_read_tokens + longest <= self.max_context_tokens
+
+    def refusal(
+        self, task: Task, num_read_tokens: int, *, num_response_tokens: int = 0
+    ) -> ContextError:
+        """The error for a task whose first response has no room."""
+        return ContextError(
+            f"task {task.task_id} opens with {num_read_tokens} tokens, which with a response of "
+            f"{max(num_response_tokens, self.max_response_tokens)} exceed "
+            f"agent.max_context_tokens = {self.max_context_tokens}; raise it, or shorten the "
+            "observation or system prompt."
+        )
+
+
 class ContextManager:
-    """Says what the model reads before each response."""
+    """Says what the model reads before each response.
+
+    `limits` end episodes that are not generated; those that are have their engine's.
+    """
 
     def __init__(
         self,
@@ -97,9 +124,10 @@ class ContextManager:
         *,
         system_prompt: str | None,
         window: ContextWindow | None = None,
+        limits: TokenLimits | None = None,
     ) -> None:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
-        self.window = window or ContextWindow()
+        self.window, self.limits = window or ContextWindow(), limits
         self._end_id = tokenizer.eos_token_id
         self._plain_text = PlainTextEncoder(tokenizer)
 

@@ -13,10 +13,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt, parse_response
+from ragen_apo.agent.context import (
+    ContextManager,
+    ParsedResponse,
+    Prompt,
+    TokenLimits,
+    parse_response,
+)
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.environments.base import TextEnvironment
-from ragen_apo.errors import ContextError
 from ragen_apo.policy.generation import GenerationEngine, Response, Row
 from ragen_apo.seeding import generator
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
@@ -28,6 +33,13 @@ class EpisodeRequest:
 
     task: Task
     seed: int
+
+
+def stop_reason(outcome: Outcome) -> StopReason:
+    """Why an episode ended with this outcome: for a full context if its environment would go on."""
+    if outcome.terminated:
+        return StopReason.TERMINATED
+    return StopReason.TURN_LIMIT if outcome.truncated else StopReason.CONTEXT_LIMIT
 
 
 @dataclass(eq=False)
@@ -79,15 +91,12 @@ class _Episode:
         self.observation = outcome.observation
 
     def finish(self, outcome: Outcome, *, policy_version: str) -> Trajectory:
-        reason = StopReason.CONTEXT_LIMIT
-        if outcome.terminated or outcome.truncated:
-            reason = StopReason.TERMINATED if outcome.terminated else StopReason.TURN_LIMIT
         return Trajectory(
             task=self.request.task,
             turns=tuple(self.turns),
             terminated=outcome.terminated,
             truncated=not outcome.terminated,
-            stop_reason=reason,
+            stop_reason=stop_reason(outcome),
             success=outcome.success,
             final_observation=outcome.observation,
             policy_version=policy_version,
@@ -107,7 +116,7 @@ class AgentProxy:
         max_response_tokens: int,
     ) -> None:
         self.engine, self.environments, self.context = engine, environments, context
-        self.max_response_tokens = max_response_tokens
+        self.limits = TokenLimits(engine.capacity, max_response_tokens)
 
     def rollout(
         self,
@@ -144,13 +153,8 @@ class AgentProxy:
     def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, _Episode]:
         environment, observation = self.environments.start(request.task, seed=request.seed)
         prompt = self.context.prompt((), observation)
-        num_tokens = len(prompt.token_ids)
-        if num_tokens + self.max_response_tokens > self.engine.capacity:
-            raise ContextError(
-                f"task {request.task.task_id} opens with {num_tokens} tokens, which with a "
-                f"response of {self.max_response_tokens} exceed agent.max_context_tokens = "
-                f"{self.engine.capacity}; raise it, or shorten the observation or system prompt."
-            )
+        if not self.limits.leave_room(len(prompt.token_ids)):
+            raise self.limits.refusal(request.task, len(prompt.token_ids))
         episode = _Episode(
             index, request, environment, observation, prompt, environment.state_key()
         )
@@ -162,7 +166,7 @@ class AgentProxy:
         self.engine.submit(
             row,
             episode.prompt.token_ids,
-            max_new_tokens=self.max_response_tokens,
+            max_new_tokens=self.limits.max_response_tokens,
             restarts=episode.prompt.restarts,
         )
 
@@ -190,4 +194,4 @@ class AgentProxy:
     def _has_room(self, episode: _Episode) -> bool:
         """Prepares the next prompt and says whether it and a full response fit into the context."""
         episode.prompt = self.context.prompt(episode.turns, episode.observation)
-        return episode.num_read_tokens + self.max_response_tokens <= self.engine.capacity
+        return self.limits.leave_room(episode.num_read_tokens)

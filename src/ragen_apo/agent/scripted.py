@@ -2,16 +2,17 @@
 
 They go through the same environment manager, context manager, parser and costs as the model, so
 their trajectories have the same tokens as a model's would have had. Their log-probabilities are
-zeros: nothing was sampled.
+zeros: nothing was sampled. The context manager's limits end an episode where they would have ended
+the model's, and before a response that has no room because it is longer than the model's may be.
 """
 
 from collections.abc import Callable, Iterable
 
 from ragen_apo.agent.context import ContextManager, Prompt, parse_response, render_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
-from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.agent.proxy import EpisodeRequest, stop_reason
 from ragen_apo.environments.base import Reply, ScriptedPolicy
-from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag
+from ragen_apo.types import Trajectory, Turn, TurnFlag
 
 NO_PROMPT = Prompt(token_ids=(), restarts=False)
 
@@ -24,7 +25,10 @@ def play_scripted_episodes(
     policy_version: str,
     context: ContextManager | None = None,
 ) -> list[Trajectory]:
-    """One trajectory a request. Without a context manager the turns carry text and no tokens."""
+    """One trajectory a request. Without a context manager the turns carry text and no tokens.
+
+    Raises ContextError if the first turn of an episode exceeds the context manager's limits.
+    """
     policy = make_policy()
     return [
         _play_episode(policy, environments, request, policy_version=policy_version, context=context)
@@ -47,13 +51,22 @@ def _play_episode(
 ) -> Trajectory:
     environment, observation = environments.start(request.task, seed=request.seed)
     policy.begin(request.task, seed=request.seed)
+    limits = context.limits if context else None
     turns: list[Turn] = []
-    while True:
+    num_context_tokens, outcome = 0, None
+    while outcome is None or not (outcome.terminated or outcome.truncated):
         prompt = context.prompt(turns, observation) if context else NO_PROMPT
         state_key = environment.state_key()
         reply = policy.act(observation)
         text = render_response(thought=reply.thought, action=reply.action)
         response = context.encode_response(text) if context else []
+        num_read_tokens = len(prompt.token_ids) + (0 if prompt.restarts else num_context_tokens)
+        if limits and not limits.leave_room(num_read_tokens, num_response_tokens=len(response)):
+            if outcome is None:
+                raise limits.refusal(
+                    request.task, num_read_tokens, num_response_tokens=len(response)
+                )
+            break
         outcome = environments.step([environment], [parse_response(text)])[0]
         turns.append(
             Turn(
@@ -70,16 +83,15 @@ def _play_episode(
                 restarts_context=prompt.restarts,
             )
         )
-        if outcome.terminated or outcome.truncated:
-            break
         observation = outcome.observation
+        num_context_tokens = num_read_tokens + len(response)
     environments.release(environment)
     return Trajectory(
         task=request.task,
         turns=tuple(turns),
         terminated=outcome.terminated,
-        truncated=outcome.truncated,
-        stop_reason=StopReason.TERMINATED if outcome.terminated else StopReason.TURN_LIMIT,
+        truncated=not outcome.terminated,
+        stop_reason=stop_reason(outcome),
         success=outcome.success,
         final_observation=outcome.observation,
         policy_version=policy_version,

@@ -95,7 +95,7 @@ class AgentConfig(Section):
     """Sampled tokens per turn at most."""
     max_context_tokens: Count = 1024
     """Tokens of one context at most, prompt and response (`full`: of a whole episode); an episode
-    that needs more is truncated."""
+    that needs more is truncated, and so is a demonstration."""
     format_penalty: Penalty = -0.05
     """Reward of a response without readable `<think>` and `<answer>`."""
     invalid_action_penalty: Penalty = 0.0

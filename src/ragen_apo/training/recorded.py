@@ -16,7 +16,7 @@ from ragen_apo.environments.recordings import Recording, select_recordings
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import write_json_lines_atomically
 from ragen_apo.training.session import Session
-from ragen_apo.types import Task, Trajectory
+from ragen_apo.types import StopReason, Task, Trajectory
 
 
 def recorded_demonstrations(
@@ -24,8 +24,9 @@ def recorded_demonstrations(
 ) -> list[Trajectory]:
     """One trajectory for each recorded episode of a training task; the thoughts are empty.
 
-    Raises ConfigError if there is none (see `select_recordings`), EnvironmentDataError if an
-    episode takes another course than the recorded one.
+    An episode that does not fit into the context ends where one of the policy would. Raises
+    ConfigError if there is none (see `select_recordings`), EnvironmentDataError if an episode takes
+    another course than the recorded one.
     """
     kept = session.run.recordings
     chosen = select_recordings(kept if kept.exists() else path, session.environments)
@@ -62,7 +63,8 @@ def _play_again(recording: Recording, session: Session, context: ContextManager)
         policy_version="recorded",
         context=context,
     )
-    if trajectory.final_observation != episode.final_observation:
+    was_cut = trajectory.stop_reason is StopReason.CONTEXT_LIMIT
+    if not was_cut and trajectory.final_observation != episode.final_observation:
         raise _other_course(recording, trajectory.final_observation)
     return trajectory
 

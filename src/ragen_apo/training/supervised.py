@@ -30,7 +30,7 @@ from ragen_apo.training.warm_start import (
     play_demonstrations,
     relabel,
 )
-from ragen_apo.types import Trajectory, training_samples
+from ragen_apo.types import StopReason, Trajectory, training_samples
 
 WARMUP_STEPS = 20
 MAX_GRAD_NORM = 1.0
@@ -75,6 +75,12 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
     """Episodes on training tasks, with the responses of the teacher or of people as targets."""
     config = session.config.warm_start.demonstrations
     trajectories = _demonstrations(session, model)
+    num_cut = [episode.stop_reason for episode in trajectories].count(StopReason.CONTEXT_LIMIT)
+    if num_cut:
+        session.progress.say(
+            f"{num_cut} of {len(trajectories)} demonstrations end early, as an episode of the "
+            f"policy would: agent.max_context_tokens is {session.config.agent.max_context_tokens}"
+        )
     episodes = [training_samples(trajectory) for trajectory in trajectories]
     order = DrawOrder(
         [trajectory.task.category for trajectory in trajectories],
