@@ -34,7 +34,7 @@ from ragen_apo.environments.grid_text import (
     view,
 )
 from ragen_apo.environments.named_actions import Effect, NamedActionsGame, join_actions
-from ragen_apo.environments.scripted import Mixture, RandomActions
+from ragen_apo.environments.scripted import policies_around
 from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
@@ -411,13 +411,11 @@ class Hasty(_Walker):
 
 
 def _policies(options: FrozenLakeOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    make_oracle = functools.partial(Oracle, options)
-    make_hasty = functools.partial(Hasty, options)
-    return {
-        "teacher": functools.partial(
-            Mixture, make_oracle, make_hasty, good_share=TEACHER_GOOD_SHARE
-        ),
-        "oracle": make_oracle,
-        "random": functools.partial(RandomActions, tuple(DIRECTIONS), options.max_actions_per_turn),
-        "heuristic": functools.partial(Heuristic, options),
-    }
+    return policies_around(
+        functools.partial(Oracle, options),
+        functools.partial(Heuristic, options),
+        names=tuple(DIRECTIONS),
+        max_per_turn=options.max_actions_per_turn,
+        teacher_good_share=TEACHER_GOOD_SHARE,
+        make_poor=functools.partial(Hasty, options),
+    )

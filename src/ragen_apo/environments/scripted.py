@@ -61,12 +61,15 @@ def policies_around(
     names: Sequence[str],
     max_per_turn: int,
     teacher_good_share: float,
+    make_poor: Callable[[], ScriptedPolicy] | None = None,
 ) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    """The usual four; the teacher plays as the oracle now and then and at random otherwise."""
+    """The usual four; the teacher plays as the oracle now and then and as the poor one otherwise,
+    which is the random one unless it is given.
+    """
     make_random = functools.partial(RandomActions, tuple(names), max_per_turn)
     return {
         "teacher": functools.partial(
-            Mixture, make_oracle, make_random, good_share=teacher_good_share
+            Mixture, make_oracle, make_poor or make_random, good_share=teacher_good_share
         ),
         "oracle": make_oracle,
         "random": make_random,

@@ -77,8 +77,13 @@ def turn_level_loss(
             f"rewards_BS and values_BS must have one shape [{len(logprobs_BT)}, S], got "
             f"{tuple(rewards_BS.shape)} and {tuple(values_BS.shape)}"
         )
-    token_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
-    log_ratio_BS = segment_sums(token_BT, mask_BT=mask_BT, segment_BT=segment_BT, like=values_BS)
+    log_ratio_BS = segment_log_ratios(
+        logprobs_BT,
+        reference_logprobs_BT=reference_logprobs_BT,
+        mask_BT=mask_BT,
+        segment_BT=segment_BT,
+        like=values_BS,
+    )
     residual_BS = segment_residuals(
         log_ratio_BS.detach(), rewards_BS=rewards_BS, values_BS=values_BS, beta2=settings.beta2
     )
@@ -95,6 +100,19 @@ def turn_level_loss(
         kl=sequence_kl(logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT),
         num_tokens=mask_BT.sum(dim=1),
     )
+
+
+def segment_log_ratios(
+    logprobs_BT: Tensor,
+    *,
+    reference_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    segment_BT: Tensor,
+    like: Tensor,
+) -> Tensor:
+    """Delta_h [B, S] in the shape of `like`: the log-ratio of each segment; gradients pass."""
+    token_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
+    return segment_sums(token_BT, mask_BT=mask_BT, segment_BT=segment_BT, like=like)
 
 
 def segment_sums(token_BT: Tensor, *, mask_BT: Tensor, segment_BT: Tensor, like: Tensor) -> Tensor:

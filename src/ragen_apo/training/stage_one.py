@@ -75,9 +75,9 @@ def selected_tasks(
 ) -> Sequence[Task]:
     """The tasks that Stage 2 trains on under this reference: all without `rollout_filter`.
 
-    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. None where
-    a trained reference (`version` above 0) always solves every one. Raises TrainingError if no task
-    is left for other reasons and MissingValueError if the store lacks one.
+    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. Empty
+    where a trained reference (`version` above 0) always solves every one. Raises TrainingError if
+    no task is left for other reasons and MissingValueError if the store lacks one.
     """
     config = session.config
     if not config.needs_values or config.rollout_filter.strategy == "none":

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ragen_apo.config.algorithms import ApoConfig, TurnLevelConfig
 from ragen_apo.objectives.apo import ApoLoss, ApoSettings, apo_loss, apo_metrics
-from ragen_apo.objectives.tensors import token_log_ratio
 from ragen_apo.objectives.turn_level import (
     TurnLevelSettings,
+    segment_log_ratios,
     segment_residuals,
     segment_sums,
     traced,
@@ -149,11 +149,12 @@ class TurnLevelApo(Algorithm[TurnSignals]):
     def _advantages_at_sampling(
         self, rollouts: Rollouts, segment_BT: Tensor, rewards_BS: Tensor, values_BS: Tensor
     ) -> Tensor:
-        token_BT = token_log_ratio(
-            rollouts.tokens.sampled_logprobs_BT, rollouts.reference_logprobs_BT, rollouts.mask_BT
-        )
-        log_ratio_BS = segment_sums(
-            token_BT, mask_BT=rollouts.mask_BT, segment_BT=segment_BT, like=values_BS
+        log_ratio_BS = segment_log_ratios(
+            rollouts.tokens.sampled_logprobs_BT,
+            reference_logprobs_BT=rollouts.reference_logprobs_BT,
+            mask_BT=rollouts.mask_BT,
+            segment_BT=segment_BT,
+            like=values_BS,
         )
         residual_BS = segment_residuals(
             log_ratio_BS, rewards_BS=rewards_BS, values_BS=values_BS, beta2=self._settings.beta2
