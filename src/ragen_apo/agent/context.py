@@ -8,6 +8,7 @@ and nothing else: special tokens come from the template alone (see `plain_text`)
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", r
 _TAG = re.compile(r"</?(?:think|answer)>")
 _SENTINEL = "\u241f"
 """Stands for a response while the template is asked what it puts around one."""
+_NUM_CACHED_PAGES = 4096
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ class ContextManager:
         self.window, self.limits = window or ContextWindow(), limits
         self._end_id = tokenizer.eos_token_id
         self._plain_text = PlainTextEncoder(tokenizer)
+        # Episodes of one task read the same pages again and again.
+        self._tokens_between = functools.lru_cache(_NUM_CACHED_PAGES)(self._between)
 
     def prompt(self, turns: Sequence[Turn], observation: str) -> Prompt:
         """What is read before the response to `observation`, after these turns of the episode.
@@ -166,6 +170,13 @@ class ContextManager:
 
         If the response ended with the template's end token, that token is not added a second time.
         """
+        token_ids = self._tokens_between(observation)
+        if last_response and last_response[-1] == self._end_id == token_ids[0]:
+            return list(token_ids[1:])
+        return list(token_ids)
+
+    def _between(self, observation: str) -> tuple[int, ...]:
+        """What the template puts between two responses, and the observation in it."""
         messages = [
             {"role": "user", "content": "."},
             {"role": "assistant", "content": _SENTINEL},
@@ -178,10 +189,7 @@ class ContextManager:
                 "the chat template leaves out an earlier assistant message, so turns cannot be "
                 "appended; use a template that renders every message."
             )
-        token_ids = self._plain_text.encode(between)
-        if last_response and last_response[-1] == self._end_id == token_ids[0]:
-            return token_ids[1:]
-        return token_ids
+        return tuple(self._plain_text.encode(between))
 
     def encode_response(self, text: str) -> list[int]:
         """The tokens of a scripted response; responses of the policy are never tokenised."""

@@ -254,12 +254,15 @@ class GenerationEngine:
         start_B1 = torch.tensor([row.length for row in rows], device=device)[:, None]
         positions_BT = start_B1 + torch.arange(width, device=device)
         view = self._view
-        view.slots, view.positions_BT = slice(rows[0].slot, rows[0].slot + len(rows)), positions_BT
+        view.point_at(slice(rows[0].slot, rows[0].slot + len(rows)), positions_BT)
         needed = max(row.length for row in rows) + width
         view.reserve(needed)
         # Matrix products copy what is not contiguous, so one new token a row reads all places.
         view.length = view.places if width == 1 else needed
-        mask_BTL = torch.arange(view.length, device=device) <= positions_BT[:, :, None]
+        # Added to the scores; made once here, it is not converted again in every layer.
+        is_ahead_BTL = torch.arange(view.length, device=device) > positions_BT[:, :, None]
+        mask_BTL = torch.zeros(is_ahead_BTL.shape, device=device)
+        mask_BTL.masked_fill_(is_ahead_BTL, float("-inf"))
         for row in rows:
             row.read += row.unread
             row.unread.clear()

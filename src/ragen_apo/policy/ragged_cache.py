@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 _PLACES_STEP = 64
 """The cache's length is a multiple of this many places."""
-_GROWTH = 1.5
+_GROWTH = 1.2
 """By how much the cache grows at least when its length no longer suffices."""
 _ATTENTION = "ragen_apo_cached"
 
@@ -36,6 +36,23 @@ class CacheView:
     """How many places each row has; more than any row has needed so far."""
     length: int = 0
     """How many of them are read."""
+    _flat_index: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def point_at(self, slots: slice, positions_BT: Tensor) -> None:
+        """The rows and places that the next pass writes."""
+        self.slots, self.positions_BT = slots, positions_BT
+        self._flat_index.clear()
+
+    def flat_index(self, num_heads: int, num_places: int) -> Tensor:
+        """Where new vectors [B, heads, T] go in a store seen as [rows * heads * places]."""
+        key = num_heads, num_places
+        if key not in self._flat_index:
+            device = self.positions_BT.device
+            rows_B11 = torch.arange(self.slots.start, self.slots.stop, device=device)[:, None, None]
+            heads_H1 = torch.arange(num_heads, device=device)[:, None]
+            first_BH1 = (rows_B11 * num_heads + heads_H1) * num_places
+            self._flat_index[key] = (first_BH1 + self.positions_BT[:, None]).flatten()
+        return self._flat_index[key]
 
     def reserve(self, length: int) -> None:
         """Makes room for rows of this length."""
@@ -114,10 +131,10 @@ class RaggedLayer(CacheLayerMixin):
         return grown
 
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
-        rows = store[self.view.slots]
-        index_B1 = torch.arange(len(new), device=new.device)[:, None]
-        rows[index_B1, :, self.view.positions_BT] = new.transpose(1, 2)
-        return rows[:, :, : self.view.length]
+        _, heads, places, head_dim = store.shape
+        index = self.view.flat_index(heads, places)
+        store.view(-1, head_dim).index_copy_(0, index, new.reshape(-1, head_dim))
+        return store[self.view.slots, :, : self.view.length]
 
     def rearrange(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
         """Copies the first `length` places of the source rows to the target rows, all at once."""
@@ -168,7 +185,7 @@ def _attend(
     grouped = query.to(key.dtype).reshape(batch, key.shape[1], -1, head_dim)
     scores = torch.matmul(grouped, key.transpose(2, 3)).float()
     scores *= head_dim**-0.5 if scaling is None else scaling
-    scores.masked_fill_(~attention_mask, float("-inf"))
+    scores += attention_mask
     attended = torch.matmul(scores.softmax(-1).to(value.dtype), value)
     return attended.reshape(batch, 1, num_heads, -1), None
 
