@@ -73,13 +73,23 @@ def test_surroundings_say_what_is_next_to_the_player_and_the_way_to_landmarks() 
     room = ("#####", "#X_O#", "#_SX#", "#O__#", "#####")
     assert surroundings(room, SOKOBAN_LANGUAGE).splitlines() == [
         "Up: floor. Down: floor. Left: floor. Right: box.",
-        "box: 1 up, 1 left; 1 right.",
-        "target: 1 up, 1 right; here; 1 down, 1 left.",
+        "box: 1 up, 1 left; push 2 right.",
+        "box: 1 right; push 1 up.",
     ]
     assert surroundings(("__", "_*"), LAKE_LANGUAGE).splitlines() == [
         "Up: ice. Down: border. Left: ice. Right: border.",
         "goal: here.",
     ]
+
+
+def test_a_box_goes_to_the_nearest_target_without_another_box() -> None:
+    room = ("######", "#P*XO#", "######")
+    assert surroundings(room, SOKOBAN_LANGUAGE).splitlines()[1:] == [
+        "box: 1 right; push here.",
+        "box: 2 right; push 1 right.",
+    ]
+    nowhere = ("#####", "#P*X#", "#####")
+    assert surroundings(nowhere, SOKOBAN_LANGUAGE).splitlines()[2] == "box: 2 right."
 
 
 @pytest.mark.parametrize("observation", RENDERINGS)

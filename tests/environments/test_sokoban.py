@@ -3,10 +3,10 @@ from collections import deque
 
 import pytest
 
-from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment, make_environment
 from ragen_apo.environments.grid_text import DIRECTIONS, symmetric_key
 from ragen_apo.environments.play import play
-from ragen_apo.environments.sokoban import SokobanRewards
+from ragen_apo.environments.sokoban import Hasty, SokobanOptions, SokobanRewards
 from ragen_apo.environments.sokoban_levels import (
     LevelDemands,
     Room,
@@ -195,24 +195,119 @@ def test_the_same_level_in_every_rendering_is_the_same_task_and_another_version(
     assert list(more.tasks("train"))[:400] == list(worlds[0].tasks("train"))
 
 
-def test_the_teacher_is_mediocre_and_the_baselines_lie_where_they_should() -> None:
-    environment = make_environment("sokoban", {})
-    success = {}
-    for name, make_policy in environment.scripted_policies().items():
-        policy, num_wins = make_policy(), 0
-        for seed, task in enumerate(environment.tasks("test")):
-            policy.begin(task, seed=seed)
-            observation, _ = environment.reset(task, seed=seed)
-            ended, info = False, {}
-            while not ended:
-                observation, _, terminated, truncated, info = environment.step(
-                    policy.act(observation).action
-                )
-                ended = terminated or truncated
-            num_wins += info["success"]
-        success[name] = num_wins / len(environment.tasks("test"))
-    assert success["random"] < 0.2 < success["teacher"] < success["oracle"] == 1.0
-    assert success["heuristic"] < 1.0
+def turns_of(
+    environment: TextEnvironment, policy: ScriptedPolicy, task: Task, *, seed: int
+) -> tuple[list[tuple[str, Reply]], bool]:
+    """What the policy read and answered in one episode, and whether it succeeded."""
+    policy.begin(task, seed=seed)
+    observation, _ = environment.reset(task, seed=seed)
+    turns: list[tuple[str, Reply]] = []
+    ended, info = False, {}
+    while not ended:
+        turns.append((observation, policy.act(observation)))
+        observation, _, terminated, truncated, info = environment.step(turns[-1][1].action)
+        ended = terminated or truncated
+    return turns, info["success"]
+
+
+def success_of(environment: TextEnvironment, name: str) -> float:
+    tasks = environment.tasks("test")
+    policy = environment.scripted_policies()[name]()
+    wins = [turns_of(environment, policy, task, seed=seed)[1] for seed, task in enumerate(tasks)]
+    return sum(wins) / len(tasks)
+
+
+ONE_STEP_A_TURN = {
+    "num_rows": 5,
+    "min_pushes": 1,
+    "max_solution_moves": 8,
+    "max_actions_per_turn": 1,
+    "max_turns": 12,
+    "surroundings": True,
+}
+
+
+@pytest.mark.parametrize("options", [{}, ONE_STEP_A_TURN])
+def test_the_teacher_is_mediocre_and_the_baselines_lie_where_they_should(
+    options: dict[str, object],
+) -> None:
+    environment = make_environment("sokoban", options)
+    success = {name: success_of(environment, name) for name in environment.scripted_policies()}
+    assert success["random"] < 0.2 < success["teacher"] < 0.5 < success["oracle"] == 1.0, success
+    assert success["teacher"] < success["heuristic"] < 1.0, success
+
+
+@pytest.mark.parametrize("num_boxes", [1, 2, 3])
+@pytest.mark.parametrize("name", ["teacher", "oracle", "heuristic"])
+def test_every_statement_of_a_thought_stands_in_the_observation(name: str, num_boxes: int) -> None:
+    """The last one is about the direction that is taken, the first about a box."""
+    options = {**ONE_STEP_A_TURN, "num_rows": 6, "num_columns": 7, "max_solution_moves": 20}
+    environment = make_environment("sokoban", {**options, "num_boxes": num_boxes})
+    num_looks = set[int]()
+    for seed, task in enumerate(environment.tasks("test")[:15]):
+        policy = environment.scripted_policies()[name]()
+        for observation, reply in turns_of(environment, policy, task, seed=seed)[0]:
+            of_box, *looks = [f"{told}." for told in reply.thought[:-1].split(". ")]
+            stated = observation.splitlines()
+            assert of_box in stated
+            assert of_box.startswith("box: ")
+            assert {look for look in looks if look in stated[-num_boxes - 1]} == set(looks)
+            assert looks[-1].startswith(f"{reply.action}: ")
+            num_looks.add(len(looks))
+    assert num_looks == {1, 2}
+
+
+def thought_and_action(board: tuple[str, ...], name: str, **options: object) -> tuple[str, str]:
+    """What a scripted policy answers to a first observation."""
+    environment = make_environment("sokoban", {"surroundings": True, **options})
+    task = task_of(board)
+    policy = environment.scripted_policies()[name]()
+    policy.begin(task, seed=0)
+    reply = policy.act(environment.reset(task, seed=0)[0])
+    return reply.thought, reply.action
+
+
+def test_a_thought_looks_straight_at_the_box_and_then_where_the_player_goes() -> None:
+    above_the_target = ("#####", "#___#", "#PX_#", "#_O_#", "#####")
+    assert thought_and_action(above_the_target, "oracle") == (
+        "box: 1 right; push 1 down. Right: box. Up: floor.",
+        "Up || Right || Down",
+    )
+    pushed = ("######", "#PX_O#", "######")
+    assert thought_and_action(pushed, "oracle") == (
+        "box: 1 right; push 2 right. Right: box.",
+        "Right || Right",
+    )
+    without = {"surroundings": False, "max_actions_per_turn": 5}
+    assert thought_and_action(pushed, "oracle", **without) == ("push", "Right || Right")
+
+
+def test_a_thought_speaks_of_the_box_that_is_pushed_next_and_not_of_the_nearest() -> None:
+    board = ("######", "#___P#", "#_XOX#", "#___O#", "######")
+    options = {"num_boxes": 2, "max_actions_per_turn": 1}
+    assert thought_and_action(board, "oracle", **options) == (
+        "box: 1 down, 2 left; push 1 right. Down: box. Left: floor.",
+        "Left",
+    )
+    poor = Hasty(SokobanOptions(surroundings=True, **options))
+    environment = make_environment("sokoban", {"surroundings": True, **options})
+    reply = poor.act(environment.reset(task_of(board), seed=0)[0])
+    assert (reply.thought, reply.action) == ("box: 1 down; push 1 left. Down: box.", "Down")
+
+
+def hasty_way(board: tuple[str, ...], *, num_turns: int) -> list[str]:
+    options = {"max_actions_per_turn": 1, "max_turns": num_turns}
+    environment = make_environment("sokoban", options)
+    policy = Hasty(SokobanOptions(max_actions_per_turn=1, max_turns=num_turns))
+    turns, _ = turns_of(environment, policy, task_of(board), seed=0)
+    return [reply.action for _, reply in turns]
+
+
+def test_the_hasty_go_to_the_row_of_the_box_and_push_on_into_walls() -> None:
+    board = ("######", "#P___#", "#_X__#", "#___O#", "######")
+    assert hasty_way(board, num_turns=5) == ["Down", "Right", "Right", "Right", "Right"]
+    behind_a_wall = ("######", "#P___#", "##X__#", "#___O#", "######")
+    assert hasty_way(behind_a_wall, num_turns=3) == ["Down", "Down", "Down"]
 
 
 def test_a_person_can_play() -> None:

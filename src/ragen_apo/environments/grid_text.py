@@ -10,7 +10,7 @@ four ways, and `read_board` reads it back. Symbols stand apart so that a tokeniz
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ragen_apo.environments.named_actions import ActionRules
 
 Board = tuple[str, ...]
+Cell = tuple[int, int]
+"""Row and column."""
 Observation = Literal["grid", "words", "coordinates", "grid_and_coordinates"]
 
 DIRECTIONS: Mapping[str, tuple[int, int]] = {
@@ -84,6 +86,8 @@ class BoardLanguage:
     """The symbols of a cell with the player on it."""
     landmarks: Mapping[str, str]
     """What surroundings tell the way to, with the symbols of the cells that have it."""
+    errands: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """Landmarks to be brought somewhere: what that is called, and the symbols of where to."""
 
     def rules(self, observation: Observation) -> str:
         """How to read an observation, for the environment's rules."""
@@ -110,26 +114,42 @@ def surroundings(board: Board, language: BoardLanguage) -> str:
 
     Up: border. Down: ice. Left: border. Right: hole.
     goal: 3 down, 2 right.
+
+    A landmark with an errand has a line for each of its cells, with the way it has to go itself:
+
+    box: 1 down, 1 right; push 2 down.
     """
     (player,) = _cells_with(board, language.player)
-    row, column = player
-    neighbours = [beside(board, player, direction, language) for direction in DIRECTIONS]
-    ways = [
-        f"{name}: {'; '.join(_way(to[0] - row, to[1] - column) for to in cells)}."
-        for name, symbols in language.landmarks.items()
-        if (cells := _cells_with(board, symbols))
-    ]
-    return "\n".join([" ".join(neighbours), *ways])
+    lines = [" ".join(beside(board, player, direction, language) for direction in DIRECTIONS)]
+    for name, symbols in language.landmarks.items():
+        cells = _cells_with(board, symbols)
+        if name in language.errands:
+            lines += [errand(board, player, cell, name, language) for cell in cells]
+        elif cells:
+            lines.append(f"{name}: {'; '.join(_way(player, cell) for cell in cells)}.")
+    return "\n".join(lines)
 
 
-def beside(board: Board, cell: tuple[int, int], direction: str, language: BoardLanguage) -> str:
+def beside(board: Board, cell: Cell, direction: str, language: BoardLanguage) -> str:
     """What lies next to a cell, as in `Right: hole.`"""
     row, column = cell[0] + DIRECTIONS[direction][0], cell[1] + DIRECTIONS[direction][1]
     is_inside = 0 <= row < len(board) and 0 <= column < len(board[0])
     return f"{direction}: {language.words[board[row][column]] if is_inside else 'border'}."
 
 
-def _cells_with(board: Board, symbols: str) -> list[tuple[int, int]]:
+def errand(board: Board, player: Cell, cell: Cell, name: str, language: BoardLanguage) -> str:
+    """The way to a landmark, and from there to the nearest free place where it is to be brought,
+    as in `box: 1 down, 1 right; push 2 down.`; `here` if it is in such a place.
+    """
+    verb, ends = language.errands[name]
+    taken = set(_cells_with(board, language.landmarks[name])) - {cell}
+    free = [end for end in _cells_with(board, ends) if end not in taken]
+    nearest = min(free, key=lambda end: _distance(cell, end), default=None)
+    onward = f"; {verb} {_way(cell, nearest)}" if nearest else ""
+    return f"{name}: {_way(player, cell)}{onward}."
+
+
+def _cells_with(board: Board, symbols: str) -> list[Cell]:
     return [
         (row, column)
         for row, line in enumerate(board)
@@ -138,8 +158,13 @@ def _cells_with(board: Board, symbols: str) -> list[tuple[int, int]]:
     ]
 
 
-def _way(down: int, right: int) -> str:
+def _distance(start: Cell, end: Cell) -> int:
+    return abs(end[0] - start[0]) + abs(end[1] - start[1])
+
+
+def _way(start: Cell, end: Cell) -> str:
     """`2 up, 1 left`."""
+    down, right = end[0] - start[0], end[1] - start[1]
     parts = [f"{abs(down)} {'down' if down > 0 else 'up'}"] if down else []
     parts += [f"{abs(right)} {'right' if right > 0 else 'left'}"] if right else []
     return ", ".join(parts) or "here"

@@ -6,7 +6,7 @@ which RAGEN uses. Deterministic: seeds are accepted and not used.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,6 +22,8 @@ from ragen_apo.environments.grid_text import (
     TASK_COUNTS,
     BoardLanguage,
     GridOptions,
+    beside,
+    errand,
     read_board,
     symmetric_key,
     view,
@@ -49,7 +51,7 @@ from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "sokoban"
-TEXT_VERSION = 1
+TEXT_VERSION = 2
 """Raise it whenever the words of an observation or the dynamics change."""
 
 LANGUAGE = BoardLanguage(
@@ -65,10 +67,11 @@ LANGUAGE = BoardLanguage(
     background="_",
     is_walled=True,
     player="PS",
-    landmarks={"box": "X*", "target": "O*S"},
+    landmarks={"box": "X*"},
+    errands={"box": ("push", "O*S")},
 )
 TEACHER_GOOD_SHARE = 0.2
-"""How often the teacher plays as the oracle."""
+"""How often the teacher plays as the oracle; otherwise it pushes what it meets."""
 
 
 class SokobanRewards(BaseModel):
@@ -262,10 +265,13 @@ class _Mover:
             room, state = read_level(board or ())
         except ValueError:
             return self._fallback.act(observation)
-        moves = self._plan(room, state)[: self._options.max_actions_per_turn]
-        if not moves:
-            return self._fallback.act(observation)
-        return Reply(thought=_describe(room, state, moves), action=join_actions(moves))
+        plan = self._plan(room, state) or [self._fallback.act(observation).action]
+        moves = plan[: self._options.max_actions_per_turn]
+        if self._options.surroundings:
+            thought = _read_out(room, state, moves[0], box=_box_in_hand(room, state, plan))
+        else:
+            thought = _describe(room, state, moves)
+        return Reply(thought=thought, action=join_actions(moves))
 
     def _plan(self, room: Room, state: State) -> list[str]:
         raise NotImplementedError
@@ -292,11 +298,64 @@ class Heuristic(_Mover):
         return min(plans, key=len, default=[])
 
 
+class Hasty(_Mover):
+    """Straight at the nearest box that is on no target, and pushes on, whatever is there.
+
+    One move a turn.
+    """
+
+    def _plan(self, room: Room, state: State) -> list[str]:
+        return [_straight(room, state.player, _nearest_loose_box(room, state))]
+
+
+def _straight(room: Room, start: int, end: int) -> str:
+    """The first direction from one cell to another: to its row, and then along it."""
+    down, right = _apart(room, start, end)
+    if down:
+        return "Down" if down > 0 else "Up"
+    return "Right" if right > 0 else "Left"
+
+
+def _apart(room: Room, start: int, end: int) -> tuple[int, int]:
+    """Rows down and columns to the right from one cell to another."""
+    (row, column), (to_row, to_column) = (divmod(cell, room.num_columns) for cell in (start, end))
+    return to_row - row, to_column - column
+
+
+def _nearest(room: Room, start: int, cells: Iterable[int]) -> int:
+    """The cell that is fewest rows and columns away, whatever is between."""
+    return min(sorted(cells), key=lambda cell: sum(map(abs, _apart(room, start, cell))))
+
+
 def _distance(room: Room, box: int) -> int:
     """Rows and columns to the nearest target, whatever is between."""
-    row, column = divmod(box, room.num_columns)
-    places = [divmod(target, room.num_columns) for target in room.targets]
-    return min(abs(row - place[0]) + abs(column - place[1]) for place in places)
+    return sum(map(abs, _apart(room, box, _nearest(room, box, room.targets))))
+
+
+def _nearest_loose_box(room: Room, state: State) -> int:
+    """The nearest box that is on no target, or any if the level is solved."""
+    return _nearest(room, state.player, state.boxes - room.targets or state.boxes)
+
+
+def _box_in_hand(room: Room, state: State, plan: list[str]) -> int:
+    """The box that the plan pushes first; the nearest loose one if it pushes none."""
+    for direction in plan:
+        after = move(room, state, direction)
+        if after.boxes != state.boxes:
+            return next(iter(state.boxes - after.boxes))
+        state = after
+    return _nearest_loose_box(room, state)
+
+
+def _read_out(room: Room, state: State, direction: str, *, box: int) -> str:
+    """What the surroundings say of a box, of the way straight to it and, where the player goes in
+    another direction, of that.
+    """
+    board = draw_board(room, state)
+    player = divmod(state.player, room.num_columns)
+    told = errand(board, player, divmod(box, room.num_columns), "box", LANGUAGE)
+    looked_at = dict.fromkeys([_straight(room, state.player, box), direction])
+    return " ".join([told, *(beside(board, player, look, LANGUAGE) for look in looked_at)])
 
 
 def _describe(room: Room, state: State, moves: list[str]) -> str:
@@ -317,4 +376,5 @@ def _policies(options: SokobanOptions) -> Mapping[str, Callable[[], ScriptedPoli
         names=tuple(DIRECTIONS),
         max_per_turn=options.max_actions_per_turn,
         teacher_good_share=TEACHER_GOOD_SHARE,
+        make_poor=functools.partial(Hasty, options),
     )
