@@ -284,15 +284,20 @@ def test_a_thought_looks_straight_at_the_box_and_then_where_the_player_goes() ->
 
 def test_a_thought_speaks_of_the_box_that_is_pushed_next_and_not_of_the_nearest() -> None:
     board = ("######", "#___P#", "#_XOX#", "#___O#", "######")
-    options = {"num_boxes": 2, "max_actions_per_turn": 1}
-    assert thought_and_action(board, "oracle", **options) == (
+    assert thought_and_action(board, "oracle", num_boxes=2, max_actions_per_turn=1) == (
         "box: 1 down, 2 left; push 1 right. Down: box. Left: floor.",
         "Left",
     )
-    poor = Hasty(SokobanOptions(surroundings=True, **options))
-    environment = make_environment("sokoban", {"surroundings": True, **options})
-    reply = poor.act(environment.reset(task_of(board), seed=0)[0])
+    options = SokobanOptions(surroundings=True, num_boxes=2, max_actions_per_turn=1)
+    environment = make_environment("sokoban", {"surroundings": True, "num_boxes": 2})
+    reply = Hasty(options).act(environment.reset(task_of(board), seed=0)[0])
     assert (reply.thought, reply.action) == ("box: 1 down; push 1 left. Down: box.", "Down")
+
+
+def test_the_rules_explain_the_ways_below_the_board_where_there_are_any() -> None:
+    for is_shown in (True, False):
+        properties = make_environment("sokoban", {"surroundings": is_shown}).properties
+        assert ("box: is the way to a box" in properties.rules) is is_shown
 
 
 def hasty_way(board: tuple[str, ...], *, num_turns: int) -> list[str]:

@@ -228,6 +228,11 @@ def _declare(options: SokobanOptions) -> EnvironmentProperties:
         if options.max_actions_per_turn > 1
         else ""
     )
+    of_errands = (
+        " Below the board, box: is the way to a box, and push its way to the nearest free target."
+        if options.surroundings
+        else ""
+    )
     return EnvironmentProperties(
         name=NAME,
         version=f"{NAME}-{TEXT_VERSION}-{version}",
@@ -242,7 +247,7 @@ def _declare(options: SokobanOptions) -> EnvironmentProperties:
         rules=(
             "You push boxes onto targets. Actions: Up, Down, Left, Right. "
             f"{several}Walking into a box pushes it if the cell behind it is free; boxes cannot "
-            f"be pulled. {LANGUAGE.rules(options.observation)}"
+            f"be pulled. {LANGUAGE.rules(options.observation)}{of_errands}"
         ),
     )
 
