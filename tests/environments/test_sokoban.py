@@ -4,9 +4,9 @@ from collections import deque
 import pytest
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment, make_environment
-from ragen_apo.environments.grid_text import DIRECTIONS, symmetric_key
+from ragen_apo.environments.grid_text import DIRECTIONS, render, symmetric_key
 from ragen_apo.environments.play import play
-from ragen_apo.environments.sokoban import Hasty, SokobanOptions, SokobanRewards
+from ragen_apo.environments.sokoban import LANGUAGE, Hasty, SokobanOptions, SokobanRewards
 from ragen_apo.environments.sokoban_levels import (
     LevelDemands,
     Room,
@@ -257,13 +257,15 @@ def test_every_statement_of_a_thought_stands_in_the_observation(name: str, num_b
     assert num_looks == {1, 2}
 
 
-def thought_and_action(board: tuple[str, ...], name: str, **options: object) -> tuple[str, str]:
+def thought_and_action(
+    board: tuple[str, ...], name: str, *, seed: int = 0, **options: object
+) -> tuple[str, str]:
     """What a scripted policy answers to a first observation."""
     environment = make_environment("sokoban", {"surroundings": True, **options})
     task = task_of(board)
     policy = environment.scripted_policies()[name]()
-    policy.begin(task, seed=0)
-    reply = policy.act(environment.reset(task, seed=0)[0])
+    policy.begin(task, seed=seed)
+    reply = policy.act(environment.reset(task, seed=seed)[0])
     return reply.thought, reply.action
 
 
@@ -301,16 +303,31 @@ def test_the_rules_explain_the_ways_below_the_board_where_there_are_any() -> Non
 
 
 def hasty_way(board: tuple[str, ...], *, num_turns: int) -> list[str]:
-    options = {"max_actions_per_turn": 1, "max_turns": num_turns}
-    environment = make_environment("sokoban", options)
-    policy = Hasty(SokobanOptions(max_actions_per_turn=1, max_turns=num_turns))
-    turns, _ = turns_of(environment, policy, task_of(board), seed=0)
-    return [reply.action for _, reply in turns]
+    """The moves of the poor half of the teacher, which needs no environment to play."""
+    room, state = read_level(board)
+    policy = Hasty(SokobanOptions())
+    actions: list[str] = []
+    for _ in range(num_turns):
+        actions.append(policy.act(render(draw_board(room, state), "grid", LANGUAGE)).action)
+        state = move(room, state, actions[-1])
+    return actions
+
+
+def test_where_there_is_no_way_a_move_is_drawn_and_the_thought_looks_there() -> None:
+    in_a_corner = ("#####", "#X__#", "#_P_#", "#__O#", "#####")
+    drawn = {
+        thought_and_action(in_a_corner, "oracle", seed=seed, max_actions_per_turn=1)
+        for seed in range(20)
+    }
+    assert {action for _, action in drawn} == set(DIRECTIONS)
+    assert all(f" {action}: " in thought for thought, action in drawn)
 
 
 def test_the_hasty_go_to_the_row_of_the_box_and_push_on_into_walls() -> None:
     board = ("######", "#P___#", "#_X__#", "#___O#", "######")
     assert hasty_way(board, num_turns=5) == ["Down", "Right", "Right", "Right", "Right"]
+    beside_a_finished_box = ("#######", "#O_X_P#", "#____*#", "#######")
+    assert hasty_way(beside_a_finished_box, num_turns=3) == ["Left"] * 3
     behind_a_wall = ("######", "#P___#", "##X__#", "#___O#", "######")
     assert hasty_way(behind_a_wall, num_turns=3) == ["Down", "Down", "Down"]
 
