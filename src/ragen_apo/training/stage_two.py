@@ -36,38 +36,12 @@ def run_stage_two(
 ) -> None:
     """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
     config = session.config
-    if config.policy.freeze_embeddings:
-        policy.freeze_embeddings()
-    optimizer = Optimizer(policy.model, weight_decay=config.apo.weight_decay)
-    optimizer.load_state_tensors(moments)
+    trainer = _make_trainer(session, policy, tasks, position=position, moments=moments)
     version = position.counters.get("reference_version", 0)
-    reference = _reference(session, policy, version=version)
-    algorithm = make_algorithm(config, policy)
-    algorithm.load_state_tensors(
-        {
-            name.removeprefix(ALGORITHM_PREFIX): tensor
-            for name, tensor in moments.items()
-            if name.startswith(ALGORITHM_PREFIX)
-        }
-    )
-    selected = selected_tasks(session, reference, tasks, version=version)
-    proxy = build_proxy(config, policy, session.environments)
-    trainer = Trainer(
-        config,
-        policy=policy,
-        reference=reference,
-        proxy=proxy,
-        tasks=selected,
-        values=reference_values(session, reference, tasks),
-        algorithm=algorithm,
-        optimizer=optimizer,
-    )
-    if position.step > 0:
-        trainer.replay.load(session.run.checkpoints / position.name)
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     session.progress.start("stage 2", config.training.max_steps)
     for step in range(position.step, config.training.max_steps):
-        if watch.stopped or not selected:
+        if watch.stopped or not trainer.tasks:
             break
         result = trainer.step(step)
         position = _advance(position, result.metrics)
@@ -76,34 +50,79 @@ def run_stage_two(
         watch.note(row)
         is_last = watch.stopped is not None or step + 1 == config.training.max_steps
         if _is_due(step + 1, config.training.eval_every, is_last=is_last):
-            row |= _evaluate(session, proxy)
+            row |= _evaluate(session, trainer.proxy)
         append_json_line(session.run.metrics, row)
         session.progress.update(step + 1, _note(row))
         if not is_last and _refresh_is_due(session, position, row):
             version += 1
             with session.timed("reference refresh"):
                 reference = _refresh_reference(session, policy, tasks, version=version)
-            selected = selected_tasks(session, reference, tasks, version=version)
             trainer.take_reference(
-                reference, tasks=selected, values=reference_values(session, reference, tasks)
+                reference,
+                tasks=selected_tasks(session, reference, tasks, version=version),
+                values=reference_values(session, reference, tasks),
             )
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
             session.progress.start("stage 2", config.training.max_steps)
-        is_last = is_last or not selected
+        is_last = is_last or not trainer.tasks
         if _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
-            save_checkpoint(
-                session.run.checkpoints,
-                position=position,
-                model=policy.model,
-                optimizer=optimizer,
-                algorithm_state=algorithm.state_tensors(),
-                files=trainer.replay.files(),
-                keep=config.training.keep_checkpoints,
-            )
-    stopped = watch.stopped if selected else _all_solved(position.step)
+            _save(session, trainer, position)
+    stopped = watch.stopped if trainer.tasks else _all_solved(position.step)
     if stopped and stopped.step < config.training.max_steps:
         _note_early_stop(session, stopped)
+
+
+def _make_trainer(
+    session: Session,
+    policy: LanguageModel,
+    tasks: Sequence[Task],
+    *,
+    position: Position,
+    moments: dict[str, Tensor],
+) -> Trainer:
+    """A trainer in the state that a checkpoint says, or in a new run's."""
+    config = session.config
+    if config.policy.freeze_embeddings:
+        policy.freeze_embeddings()
+    optimizer = Optimizer(policy.model, weight_decay=config.apo.weight_decay)
+    optimizer.load_state_tensors(moments)
+    algorithm = make_algorithm(config, policy)
+    algorithm.load_state_tensors(
+        {
+            name.removeprefix(ALGORITHM_PREFIX): tensor
+            for name, tensor in moments.items()
+            if name.startswith(ALGORITHM_PREFIX)
+        }
+    )
+    version = position.counters.get("reference_version", 0)
+    reference = _reference(session, policy, version=version)
+    trainer = Trainer(
+        config,
+        policy=policy,
+        reference=reference,
+        proxy=build_proxy(config, policy, session.environments),
+        tasks=selected_tasks(session, reference, tasks, version=version),
+        values=reference_values(session, reference, tasks),
+        algorithm=algorithm,
+        optimizer=optimizer,
+    )
+    if position.step > 0:
+        trainer.replay.load(session.run.checkpoints / position.name)
+    return trainer
+
+
+def _save(session: Session, trainer: Trainer, position: Position) -> None:
+    """A checkpoint from which `_make_trainer` goes on."""
+    save_checkpoint(
+        session.run.checkpoints,
+        position=position,
+        model=trainer.policy.model,
+        optimizer=trainer.optimizer,
+        algorithm_state=trainer.algorithm.state_tensors(),
+        files=trainer.replay.files(),
+        keep=session.config.training.keep_checkpoints,
+    )
 
 
 def _all_solved(step: int) -> EarlyStop:
