@@ -29,7 +29,8 @@ class RandomActions:
 class Mixture:
     """A mediocre player: now and then it plays as a good one, otherwise as a poor one.
 
-    Both read every observation and write a reply; neither may count on its own having been given.
+    It chooses anew every turn, or once an episode. Both read every observation and write a reply;
+    neither may count on its own having been given.
     """
 
     def __init__(
@@ -38,20 +39,28 @@ class Mixture:
         make_poor: Callable[[], ScriptedPolicy],
         *,
         good_share: float,
+        whole_episodes: bool = False,
     ) -> None:
         self._good, self._poor = make_good(), make_poor()
-        self._good_share = good_share
+        self._good_share, self._whole_episodes = good_share, whole_episodes
 
     def begin(self, task: Task, *, seed: int) -> None:
         """Starts an episode of both."""
         self._good.begin(task, seed=seed)
         self._poor.begin(task, seed=seed)
         self._generator = generator(seed, "mixture")
+        self._is_good = self._draw()
 
     def act(self, observation: str) -> Reply:
         """The reply of one of the two."""
         good, poor = self._good.act(observation), self._poor.act(observation)
-        return good if self._generator.random() < self._good_share else poor
+        is_good = self._is_good
+        if not self._whole_episodes:
+            self._is_good = self._draw()
+        return good if is_good else poor
+
+    def _draw(self) -> bool:
+        return self._generator.random() < self._good_share
 
 
 def policies_around(
@@ -62,14 +71,19 @@ def policies_around(
     max_per_turn: int,
     teacher_good_share: float,
     make_poor: Callable[[], ScriptedPolicy] | None = None,
+    whole_episodes: bool = False,
 ) -> Mapping[str, Callable[[], ScriptedPolicy]]:
     """The usual four; the teacher plays as the oracle now and then and as the poor one otherwise,
-    which is the random one unless it is given.
+    which is the random one unless it is given; `whole_episodes` as for `Mixture`.
     """
     make_random = functools.partial(RandomActions, tuple(names), max_per_turn)
     return {
         "teacher": functools.partial(
-            Mixture, make_oracle, make_poor or make_random, good_share=teacher_good_share
+            Mixture,
+            make_oracle,
+            make_poor or make_random,
+            good_share=teacher_good_share,
+            whole_episodes=whole_episodes,
         ),
         "oracle": make_oracle,
         "random": make_random,

@@ -71,7 +71,7 @@ LANGUAGE = BoardLanguage(
     errands={"box": ("push", "O*S")},
 )
 TEACHER_GOOD_SHARE = 0.2
-"""How often the teacher plays as the oracle; otherwise it pushes what it meets."""
+"""In how many episodes the teacher plays as the oracle; in the others it pushes what it meets."""
 
 
 class SokobanRewards(BaseModel):
@@ -272,11 +272,20 @@ class _Mover:
             return self._fallback.act(observation)
         plan = self._plan(room, state) or [self._fallback.act(observation).action]
         moves = plan[: self._options.max_actions_per_turn]
-        if self._options.surroundings:
-            thought = _read_out(room, state, moves[0], box=_box_in_hand(room, state, plan))
-        else:
-            thought = _describe(room, state, moves)
+        is_read = self._options.surroundings
+        thought = self._read_out(room, state, plan) if is_read else _describe(room, state, moves)
         return Reply(thought=thought, action=join_actions(moves))
+
+    def _read_out(self, room: Room, state: State, plan: list[str]) -> str:
+        """What the surroundings say of the box that is pushed next, of the way straight to it and,
+        where the player goes in another direction, of that.
+        """
+        board = draw_board(room, state)
+        player = divmod(state.player, room.num_columns)
+        box = _box_in_hand(room, state, plan)
+        told = errand(board, player, divmod(box, room.num_columns), "box", LANGUAGE)
+        looked_at = dict.fromkeys([_straight(room, state.player, box), plan[0]])
+        return " ".join([told, *(beside(board, player, look, LANGUAGE) for look in looked_at)])
 
     def _plan(self, room: Room, state: State) -> list[str]:
         raise NotImplementedError
@@ -306,11 +315,15 @@ class Heuristic(_Mover):
 class Hasty(_Mover):
     """Straight at the nearest box that is on no target, and pushes on, whatever is there.
 
-    One move a turn.
+    One move a turn; of the surroundings it reads what lies ahead, and not where the box has to go.
     """
 
     def _plan(self, room: Room, state: State) -> list[str]:
         return [_straight(room, state.player, _nearest_loose_box(room, state))]
+
+    def _read_out(self, room: Room, state: State, plan: list[str]) -> str:
+        player = divmod(state.player, room.num_columns)
+        return beside(draw_board(room, state), player, plan[0], LANGUAGE)
 
 
 def _straight(room: Room, start: int, end: int) -> str:
@@ -352,17 +365,6 @@ def _box_in_hand(room: Room, state: State, plan: list[str]) -> int:
     return _nearest_loose_box(room, state)
 
 
-def _read_out(room: Room, state: State, direction: str, *, box: int) -> str:
-    """What the surroundings say of a box, of the way straight to it and, where the player goes in
-    another direction, of that.
-    """
-    board = draw_board(room, state)
-    player = divmod(state.player, room.num_columns)
-    told = errand(board, player, divmod(box, room.num_columns), "box", LANGUAGE)
-    looked_at = dict.fromkeys([_straight(room, state.player, box), direction])
-    return " ".join([told, *(beside(board, player, look, LANGUAGE) for look in looked_at)])
-
-
 def _describe(room: Room, state: State, moves: list[str]) -> str:
     """`walk`, `push`, `walk, push` and so on: what the moves do."""
     doing: list[str] = []
@@ -382,4 +384,5 @@ def _policies(options: SokobanOptions) -> Mapping[str, Callable[[], ScriptedPoli
         max_per_turn=options.max_actions_per_turn,
         teacher_good_share=TEACHER_GOOD_SHARE,
         make_poor=functools.partial(Hasty, options),
+        whole_episodes=True,
     )
