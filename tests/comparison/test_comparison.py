@@ -34,10 +34,12 @@ MEASUREMENT = Measurement(
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("compare_shop", ["apo", "apo", "apo_turn", "apo", *RIVALS[1:]]),
-        ("compare_frozen_lake", ["apo", "apo_turn", *RIVALS[1:]]),
+        ("compare_shop", ["apo", "apo", "apo_turn", "apo", "apo_turn", *RIVALS[1:]]),
+        ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", "apo", *RIVALS[2:]]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
-        ("compare_shop_ablations", ["apo_turn"] * 10 + ["apo"] * 2),
+        ("compare_sokoban", RIVALS),
+        ("compare_sokoban_tuning", RIVALS * 2),
+        ("compare_shop_ablations", ["apo_turn"] * 12 + ["apo"] * 2),
     ],
 )
 def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
