@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,25 @@ def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
     assert num_longest == 0
     said = f"{lengths.count(max(lengths))} of {len(whole)} demonstrations end early"
     assert notes.said[-1].startswith(said) and f"max_context_tokens is {capacity}" in notes.said[-1]
+
+
+def test_responses_that_the_policy_could_not_write_are_counted(session: Session) -> None:
+    model = session.load_model(session.run.initial)
+
+    def said(max_response_tokens: int) -> list[str]:
+        limits = {"agent": {"max_response_tokens": max_response_tokens}}
+        config = RunConfig.model_validate(merge(session.config.model_dump(by_alias=True), limits))
+        notes = Notes()
+        demonstrations_phase(replace(session, config=config, progress=notes), model)
+        return [sentence for sentence in notes.said if "demonstrated responses" in sentence]
+
+    assert said(200) == []
+    (all_of_them,) = said(1)
+    num_long, num_all, longest = re.findall(r"\d+", all_of_them)[:3]
+    assert num_long == num_all
+    (longest_only,) = said(int(longest) - 1)
+    assert 0 < int(longest_only.split()[0]) < int(num_all)
+    assert said(int(longest)) == []
 
 
 def test_the_supervised_gradient_does_not_depend_on_how_a_batch_is_cut(session: Session) -> None:

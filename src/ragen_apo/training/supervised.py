@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,12 +75,7 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
     """Episodes on training tasks, with the responses of the teacher or of people as targets."""
     config = session.config.warm_start.demonstrations
     trajectories = _demonstrations(session, model)
-    num_cut = [episode.stop_reason for episode in trajectories].count(StopReason.CONTEXT_LIMIT)
-    if num_cut:
-        session.progress.say(
-            f"{num_cut} of {len(trajectories)} demonstrations end early, as an episode of the "
-            f"policy would: agent.max_context_tokens is {session.config.agent.max_context_tokens}"
-        )
+    _say_what_cannot_be_imitated(session, trajectories)
     episodes = [training_samples(trajectory) for trajectory in trajectories]
     order = DrawOrder(
         [trajectory.task.category for trajectory in trajectories],
@@ -110,6 +105,24 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         schedule="linear",
         batch=batch,
     )
+
+
+def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajectory]) -> None:
+    limits = session.config.agent
+    lengths = [len(turn.response_token_ids) for episode in trajectories for turn in episode.turns]
+    num_long = sum(length > limits.max_response_tokens for length in lengths)
+    if num_long:
+        session.progress.say(
+            f"{num_long} of {len(lengths)} demonstrated responses are longer than the policy's may "
+            f"be (the longest has {max(lengths)} tokens): agent.max_response_tokens is "
+            f"{limits.max_response_tokens}"
+        )
+    num_cut = [episode.stop_reason for episode in trajectories].count(StopReason.CONTEXT_LIMIT)
+    if num_cut:
+        session.progress.say(
+            f"{num_cut} of {len(trajectories)} demonstrations end early, as an episode of the "
+            f"policy would: agent.max_context_tokens is {limits.max_context_tokens}"
+        )
 
 
 def _demonstrations(session: Session, model: LanguageModel) -> list[Trajectory]:
