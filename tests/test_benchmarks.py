@@ -3,10 +3,14 @@
 import argparse
 import functools
 import itertools
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from ragen_apo.run_directory import open_run
 from ragen_apo.types import Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,3 +55,22 @@ def test_both_sides_of_the_generation_benchmark_play_the_same_episodes(
     ]
     through = [int(str(row[2])) for row in table.values()]
     assert through[0] > through[1], "the other side reads every turn anew"
+
+
+def test_episode_rates_are_medians_over_the_steps_of_a_run(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import episode_rates
+
+    shutil.copytree(finished_run, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    steps = [
+        {"rollout_seconds": seconds, "training_seconds": 2 * seconds}
+        | {"num_episodes": 8, "num_generated_tokens": 80, "num_turns_mean": 2.5}
+        for seconds in (1.0, 4.0, 100.0)
+    ]
+    run.metrics.write_text("".join(f"{json.dumps(step)}\n" for step in steps), encoding="utf-8")
+    model = AutoModelForCausalLM.from_pretrained(run.reference(0))
+    size = f"{model.num_parameters() / 1e6:.2f} M"
+    assert episode_rates.row(run) == ["shop, apo", size, 3, "2.5", "10", "2.0", "1.0"]

@@ -1,0 +1,78 @@
+"""Episodes per second in Stage 2 of real runs: rollouts on one side, training on the other.
+
+    python -m benchmarks.episode_rates RUN [RUN ...]
+
+Reads what the steps of a run have recorded (`metrics.jsonl`) and takes the median of its steps.
+Training is everything between two rollouts: scoring by the reference, all passes, the update.
+For a clean figure give a run that had the machine to itself, with evaluations left out:
+
+    ragen-apo train --config configs/webshop_small.yaml --warm_start.enabled false \
+        --policy.path REFERENCE --training.max_steps 3 --training.eval_every null --no-evaluate
+"""
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.tables import write_page
+from safetensors.numpy import load_file
+
+from ragen_apo.config import load_config
+from ragen_apo.files import read_json_lines
+from ragen_apo.run_directory import RunDirectory, open_run
+
+
+def num_parameters(folder: Path) -> int:
+    """Of the weights in a model folder; tied ones count once."""
+    files = folder.glob("*.safetensors")
+    return sum(tensor.size for file in files for tensor in load_file(file).values())
+
+
+def row(run: RunDirectory) -> list[object]:
+    """One run's table row."""
+    config = load_config(run.config)
+    steps = read_json_lines(run.metrics)
+
+    def typical(value: Any) -> float:
+        return median(value(step) for step in steps)
+
+    tokens = typical(lambda step: step["num_generated_tokens"] / step["num_episodes"])
+    return [
+        f"{config.environment.name}, {config.algorithm}",
+        f"{num_parameters(run.reference(0)) / 1e6:.2f} M",
+        len(steps),
+        f"{typical(lambda step: step['num_turns_mean']):.1f}",
+        f"{tokens:.0f}",
+        f"{typical(lambda step: step['num_episodes'] / step['rollout_seconds']):.1f}",
+        f"{typical(lambda step: step['num_episodes'] / step['training_seconds']):.1f}",
+    ]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("runs", type=Path, nargs="+", help="run directories with Stage 2 steps")
+    runs = [open_run(path) for path in parser.parse_args().runs]
+    write_page(
+        "episode_rates",
+        title="Episodes per second in Stage 2",
+        notes=(
+            "Medians over the steps of each run; what is counted is described in "
+            "benchmarks/episode_rates.py."
+        ),
+        header=[
+            "run",
+            "parameters",
+            "steps",
+            "turns per episode",
+            "sampled tokens per episode",
+            "rollouts, episodes/s",
+            "training, episodes/s",
+        ],
+        rows=[row(run) for run in runs],
+    )
+
+
+if __name__ == "__main__":
+    main()
