@@ -39,7 +39,7 @@ MEASUREMENT = Measurement(
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
         ("compare_sokoban", RIVALS),
         ("compare_sokoban_tuning", RIVALS * 3),
-        ("compare_shop_ablations", ["apo_turn"] * 12 + ["apo"] * 2),
+        ("compare_shop_ablations", ["apo_turn"] * 12 + ["apo"] * 3),
     ],
 )
 def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
