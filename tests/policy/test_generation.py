@@ -1,5 +1,6 @@
 """The generation engine against separate forward passes over whole, unpadded rows."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -238,6 +239,14 @@ def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: Langua
     expected = whole[torch.tensor(row.sampled_places) - 1].log_softmax(-1)
     expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=0.05, rtol=0)
+
+
+def test_a_model_in_half_precision_writes_what_separate_passes_say(llama: LanguageModel) -> None:
+    half = dataclasses.replace(llama, model=copy.deepcopy(llama.model).to(torch.bfloat16))
+    for row in play(half, range(4)):
+        expected = logits_of(half, row).float().log_softmax(-1)
+        expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=0.05, rtol=0)
 
 
 def test_the_models_own_attention_is_back_after_a_pass(

@@ -261,7 +261,7 @@ class GenerationEngine:
         view.length = view.places if width == 1 else needed
         # Added to the scores; made once here, it is not converted again in every layer.
         is_ahead_BTL = torch.arange(view.length, device=device) > positions_BT[:, :, None]
-        mask_BTL = torch.zeros(is_ahead_BTL.shape, device=device)
+        mask_BTL = torch.zeros(is_ahead_BTL.shape, device=device, dtype=self.model.model.dtype)
         mask_BTL.masked_fill_(is_ahead_BTL, float("-inf"))
         for row in rows:
             row.read += row.unread
