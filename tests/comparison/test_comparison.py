@@ -35,7 +35,7 @@ MEASUREMENT = Measurement(
     ("file", "expected"),
     [
         ("compare_shop", ["apo", "apo", "apo_turn", "apo", "apo_turn", *RIVALS[1:]]),
-        ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", "apo", *RIVALS[2:]]),
+        ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", *RIVALS[2:]]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
         ("compare_sokoban", RIVALS),
         ("compare_sokoban_tuning", RIVALS * 3),
