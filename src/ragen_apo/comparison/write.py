@@ -31,6 +31,7 @@ from ragen_apo.report.style import (
 )
 
 COLORS = (ACCENT, WARM, RED, "#3d5a98", "#7a4f9a", "#6b7a1f", "#a14d77", MUTED, FAINT)
+_LINE_STYLES, _MARKERS = ("-", "--", ":"), ("o", "s", "^")
 
 
 def write_comparison(
@@ -144,13 +145,15 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     """Success of evaluations during training against seconds or tokens, as PNG.
 
     A thick line through the means over seeds, evaluation by evaluation; a faint one for each seed.
+    Where there are more runs than colours, those that repeat one are dashed, with other markers.
     """
-    figure = Figure(figsize=(8.0, 4.6), facecolor=PAPER, layout="constrained")
+    figure = Figure(figsize=(8.0, 5.0), facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
     style_axes(axes, f"Success against {axis}, Stage 1 included")
     names = list(dict.fromkeys(run.name for run in measurements))
     for place, name in enumerate(names):
-        color = COLORS[place % len(COLORS)]
+        lap, place_of_color = divmod(place, len(COLORS))
+        color = COLORS[place_of_color]
         lines = [
             [(float(getattr(point, axis)), point.success) for point in run.points]
             for run in measurements
@@ -165,7 +168,8 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
         axes.plot(
             *zip(*mean, strict=True),
             color=color,
-            marker="o",
+            linestyle=_LINE_STYLES[lap % len(_LINE_STYLES)],
+            marker=_MARKERS[lap % len(_MARKERS)],
             markersize=3,
             linewidth=1.8,
             label=name,
@@ -174,5 +178,5 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("generated tokens" if axis == "tokens" else "seconds", color=MUTED)
-    axes.legend(frameon=False, labelcolor=MUTED)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, labelcolor=MUTED)
     return png_bytes(figure)
