@@ -16,7 +16,7 @@ from matplotlib.ticker import PercentFormatter
 from ragen_apo.comparison.measure import Measurement, Point, reachable_by_all
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
 from ragen_apo.files import write_bytes_atomically, write_text_atomically
-from ragen_apo.report.drawing import png_bytes, style_axes
+from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.style import (
     ABSENT,
     ACCENT,
@@ -31,7 +31,8 @@ from ragen_apo.report.style import (
 )
 
 COLORS = (ACCENT, WARM, RED, "#3d5a98", "#7a4f9a", "#6b7a1f", "#a14d77", MUTED, FAINT)
-_LINE_STYLES, _MARKERS = ("-", "--", ":"), ("o", "s", "^")
+_LAPS = (("-", "o"), ("--", "s"), (":", "^"))
+"""Line style and marker of the runs that get their colour the first, second and third time."""
 
 
 def write_comparison(
@@ -153,7 +154,7 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     names = list(dict.fromkeys(run.name for run in measurements))
     for place, name in enumerate(names):
         lap, place_of_color = divmod(place, len(COLORS))
-        color = COLORS[place_of_color]
+        color, (line_style, marker) = COLORS[place_of_color], _LAPS[lap % len(_LAPS)]
         lines = [
             [(float(getattr(point, axis)), point.success) for point in run.points]
             for run in measurements
@@ -168,8 +169,8 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
         axes.plot(
             *zip(*mean, strict=True),
             color=color,
-            linestyle=_LINE_STYLES[lap % len(_LINE_STYLES)],
-            marker=_MARKERS[lap % len(_MARKERS)],
+            linestyle=line_style,
+            marker=marker,
             markersize=3,
             linewidth=1.8,
             label=name,
@@ -178,5 +179,5 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("generated tokens" if axis == "tokens" else "seconds", color=MUTED)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, labelcolor=MUTED)
+    legend_below(figure, axes, num_columns=3)
     return png_bytes(figure)

@@ -27,6 +27,7 @@ from ragen_apo.environments.grid_text import (
     TASK_COUNTS,
     Board,
     BoardLanguage,
+    Cell,
     GridOptions,
     beside,
     read_board,
@@ -62,8 +63,6 @@ LOOKS = ("Down", "Right", "Left", "Up")
 CLOCKWISE = ("Up", "Right", "Down", "Left")
 TEACHER_GOOD_SHARE = 0.3
 """How often the teacher plays as the oracle; otherwise it does not look where it goes."""
-
-Cell = tuple[int, int]
 
 
 class FrozenLakeRewards(BaseModel):

@@ -49,18 +49,14 @@ class Mixture:
         self._good.begin(task, seed=seed)
         self._poor.begin(task, seed=seed)
         self._generator = generator(seed, "mixture")
-        self._is_good = self._draw()
+        self._is_good: bool | None = None
 
     def act(self, observation: str) -> Reply:
         """The reply of one of the two."""
         good, poor = self._good.act(observation), self._poor.act(observation)
-        is_good = self._is_good
-        if not self._whole_episodes:
-            self._is_good = self._draw()
-        return good if is_good else poor
-
-    def _draw(self) -> bool:
-        return self._generator.random() < self._good_share
+        if self._is_good is None or not self._whole_episodes:
+            self._is_good = self._generator.random() < self._good_share
+        return good if self._is_good else poor
 
 
 def policies_around(

@@ -307,7 +307,7 @@ class Heuristic(_Mover):
         plans = [
             [*walk_to(box - room.offsets[direction], reached), direction]
             for box, direction in pushes(room, state, reached)
-            if _distance(room, box + room.offsets[direction]) < _distance(room, box)
+            if _to_target(room, box + room.offsets[direction]) < _to_target(room, box)
         ]
         return min(plans, key=len, default=[])
 
@@ -341,13 +341,18 @@ def _apart(room: Room, start: int, end: int) -> tuple[int, int]:
 
 
 def _nearest(room: Room, start: int, cells: Iterable[int]) -> int:
-    """The cell that is fewest rows and columns away, whatever is between."""
-    return min(sorted(cells), key=lambda cell: sum(map(abs, _apart(room, start, cell))))
+    """The cell at the smallest distance."""
+    return min(sorted(cells), key=lambda cell: _distance(room, start, cell))
 
 
-def _distance(room: Room, box: int) -> int:
-    """Rows and columns to the nearest target, whatever is between."""
-    return sum(map(abs, _apart(room, box, _nearest(room, box, room.targets))))
+def _distance(room: Room, start: int, end: int) -> int:
+    """Rows and columns from one cell to another, whatever is between."""
+    return sum(map(abs, _apart(room, start, end)))
+
+
+def _to_target(room: Room, box: int) -> int:
+    """The distance to the nearest target."""
+    return min(_distance(room, box, target) for target in room.targets)
 
 
 def _nearest_loose_box(room: Room, state: State) -> int:

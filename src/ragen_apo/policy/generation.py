@@ -257,7 +257,7 @@ class GenerationEngine:
         view.point_at(slice(rows[0].slot, rows[0].slot + len(rows)), positions_BT)
         needed = max(row.length for row in rows) + width
         view.reserve(needed)
-        # Matrix products copy what is not contiguous, so one new token a row reads all places.
+        # Batched products over part of the places are slower than over all: keys then have gaps.
         view.length = view.places if width == 1 else needed
         # Added to the scores; made once here, it is not converted again in every layer.
         is_ahead_BTL = torch.arange(view.length, device=device) > positions_BT[:, :, None]

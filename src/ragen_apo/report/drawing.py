@@ -24,6 +24,16 @@ def style_axes(axes: Axes, title: str) -> None:
         spine.set_color(FAINT)
 
 
+def legend_below(figure: Figure, axes: Axes, *, num_columns: int) -> None:
+    """One legend below all panels of a figure, from a panel that has all its lines."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=num_columns, frameon=False,
+            labelcolor=MUTED, fontsize=9.5,
+        )  # fmt: skip
+
+
 def png_bytes(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()

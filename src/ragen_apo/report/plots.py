@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ragen_apo.report.drawing import png_bytes, style_axes
+from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.style import (
     ACCENT,
@@ -77,7 +77,7 @@ def learning_curves(run: RunData) -> bytes:
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     _add_reference_line(grid.flat[0], run)
-    _add_legend(figure, grid.flat[0])
+    legend_below(figure, grid.flat[0], num_columns=4)
     return png_bytes(figure)
 
 
@@ -87,7 +87,7 @@ def success_curve(run: RunData, *, size: tuple[float, float]) -> bytes:
     axes = figure.subplots()
     _draw_panel(axes, TRAINING_PANELS[0], run.metrics)
     _add_reference_line(axes, run)
-    _add_legend(figure, axes)
+    legend_below(figure, axes, num_columns=4)
     return png_bytes(figure)
 
 
@@ -194,16 +194,6 @@ def _add_reference_line(axes: Axes, run: RunData) -> None:
     rate = finite(mapping(baselines.get("reference")).get("success_rate"))
     if rate is not None:
         axes.axhline(rate, color=MUTED, linewidth=1.2, linestyle=":", label="reference")
-
-
-def _add_legend(figure: Figure, axes: Axes) -> None:
-    """One legend below all panels; the panels share their colours."""
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=4, frameon=False, labelcolor=MUTED,
-            fontsize=9.5,
-        )  # fmt: skip
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
