@@ -28,7 +28,7 @@ from transformers import Cache
 
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
-from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory, cached_attention
+from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 
 _TAIL_TOKENS = 12
 """How many last tokens are decoded to look for a closing tag that is several tokens long."""
@@ -266,15 +266,14 @@ class GenerationEngine:
         for row in rows:
             row.read += row.unread
             row.unread.clear()
-        with cached_attention(self.model.config):
-            hidden_BTH = self.model.hidden_states(
-                token_ids_BT,
-                attention_mask=mask_BTL[:, None],
-                # Padding stands at a place that a table of learned positions has, too.
-                position_ids=positions_BT.clamp(max=self.capacity - 1),
-                past_key_values=self._cache,
-                use_cache=True,
-            )
+        hidden_BTH = self.model.hidden_states(
+            token_ids_BT,
+            attention_mask=mask_BTL[:, None],
+            # Padding stands at a place that a table of learned positions has, too.
+            position_ids=positions_BT.clamp(max=self.capacity - 1),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
         last_B = torch.tensor(counts, device=device) - 1
         return self.model.logits(hidden_BTH[torch.arange(len(rows), device=device), last_B])
 

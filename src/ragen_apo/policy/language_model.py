@@ -32,13 +32,12 @@ from transformers import (
 
 from ragen_apo.config.agent import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
+from ragen_apo.policy.attention import ATTENTION
 from ragen_apo.policy.lora import adapters_disabled, plain_weights
 from ragen_apo.policy.passes import body_output, can_recompute
 from ragen_apo.seeding import derive_seed
 
 CLOSING_TAG = "</answer>"
-ATTENTION = "sdpa"
-"""The implementation of attention that takes the boolean mask of a ragged cache."""
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best place is about 4 nats behind."""
@@ -71,6 +70,7 @@ class LanguageModel:
                 "the tokenizer has no chat template; expected one that renders system, user and "
                 "assistant messages. Use an instruction-tuned model or set tokenizer.chat_template."
             )
+        self.model.set_attn_implementation(ATTENTION)
         self._refuse_scaled_logits()
 
     @property
@@ -192,7 +192,7 @@ def load_language_model(
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-            attn_implementation=ATTENTION,
+            attn_implementation="sdpa",  # refuses models that cannot; LanguageModel sets its own
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise _not_loaded(path, error) from error

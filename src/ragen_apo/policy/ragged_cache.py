@@ -1,4 +1,4 @@
-"""The KV cache of the generation engine, for rows of different lengths, and its attention.
+"""The KV cache of the generation engine, for rows of different lengths.
 
 Each row writes its keys and values at its own positions, and a mask hides what it has not written.
 
@@ -8,22 +8,17 @@ Axes: B rows of a pass, T new tokens, L places of the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 from transformers.cache_utils import CacheLayerMixin
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 _PLACES_STEP = 64
 """The cache's length is a multiple of this many places."""
 _GROWTH = 1.2
 """By how much the cache grows at least when its length no longer suffices."""
-_ATTENTION = "ragen_apo_cached"
 
 
 @dataclass
@@ -158,47 +153,3 @@ class RaggedLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention of one new token a row as two products; anything else as PyTorch does it.
-
-    On a CPU, PyTorch's fused attention takes about twice as long for a single query.
-    """
-    batch, num_heads, width, head_dim = query.shape
-    unusual = {"softcap", "position_bias"} & {
-        name for name, given in kwargs.items() if given is not None
-    }
-    if width > 1 or query.device.type != "cpu" or unusual:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-    # Heads that share keys and values are the rows of one product.
-    grouped = query.to(key.dtype).reshape(batch, key.shape[1], -1, head_dim)
-    scores = torch.matmul(grouped, key.transpose(2, 3)).float()
-    scores *= head_dim**-0.5 if scaling is None else scaling
-    scores += attention_mask
-    attended = torch.matmul(scores.softmax(-1).to(value.dtype), value)
-    return attended.reshape(batch, 1, num_heads, -1), None
-
-
-AttentionInterface.register(_ATTENTION, _attend)
-
-
-@contextmanager
-def cached_attention(config: Any) -> Iterator[None]:
-    """The model attends with `_attend` inside."""
-    before = config._attn_implementation
-    config._attn_implementation = _ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before

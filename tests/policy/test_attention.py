@@ -1,0 +1,118 @@
+"""Attention made for CPUs against the plain formula in float64."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from ragen_apo.config.agent import SmallModelConfig
+from ragen_apo.policy import attention
+from ragen_apo.policy.language_model import LanguageModel, build_small_model
+from ragen_apo.policy.tokenizer import train_tokenizer
+
+BLOCK = attention.QUERIES_PER_BLOCK
+attend: Any = attention.attend
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(torch.bfloat16).requires_grad_()
+
+
+def exact(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal attention [B, T, H, D] as it is written down."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = scaling * query @ key.transpose(2, 3)
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return (scores.masked_fill(later, float("-inf")).softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("length", [1, 5, BLOCK, BLOCK + 1, 2 * BLOCK + 37])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("scaling", [None, 0.5])
+def test_blocks_give_causal_attention_and_its_gradient(
+    length: int, key_heads: int, scaling: float | None
+) -> None:
+    shapes = [(2, 4, length, 16), (2, key_heads, length, 16), (2, key_heads, length, 16)]
+    inputs = [drawn(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    module = SimpleNamespace(num_key_value_groups=4 // key_heads)
+    weight = torch.randn(2, length, 4, 16, generator=torch.Generator().manual_seed(9))
+    given, _ = attend(module, *inputs, None, scaling=scaling, dropout=0.0)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    wanted = exact(*doubles, scaling=scaling or 0.25)
+    torch.testing.assert_close(given.double(), wanted, rtol=0.01, atol=0.01)
+    found = torch.autograd.grad((given.float() * weight).sum(), inputs)
+    right = torch.autograd.grad((wanted * weight).sum(), doubles)
+    for ours, theirs in zip(found, right, strict=True):
+        assert ours.dtype is torch.bfloat16
+        if length > 1:  # a single key has weight 1 whatever it is
+            assert (ours.double() - theirs).norm() < 0.015 * theirs.norm()
+
+
+@pytest.mark.parametrize("case", ["float32", "mask", "more keys", "dropout"])
+def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_, **__: "left to PyTorch")
+    query = key = value = drawn(1, 2, 6, 8)
+    mask = None
+    if case == "float32":
+        value = value.float()
+    if case == "mask":
+        mask = torch.zeros(1, 1, 6, 6)
+    if case == "more keys":
+        key = value = drawn(1, 2, 9, 8)
+    dropout = 0.1 if case == "dropout" else 0.0
+    answer = attend(None, query, key, value, mask, dropout=dropout)
+    assert answer == "left to PyTorch"
+
+
+def mixed_model() -> LanguageModel:
+    sizes = SmallModelConfig(
+        vocab_size=300, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64
+    )
+    model = build_small_model(train_tokenizer(["a b c"], vocab_size=300), sizes, seed=0)
+    return LanguageModel(model.model, model.tokenizer, autocast=torch.bfloat16)
+
+
+def test_a_pass_in_mixed_precision_goes_through_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = mixed_model()
+    ids = torch.arange(8, 208)[None]
+    with_blocks = mixed.hidden_states(ids, use_cache=False)
+    lengths: list[int] = []
+    softmax = torch.Tensor.softmax
+
+    def counted(scores: Tensor, *args: Any) -> Tensor:
+        lengths.append(scores.shape[-1])
+        return softmax(scores, *args)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", counted)
+    again = mixed.hidden_states(ids, use_cache=False)
+    assert lengths == [BLOCK, 200] * 2
+    assert torch.equal(with_blocks, again)
+
+
+def test_layers_that_are_computed_again_attend_the_same_way_twice() -> None:
+    mixed = mixed_model()
+    saving = LanguageModel(
+        mixed.model, mixed.tokenizer, autocast=torch.bfloat16, gradient_checkpointing=True
+    )
+    ids = torch.arange(8, 208)[None]
+    gradients: list[Tensor] = []
+    for model in (mixed, saving):
+        model.model.zero_grad()
+        model.logits(model.hidden_states(ids, use_cache=False)[0]).logsumexp(-1).sum().backward()
+        weight = model.model.get_input_embeddings().weight
+        assert isinstance(weight, torch.nn.Parameter) and weight.grad is not None
+        gradients.append(weight.grad.clone())
+    assert torch.equal(*gradients)
+
+
+def test_a_saved_model_does_not_ask_for_this_attention(tmp_path: Path) -> None:
+    mixed_model().save(tmp_path)
+    assert attention.ATTENTION not in (tmp_path / "config.json").read_text()
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation == "sdpa"
