@@ -12,24 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runs import finished_run, greedy_episodes, minutes, percent
 from benchmarks.tables import RESULTS, machine
-from rich.console import Console
 
-from ragen_apo.agent.assembly import build_proxy
-from ragen_apo.config import RunConfig, load_config, resolved_yaml
-from ragen_apo.console import ConsoleProgress
-from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
+from ragen_apo.config import load_config
 from ragen_apo.evaluation.statistics import mean_and_spread
 from ragen_apo.evaluation.summary import by_category, outcome_summary
 from ragen_apo.files import write_json_atomically
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import RunDirectory, create_run, open_run
-from ragen_apo.training.pipeline import train
-from ragen_apo.training.session import open_session
+from ragen_apo.run_directory import RunDirectory
 
 CONFIG = Path("configs/shop.yaml")
 VARIANTS: dict[str, list[str]] = {
@@ -55,33 +49,14 @@ def write(lines: Sequence[str]) -> None:
     print(page)
 
 
-def finished_run(path: Path, config: RunConfig) -> RunDirectory:
-    """The run at `path`, trained to its end; what is done already is not done again."""
-    run = open_run(path) if path.exists() else create_run(path, config_yaml=resolved_yaml(config))
-    if not run.policy.exists():
-        with ConsoleProgress(Console()) as progress:
-            train(config, run, progress=progress)
-    return run
-
-
 def outcome(run: RunDirectory, folder: Path, *, split: str) -> dict[str, Any]:
     """The greedy outcome of a model folder on a split, kept beside the run."""
     kept = run.path / f"benchmark-{folder.name}-{split}.json"
     if not kept.exists():
-        config = load_config(run.config)
-        session = open_session(config, run, SilentProgress())
-        proxy = build_proxy(config, session.load_model(folder), session.environments)
-        plan = EvaluationPlan(split, EPISODES[split], 0.0, config.seed)
-        episodes = play_evaluation(proxy, plan, policy_version="benchmark")
+        episodes = greedy_episodes(run, folder, split=split, num_episodes=EPISODES[split])
         document = outcome_summary(episodes) | {"by_category": by_category(episodes)}
         write_json_atomically(kept, document)
     return json.loads(kept.read_text(encoding="utf-8"))
-
-
-def percent(values: Iterable[float]) -> str:
-    """Mean and spread over seeds in percent."""
-    mean, spread = mean_and_spread(list(values))
-    return f"{100 * mean:.1f} ± {100 * spread:.1f}"
 
 
 def main_table(runs: dict[int, RunDirectory]) -> list[str]:
@@ -102,8 +77,7 @@ def main_table(runs: dict[int, RunDirectory]) -> list[str]:
                 f"{result['avg_steps']:.2f}",
                 f"{weakest:.1%}",
             ]
-        seconds = sum(phase["seconds"] for phase in run.read_status()["phases"].values())
-        rows.append(f"| {' | '.join([*cells, f'{seconds / 60:.1f}'])} |")
+        rows.append(f"| {' | '.join([*cells, f'{minutes(run):.1f}'])} |")
     return rows
 
 

@@ -194,6 +194,35 @@ def test_equal_states_have_equal_keys_and_other_states_others(make: Make) -> Non
     assert environment.state_key() == keys[-1]
 
 
+def test_similar_states_forget_the_way_and_keep_what_can_be_bought(make: Make) -> None:
+    exact, similar = make(max_turns=15), make(max_turns=15, states="similar")
+    number = with_options(exact)
+    for environment in (exact, similar):
+        to_item(environment, number)
+    assert similar.session.product is not None
+    product = similar.catalog.product(similar.session.product)
+    value = similar.goal_task(number).payload["options"][0][1]
+
+    def keys(*actions: str) -> tuple[str, str]:
+        for action in actions:
+            exact.step(action)
+            similar.step(action)
+        return exact.state_key(), similar.state_key()
+
+    exact_key, first = keys()
+    on_results, results = keys("click[< prev]")
+    with_other_words = (f"search[{product.title} {product.title}]", f"click[{product.asin}]")
+    other_exact, again = keys(*with_other_words)
+    assert again == first and other_exact != exact_key
+    selected = keys(f"click[{value}]")
+    assert selected[1] != first
+    assert keys("click[description]")[1] not in (first, selected[1])
+    assert keys("click[back to search]", f"search[{product.title}]")[1] == results
+    assert exact.state_key() != on_results  # the turn is another one
+    assert keys("search[shoe]")[1] != results
+    assert exact.properties.version != similar.properties.version
+
+
 def test_the_version_names_data_and_text_and_the_reward_version_the_reward(make: Make) -> None:
     base = make()
     assert make().properties == base.properties

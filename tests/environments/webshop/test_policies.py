@@ -154,5 +154,5 @@ def test_options_are_clicked_as_the_mode_writes_them(make: Make, mode: str, name
                 assert reply.action == f"click[{option[1]}]"
                 described = option[1]
             if name == "oracle":
-                assert reply.thought == f"It should be {described}."
+                assert reply.thought == f"I need one with {option[0]}: {described}."
     assert num_selected > 20

@@ -90,6 +90,8 @@ class WebShopOptions(BaseModel):
     """A noun rule by name (rule, words, spacy), or a function of your own from title to nouns."""
     max_turns: int | None = Field(default=None, ge=1)
     """Truncates an episode after this many actions; None: only the caller's limit counts."""
+    states: Literal["exact", "similar"] = "exact"
+    """What `state_key` tells apart: all that decides the future, or what it mostly depends on."""
 
 
 def _noun_rule(choice: str | NounRule) -> tuple[str, NounRule]:
@@ -136,9 +138,10 @@ class WebShopEnvironment:
         content = f"{self._catalog.fingerprint}|{options.price_seed}|{options.goals.value}"
         data = hashlib.sha256(content.encode()).hexdigest()[:12]
         turns = "" if options.max_turns is None else f"-turns{options.max_turns}"
+        states = "" if options.states == "exact" else f"-states:{options.states}"
         return EnvironmentProperties(
             name=ENVIRONMENT_NAME,
-            version=f"{data}-{options.observation.value}{TEXT_VERSION}{turns}",
+            version=f"{data}-{options.observation.value}{TEXT_VERSION}{turns}{states}",
             reward_version=(
                 f"{options.reward.value}{REWARD_VERSION}-{options.payoff}-nouns:{self._noun_rule_name}"
             ),
@@ -324,21 +327,29 @@ class WebShopEnvironment:
         )
 
     def state_key(self) -> str:
-        """Task, page and selections (and, in `text_rich`, the opened products) as a hash."""
+        """Hash of the task and the state, as exact as the option `states` says.
+
+        `exact`: page, selections, what led to the page and can be gone back to, the turn number if
+        episodes are truncated and, in `text_rich`, the opened products. `similar`: the page, the
+        results or the product on it, and the selections. Episodes that searched in different words
+        or took a turn more are then in one state, although their futures may differ a little.
+        """
         session = self._session
         state: list[Any] = [
             self._task.task_id if self._task else "",
             session.page.value,
-            session.query,
-            session.page_number,
             session.product,
             session.sub_page if session.page is Page.SUB_PAGE else "",
             sorted(session.selected.items()),
         ]
-        if self.options.observation is ObservationMode.TEXT_RICH:
-            state.append(sorted(session.opened))
-        if self.options.max_turns is not None:
-            state.append(self._num_turns)
+        if self.options.states == "similar":
+            state.append(session.shown if session.page is Page.RESULTS else ())
+        else:
+            state += [session.query, session.page_number]
+            if self.options.observation is ObservationMode.TEXT_RICH:
+                state.append(sorted(session.opened))
+            if self.options.max_turns is not None:
+                state.append(self._num_turns)
         text = repr(state).encode("utf-8", "backslashreplace")
         return hashlib.blake2b(text, digest_size=12).hexdigest()
 

@@ -1,0 +1,50 @@
+"""Whole training runs as parts of a benchmark: what is done already is not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+
+from ragen_apo.agent.assembly import build_proxy
+from ragen_apo.config import RunConfig, load_config, resolved_yaml
+from ragen_apo.console import ConsoleProgress
+from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
+from ragen_apo.evaluation.statistics import mean_and_spread
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory, create_run, open_run
+from ragen_apo.training.pipeline import train
+from ragen_apo.training.session import open_session
+from ragen_apo.types import Trajectory
+
+
+def finished_run(path: Path, config: RunConfig) -> RunDirectory:
+    """The run at `path`, trained to its end."""
+    run = open_run(path) if path.exists() else create_run(path, config_yaml=resolved_yaml(config))
+    if not run.policy.exists():
+        with ConsoleProgress(Console()) as progress:
+            train(config, run, progress=progress)
+    return run
+
+
+def greedy_episodes(
+    run: RunDirectory, folder: Path, *, split: str, num_episodes: int
+) -> list[Trajectory]:
+    """What a model folder does on the first tasks of a split, with the run's configuration."""
+    config = load_config(run.config)
+    session = open_session(config, run, SilentProgress())
+    proxy = build_proxy(config, session.load_model(folder), session.environments)
+    plan = EvaluationPlan(split, num_episodes, 0.0, config.seed)
+    return play_evaluation(proxy, plan, policy_version="benchmark")
+
+
+def minutes(run: RunDirectory) -> float:
+    """What the phases of a run took, interrupted attempts included."""
+    return sum(phase["seconds"] for phase in run.read_status()["phases"].values()) / 60
+
+
+def percent(shares: Iterable[float]) -> str:
+    """Mean and spread over seeds in percent."""
+    mean, spread = mean_and_spread(list(shares))
+    return f"{100 * mean:.1f} ± {100 * spread:.1f}"
