@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -39,9 +39,10 @@ def greedy_episodes(
     return play_evaluation(proxy, plan, policy_version="benchmark")
 
 
-def minutes(run: RunDirectory) -> float:
-    """What the phases of a run took, interrupted attempts included."""
-    return sum(phase["seconds"] for phase in run.read_status()["phases"].values()) / 60
+def minutes(run: RunDirectory, *, phases: Collection[str] | None = None) -> float:
+    """What phases of a run took, all of them without `phases`, interrupted attempts included."""
+    taken = run.read_status()["phases"].items()
+    return sum(p["seconds"] for name, p in taken if phases is None or name in phases) / 60
 
 
 def percent(shares: Iterable[float]) -> str:
