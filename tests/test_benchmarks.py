@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.environments.base import Reply
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.environments.webshop.goals import goal_of_task
 from ragen_apo.run_directory import open_run
-from ragen_apo.types import Trajectory
+from ragen_apo.types import Task, Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,3 +80,93 @@ def test_episode_rates_are_medians_over_the_steps_of_a_run(
     model = AutoModelForCausalLM.from_pretrained(run.reference(0))
     size = f"{model.num_parameters() / 1e6:.2f} M"
     assert episode_rates.row(run) == ["shop, apo", size, 3, "2.5", "10", "2.0", "1.0"]
+
+
+class Says:
+    """A scripted policy that gives the same actions whatever it reads, the last one again."""
+
+    def __init__(self, actions: list[str]) -> None:
+        self.actions = actions
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self.left = list(self.actions)
+
+    def act(self, observation: str) -> Reply:
+        return Reply("", self.left.pop(0) if len(self.left) > 1 else self.left[0])
+
+
+def test_failures_in_webshop_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.webshop_learning import failure
+
+    def make() -> WebShopEnvironment:
+        return WebShopEnvironment(data="generated:200", store=tmp_path, max_turns=6)
+
+    environment = make()
+    manager = EnvironmentManager(make, format_penalty=0.0, invalid_action_penalty=0.0)
+    number = next(
+        number
+        for number in range(environment.num_goals)
+        if len(environment.goal_task(number).payload["options"]) == 1
+    )
+    task = environment.goal_task(number)
+    goal = goal_of_task(task, environment.catalog)
+    wanted = environment.catalog.product(goal.product)
+    other = environment.catalog.product((goal.product + 1) % 200)
+    find = [f"search {wanted.title}", f"click {wanted.asin}"]
+    ((_, value),) = goal.options
+    plans = {
+        None: [*find, f"click {value}", "click buy now"],
+        "right product, wrong or missing option": [*find, "click buy now"],
+        "another product, the right one was shown": [
+            *find,
+            f"search {other.title}",
+            f"click {other.asin}",
+            "click buy now",
+        ],
+        "never saw the product": [
+            f"search {other.title}",
+            f"click {other.asin}",
+            "click buy now",
+        ],
+        "no purchase": ["click buy now"],
+    }
+    for expected, actions in plans.items():
+        (episode,) = play_scripted_episodes(
+            lambda actions=actions: Says(actions),
+            manager,
+            [EpisodeRequest(task, 0)],
+            policy_version="fixed",
+        )
+        assert failure(episode, environment) == expected
+
+
+def test_the_page_on_webshop_has_means_over_the_seeds_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.webshop_learning import REFERENCE, table, trained
+
+    def result(success: float) -> dict[str, object]:
+        scores = {"success": success, "score": success + 10}
+        failures = {"no purchase": 3}
+        return {"upstream": scores, "corrected": scores, "turns": 5.0, "failures": failures}
+
+    seeds = {
+        str(seed): {
+            REFERENCE: result(70.0 + seed) | {"minutes": 30.0},
+            trained("corrected"): result(80.0) | {"minutes": 60.0},
+        }
+        for seed in (0, 2)
+    }
+    lines = table("standard", {"baselines": {"random": result(1.0)}, "seeds": seeds})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    assert len({len(row) for row in rows}) == 1, "all rows have the same columns"
+    by_name = {(row[0], row[1]): row[2:] for row in rows}
+    assert by_name[REFERENCE, "2"][:2] == ["71.0 ± 1.4", "81.0 ± 1.4"]
+    assert by_name[REFERENCE, "seed 2"][:2] == ["72.0", "82.0"]
+    assert by_name[trained("corrected"), "seed 0"][-1] == "60"
+    assert not any(name == trained("upstream") for name, _ in by_name)
+    assert any("6 of 1000 episodes: no purchase 6" in line for line in lines)

@@ -87,14 +87,15 @@ class _BlockwiseAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query_NTD: Tensor, key_NTD: Tensor, value_NTD: Tensor) -> Tensor:
         keys_NDT = key_NTD.float().transpose(1, 2)
+        later = torch.full((QUERIES_PER_BLOCK, QUERIES_PER_BLOCK), float("-inf")).triu(1)
         weights: list[Tensor] = []
         attended: list[Tensor] = []
         for start, queries in _blocks(query_NTD):
-            end = start + queries.shape[1]
-            later = torch.full((end - start, end), float("-inf")).triu(start + 1)
-            scores = torch.baddbmm(later, queries.float(), keys_NDT[:, :, :end])
+            size = queries.shape[1]
+            scores = torch.bmm(queries.float(), keys_NDT[:, :, : start + size])
+            scores[:, :, start:] += later[:size, :size]
             weights.append(scores.softmax(-1).to(value_NTD.dtype))
-            attended.append(torch.bmm(weights[-1], value_NTD[:, :end]))
+            attended.append(torch.bmm(weights[-1], value_NTD[:, : start + size]))
         ctx.save_for_backward(query_NTD, key_NTD, value_NTD, *weights)
         return torch.cat(attended, dim=1)
 
@@ -111,8 +112,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         for (start, outer), inner in zip(_blocks(gradients[0]), weights, strict=True):
             end = start + outer.shape[1]
             to_weights = torch.bmm(outer, values_NDT[:, :, :end])
-            mean = (to_weights * inner).sum(-1, keepdim=True)
-            to_scores = inner * (to_weights - mean)
+            to_scores = torch._softmax_backward_data(to_weights, inner, -1, dtype)
             to_queries.append(torch.bmm(to_scores, keys[:, :end]))
             to_keys[:, :end] += torch.bmm(to_scores.transpose(1, 2), queries[:, start:end])
             to_values[:, :end] += torch.bmm(inner.transpose(1, 2), outer)
