@@ -378,6 +378,55 @@ def test_the_compact_mode_reads_actions_with_and_without_brackets(
     assert parse_plain_action(action) == parsed
 
 
+def test_results_of_the_compact_mode_are_opened_by_the_first_words_of_their_title(
+    make: Make,
+) -> None:
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search shoe")
+    num_named = 0
+    for place, product in enumerate(environment.session.shown, start=1):
+        words = environment.catalog.product(product).title.split()
+        alike = [
+            other
+            for other in environment.session.shown
+            if environment.catalog.product(other).title.lower().split()[:5]
+            == [word.lower() for word in words[:5]]
+        ]
+        name = environment.product_name(product)
+        if len(alike) == 1 and not set("[]") & set("".join(words[:5])):
+            assert name == " ".join(words[:5]).lower()
+            num_named += 1
+        else:
+            assert name == str(place) or len(name.split()) > 5
+        _, _, _, _, info = environment.step(f"click {name}")
+        assert not info["invalid_action"] and environment.session.product == product
+        environment.step("click < prev")
+    assert num_named >= 5
+
+
+def test_a_title_that_is_not_clear_or_not_there_opens_nothing(make: Make) -> None:
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search shoe")
+    shown = environment.session.shown
+    title = environment.catalog.product(shown[0]).title
+    first = title.split()[0].lower()
+    alike = [n for n in shown if environment.catalog.product(n).title.lower().split()[0] == first]
+    page = environment.observation
+    assert environment.step(f"click {first}")[4]["invalid_action"] == (len(alike) > 1)
+    environment.step("search shoe")
+    for target in (f"{title} of another kind", "...", "1 |", title[: len(title) - 1]):
+        assert environment.step(f"click {target}")[4]["invalid_action"], target
+    assert environment.observation == page
+    environment.step("click next >")
+    assert environment.step(f"click {title}")[4]["invalid_action"], "it is on the other page"
+    upstream = make(observation="text")
+    upstream.reset(upstream.goal_task(0), seed=0)
+    upstream.step("search[shoe]")
+    assert upstream.step(f"click[{title}]")[4]["invalid_action"]
+
+
 def test_results_of_the_compact_mode_are_opened_by_their_number(make: Make) -> None:
     environment = make()
     environment.reset(environment.goal_task(0), seed=0)
@@ -395,7 +444,6 @@ def test_results_of_the_compact_mode_are_opened_by_their_number(make: Make) -> N
                 place,
                 title,
             )
-            assert environment.product_name(product) == str(place)
             by_number[place] = product
         environment.step("click next >")
     for place, product in by_number.items():

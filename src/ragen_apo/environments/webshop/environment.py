@@ -46,7 +46,7 @@ from ragen_apo.environments.webshop.views import ProductViews, product_views
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 4
+TEXT_VERSION = 5
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
@@ -59,7 +59,8 @@ def rules(observation: ObservationMode) -> str:
     product, option = "a product id", "an option"
     if observation is ObservationMode.COMPACT:
         search, click, buy = "search <words>", "click <target>", "click buy now"
-        product, option = "a result's number", "an option's number (click #3)"
+        product = "a result's number or the first words of its title"
+        option = "an option or its number (click #3)"
     return (
         f"You shop for a customer. Actions: {search} anywhere; {click} for what the page offers: "
         f"{product}, {option}, next >, < prev, back to search, description, features, reviews, "
@@ -275,11 +276,17 @@ class WebShopEnvironment:
         return self._session.click(target, self._views)
 
     def _click_compact(self, target: str) -> bool:
-        """As in upstream's modes, but a number of the page comes first."""
-        if self._session.select_numbered(target, self._views):
+        """As in upstream's modes, but a number of the page comes first and a title's start last."""
+        session, views = self._session, self._views
+        if session.select_numbered(target, views):
             return True
-        result = self._session.shown_at(target)
-        return self._click(target if result is None else self._views.view(result).link)
+        numbered = session.shown_at(target)
+        if numbered is not None:
+            return self._click(views.view(numbered).link)
+        if self._click(target):
+            return True
+        titled = session.shown_as(target, views)
+        return titled is not None and self._click(views.view(titled).link)
 
     def _pay(self, info: dict[str, Any]) -> float:
         goal, bought = self._goal, self._session.product

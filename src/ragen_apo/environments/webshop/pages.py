@@ -2,11 +2,12 @@
 
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
 made for language models that read the whole episode: what is read once is not repeated. Results are
-numbered and opened by their number (`click 3`), options are numbered through all groups of their
-page and selected by theirs (`click #3`), titles are cut, words are written as they are searched and
-clicked (lower case, a space before each), the selected options are shown and then only the groups
-that are still open, a last line says what can be done, and it alone answers an action that is not
-possible. All are put together from the cached pieces of views.py.
+numbered and opened by their number (`click 3`) or the first words of their title, options are
+numbered through all groups of their page and selected by their value or number (`click #3`), titles
+are cut, words are written as they are searched and clicked (lower case, a space before each), the
+selected options are shown and then only the groups that are still open, a last line says what can
+be done, and it alone answers an action that is not possible. All are put together from the cached
+pieces of views.py.
 
 An option's number is its place among all options of the product, so it stays when groups are
 hidden. It selects the value at that place in that group, even one that two groups share or that is
@@ -48,6 +49,9 @@ class ObservationMode(str, Enum):
     TEXT_RICH = "text_rich"
 
 
+MIN_TITLE_WORDS, MAX_TITLE_WORDS = 5, 8
+"""How many words of a title name a product."""
+_BRACKETS = frozenset("[]")
 INVALID_ACTION_LINE = "That is not possible here."
 
 _START_CLICKABLES = ("search",)
@@ -73,21 +77,36 @@ _BACK_AND_PREVIOUS_RICH = _BACK_RICH + lines([button("< Prev")])
 
 
 def product_name(session: Session, product: int, views: ProductViews, mode: ObservationMode) -> str:
-    """How a product of the results is clicked: by its place in them, from 1, or by its id."""
-    if mode is ObservationMode.COMPACT:
-        return str(session.results.index(product) + 1)
-    return views.view(product).link
+    """How a product of the results is best clicked: by its id, or in `compact` by its title.
+
+    As many words of the title as tell it from the others of its page, and no fewer than a few; its
+    place in the results, from 1, where what is shown of it does not or has brackets.
+    """
+    view = views.view(product)
+    if mode is not ObservationMode.COMPACT:
+        return view.link
+    for num_words in range(MIN_TITLE_WORDS, MAX_TITLE_WORDS + 1):
+        name = " ".join(view.title_words[:num_words])
+        is_shown = view.in_results_compact.startswith(name) and not set(name) & _BRACKETS
+        if is_shown and session.shown_as(name, views) == product:
+            return name
+    return str(session.results.index(product) + 1)
 
 
 def option_targets(
     session: Session, views: ProductViews, mode: ObservationMode
 ) -> Mapping[tuple[str, str], str]:
-    """How the options (name and value) of the open product are clicked; none that cannot be."""
+    """How the options (name and value) of the open product are clicked; none that cannot be.
+
+    By the value; in `compact` by the number where the value would select something else.
+    """
     assert session.product is not None
     view = views.view(session.product)
-    if mode is ObservationMode.COMPACT:
-        return view.option_numbers
-    return {(name, value): value for value, name in view.selectable.items()}
+    by_value = {(name, value): value for value, name in view.selectable.items()}
+    if mode is not ObservationMode.COMPACT:
+        return by_value
+    clear = {option: value for option, value in by_value.items() if value[:1] not in ("#", "[")}
+    return {**view.option_numbers, **clear}
 
 
 def clickables(session: Session, views: ProductViews, mode: ObservationMode) -> tuple[str, ...]:

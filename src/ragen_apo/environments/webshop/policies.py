@@ -27,8 +27,7 @@ from ragen_apo.types import Task
 
 _PRICE_TEXT = ", and price lower than "
 _OPENING = "find me "
-TITLE_WORDS = 5
-"""How much of a title the teacher says before it opens the product."""
+FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
 SEARCH_AGAIN_SHARE = 0.1
@@ -199,20 +198,15 @@ class GoalShopper(_Shopper):
             others = [product for product in session.shown if product != self.goal.product]
             if others and not self.has_erred and self.draws.random() < self.mistake_share:
                 self.has_erred = True
-                return replace(self._open(self.draws.choice(others)), is_mistake=True)
-            return self._open(self.goal.product)
+                wrong = self._click_product(FOUND, self.draws.choice(others))
+                return replace(wrong, is_mistake=True)
+            return self._click_product(FOUND, self.goal.product)
         later = session.results[session.page_number * PAGE_SIZE :]
         if self.goal.product in later:
             return self._click("It is not on this page.", "next >")
         if not session.shown:
             return self._search("Nothing was found.", searchable(self.task.instruction))
         return self._click_product("The first result comes close.", session.shown[0])
-
-    def _open(self, product: int) -> Reply:
-        """Says the name before the number, so that a student copies both from the page."""
-        words = self.shop.catalog.product(product).title.lower().split()[:TITLE_WORDS]
-        number = self.shop.product_name(product)
-        return self._click(f"It is {searchable(' '.join(words))}, {number}.", number)
 
     def _select_or_buy(self) -> Reply:
         session = self.shop.session
@@ -224,9 +218,8 @@ class GoalShopper(_Shopper):
             value = _closest(wanted, list(offered))
             taken = session.selected if name else session.selected.values()
             if value is not None and (name or value) not in taken:
-                shown = value if offered[value] == value else f"{value} {offered[value]}"
-                kind = f"{name}: " if name else ""
-                return self._click(f"I need one with {kind}{shown}.", offered[value])
+                wish = f"{name}: {value}" if name else value
+                return self._click(f"I need one with {wish}.", offered[value])
         return self._click("Everything fits, I buy it.", "buy now")
 
 

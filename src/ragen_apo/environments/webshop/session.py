@@ -95,6 +95,14 @@ class Session:
         index = int(place) - self.first_place
         return self.shown[index] if 0 <= index < len(self.shown) else None
 
+    def shown_as(self, start: str, views: ProductViews) -> int | None:
+        """The product of the open results page whose title, and no other, starts with the words."""
+        words = tuple(start.split())
+        if self.page is not Page.RESULTS or not words:
+            return None
+        matching = [n for n in self.shown if views.view(n).title_words[: len(words)] == words]
+        return matching[0] if len(matching) == 1 else None
+
     def select_numbered(self, number: str, views: ProductViews) -> bool:
         """Selects the option of the open item page with this number, `#1` the first of all groups.
 

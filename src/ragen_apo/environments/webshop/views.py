@@ -119,6 +119,11 @@ class ProductView:
         return f"\n{button(self.product.asin, clicked=clicked)}\n{self._in_results_details}"
 
     @functools.cached_property
+    def title_words(self) -> tuple[str, ...]:
+        """The whole title as the mode `compact` writes its words."""
+        return tuple(self.product.title.lower().split())
+
+    @functools.cached_property
     def _title_compact(self) -> str:
         return shortened(self.product.title, MAX_COMPACT_TITLE).lower()
 
