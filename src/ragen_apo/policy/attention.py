@@ -112,7 +112,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         for (start, outer), inner in zip(_blocks(gradients[0]), weights, strict=True):
             end = start + outer.shape[1]
             to_weights = torch.bmm(outer, values_NDT[:, :, :end])
-            to_scores = torch._softmax_backward_data(to_weights, inner, -1, dtype)
+            to_scores = torch.ops.aten._softmax_backward_data(to_weights, inner, -1, dtype)
             to_queries.append(torch.bmm(to_scores, keys[:, :end]))
             to_keys[:, :end] += torch.bmm(to_scores.transpose(1, 2), queries[:, start:end])
             to_values[:, :end] += torch.bmm(inner.transpose(1, 2), outer)
