@@ -1,4 +1,4 @@
-"""Attention for CPUs, where PyTorch's fused kernel is not the fastest way.
+"""Attention for CPUs, where PyTorch's fused kernel is not always the fastest way.
 
 Two passes have a way of their own here: one new token a row, as generation makes it, and whole rows
 in bfloat16, as scoring and training do. Everything else is PyTorch's.
@@ -62,7 +62,11 @@ def _of_one_token(
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> Tensor:
-    """Causal attention over whole rows, faster than the fused kernel and rounded less."""
+    """Causal attention over whole rows: forwards and backwards faster than the fused kernel.
+
+    Without gradients it is slower, and used all the same: two models that are compared by their
+    log-probabilities have to be rounded alike.
+    """
     batch, num_heads, length, _ = query.shape
     groups = num_heads // key.shape[1]
     # Autocast would round the float32 product as well.
