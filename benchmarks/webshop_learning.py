@@ -43,12 +43,13 @@ REFERENCE = "reference: copying, demonstrations"
 NOTES = """Greedy play, at most 15 turns, the first 500 goals of the split `test`; settings were
 chosen on the split `validation`. The model starts from random weights and sees one episode of a
 scripted teacher for each training goal, several times over; the teacher knows the goal and solves
-99.8%. Published agents start from a pretrained model and see no demonstrations. 95.8% of the standard test
-goals are about products of training goals, and the model knows those by heart (docs/log.md has what
-it does with new ones). Success is a purchase with score 1. The same purchases are scored under both rewards; "trained under" is the
-reward of Stages 1 and 2. Means and standard deviations are over seeds. Published for comparison:
-GiGPO with Qwen2.5-7B, 75.2% and 86.2 under `upstream` on the standard split (verl-agent's table;
-its validation goals are also trained on). Minutes are those of the run up to that policy."""
+99.8%. Published agents start from a pretrained model and see no demonstrations. 95.8% of the
+standard test goals are about products of training goals, and the model knows those by heart
+(docs/log.md has what it does with new ones). Success is a purchase with score 1. The same
+purchases are scored under both rewards; "trained under" is the reward of Stages 1 and 2. Means
+and standard deviations are over seeds. Published for comparison: GiGPO with Qwen2.5-7B, 75.2% and
+86.2 under `upstream` on the standard split (verl-agent's table; its validation goals are also
+trained on). Minutes are those of the run up to that policy."""
 
 
 def trained(reward: str) -> str:
