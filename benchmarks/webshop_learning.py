@@ -153,7 +153,7 @@ def table(split: str, kept: Mapping[str, Any]) -> list[str]:
     for seed, of_seed in seeds.items():
         for name in names:
             if found := of_seed.get(name):
-                row = [f"{name}", f"seed {seed}", *cells([found]), f"{found['minutes']:.0f}"]
+                row = [name, f"seed {seed}", *cells([found]), f"{found['minutes']:.0f}"]
                 lines.append(f"| {' | '.join(row)} |")
     lines += ["", "Failures of all seeds' episodes under `corrected`:", ""]
     for name in names:

@@ -18,9 +18,14 @@ BLOCK = attention.QUERIES_PER_BLOCK
 attend: Any = attention.attend
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(torch.bfloat16).requires_grad_()
+def drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Query, key and value as they are in mixed precision."""
+    tensors = [
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        for seed, shape in enumerate(shapes)
+    ]
+    formats = (torch.float32, torch.float32, torch.bfloat16)
+    return [t.to(dtype).requires_grad_() for t, dtype in zip(tensors, formats, strict=True)]
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -39,7 +44,7 @@ def test_blocks_give_causal_attention_and_its_gradient(
     length: int, key_heads: int, scaling: float | None
 ) -> None:
     shapes = [(2, 4, length, 16), (2, key_heads, length, 16), (2, key_heads, length, 16)]
-    inputs = [drawn(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    inputs = drawn(*shapes)
     module = SimpleNamespace(num_key_value_groups=4 // key_heads)
     weight = torch.randn(2, length, 4, 16, generator=torch.Generator().manual_seed(9))
     given, _ = attend(module, *inputs, None, scaling=scaling, dropout=0.0)
@@ -48,26 +53,28 @@ def test_blocks_give_causal_attention_and_its_gradient(
     torch.testing.assert_close(given.double(), wanted, rtol=0.01, atol=0.01)
     found = torch.autograd.grad((given.float() * weight).sum(), inputs)
     right = torch.autograd.grad((wanted * weight).sum(), doubles)
-    for ours, theirs in zip(found, right, strict=True):
-        assert ours.dtype is torch.bfloat16
+    for given, ours, theirs in zip(inputs, found, right, strict=True):
+        assert ours.dtype is given.dtype
         if length > 1:  # a single key has weight 1 whatever it is
             assert (ours.double() - theirs).norm() < 0.015 * theirs.norm()
 
 
-@pytest.mark.parametrize("case", ["float32", "mask", "more keys", "dropout"])
+@pytest.mark.parametrize("case", ["nothing", "float32", "bfloat16", "mask", "more keys", "dropout"])
 def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_, **__: "left to PyTorch")
-    query = key = value = drawn(1, 2, 6, 8)
+    query, key, value = drawn(*[(1, 2, 6, 8)] * 3)
     mask = None
     if case == "float32":
         value = value.float()
+    if case == "bfloat16":
+        query, key = query.bfloat16(), key.bfloat16()
     if case == "mask":
         mask = torch.zeros(1, 1, 6, 6)
     if case == "more keys":
-        key = value = drawn(1, 2, 9, 8)
+        _, key, value = drawn(*[(1, 2, 9, 8)] * 3)
     dropout = 0.1 if case == "dropout" else 0.0
     answer = attend(None, query, key, value, mask, dropout=dropout)
-    assert answer == "left to PyTorch"
+    assert (answer == "left to PyTorch") == (case != "nothing")
 
 
 def mixed_model() -> LanguageModel:

@@ -1,7 +1,8 @@
 """Attention for CPUs, where PyTorch's fused kernel is not always the fastest way.
 
 Two passes have a way of their own here: one new token a row, as generation makes it, and whole rows
-in bfloat16, as scoring and training do. Everything else is PyTorch's.
+in mixed precision, as scoring and training make them: rotary positions leave queries and keys in
+float32, values are bfloat16. Everything else is PyTorch's.
 
 Axes: B rows, H heads, T positions, D width of a head.
 """
@@ -37,8 +38,9 @@ def attend(
     if query.device.type == "cpu" and not changed and dropout == 0:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         if attention_mask is None:
-            is_whole_row = query.shape[2] == key.shape[2] > 1
-            if is_whole_row and value.dtype is torch.bfloat16:
+            is_whole_row = query.shape[2] == key.shape[2]
+            formats = query.dtype, key.dtype, value.dtype
+            if is_whole_row and formats == (torch.float32, torch.float32, torch.bfloat16):
                 return _in_blocks(query, key, value, scaling=factor), None
         elif query.shape[2] == 1 and attention_mask.is_floating_point():
             return _of_one_token(query, key, value, attention_mask, scaling=factor), None
@@ -80,7 +82,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> 
 
 
 class _BlockwiseAttention(torch.autograd.Function):
-    """Causal attention of scaled queries, a block of queries at a time; N = B H.
+    """Causal attention of scaled queries in float32, a block of them at a time; N = B H.
 
     Each block reads the keys up to its own end, so about half of all pairs is never computed.
     Scores are float32 up to the softmax; the products with its weights, forwards and backwards,
@@ -90,13 +92,13 @@ class _BlockwiseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query_NTD: Tensor, key_NTD: Tensor, value_NTD: Tensor) -> Tensor:
-        keys_NDT = key_NTD.float().transpose(1, 2)
+        keys_NDT = key_NTD.transpose(1, 2)
         later = torch.full((QUERIES_PER_BLOCK, QUERIES_PER_BLOCK), float("-inf")).triu(1)
         weights: list[Tensor] = []
         attended: list[Tensor] = []
         for start, queries in _blocks(query_NTD):
             size = queries.shape[1]
-            scores = torch.bmm(queries.float(), keys_NDT[:, :, : start + size])
+            scores = torch.bmm(queries, keys_NDT[:, :, : start + size])
             scores[:, :, start:] += later[:size, :size]
             weights.append(scores.softmax(-1).to(value_NTD.dtype))
             attended.append(torch.bmm(weights[-1], value_NTD[:, : start + size]))
@@ -120,11 +122,7 @@ class _BlockwiseAttention(torch.autograd.Function):
             to_queries.append(torch.bmm(to_scores, keys[:, :end]))
             to_keys[:, :end] += torch.bmm(to_scores.transpose(1, 2), queries[:, start:end])
             to_values[:, :end] += torch.bmm(inner.transpose(1, 2), outer)
-        return (
-            torch.cat(to_queries, dim=1).to(query_NTD.dtype),
-            to_keys.to(key_NTD.dtype),
-            to_values.to(dtype),
-        )
+        return torch.cat(to_queries, dim=1).float(), to_keys, to_values.to(dtype)
 
 
 def _blocks(rows_NTD: Tensor) -> Iterator[tuple[int, Tensor]]:
