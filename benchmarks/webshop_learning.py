@@ -38,7 +38,7 @@ KEPT = RESULTS / "webshop_learning.json"
 NUM_GOALS = 500
 REWARDS = ("upstream", "corrected")
 SPLITS = ("standard", "product")
-BASELINES = ("random", "heuristic")
+BASELINES = ("random", "heuristic", "careful")
 REFERENCE = "reference: copying, demonstrations"
 NOTES = """Greedy play, at most 15 turns, the first 500 goals of the split `test`; settings were
 chosen on the split `validation`. The model starts from random weights and sees one episode of a

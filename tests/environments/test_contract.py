@@ -80,6 +80,9 @@ CASES |= {
 ORACLES_FAIL_AT_TIMES = {"frozen_lake_slippery": 0.5, "mixture": 0.9, "webshop": 0.95}
 """The share of successes that is asked of oracles that luck or a search engine can defeat."""
 
+TRY_WHAT_MAY_NOT_BE_THERE = {"careful"}
+"""Policies whose way to find out whether something is there is to try it."""
+
 every_environment = pytest.mark.parametrize("name", CASES)
 
 
@@ -207,9 +210,10 @@ def test_the_oracle_succeeds_in_both_splits(name: str) -> None:
 
 @every_environment
 def test_scripted_policies_write_nothing_but_actions(name: str) -> None:
-    for _, _, steps in transcripts(name):
+    for policy_name, _, steps in transcripts(name):
         for reply, _, _, _, _, info, _ in steps[1:]:
-            assert reply.is_mistake or not info.get("invalid_action", False)
+            may_fail = reply.is_mistake or policy_name in TRY_WHAT_MAY_NOT_BE_THERE
+            assert may_fail or not info.get("invalid_action", False)
 
 
 @every_environment

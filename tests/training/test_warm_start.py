@@ -21,6 +21,7 @@ from ragen_apo.training.supervised import copy_phase, demonstrations_phase
 from ragen_apo.training.warm_start import (
     SupervisedBatch,
     accumulate_supervised_gradients,
+    copied_token_ids,
     copy_batch,
     copyable_token_ids,
     number_token_ids,
@@ -260,6 +261,46 @@ def test_relabelled_numbers_stay_the_same_number_within_an_episode_and_nothing_e
         assert relabel([sample], token_ids=numbers, seed=0, step=step) == [changed]
         seen.add(ids[1])
     assert len(seen) > 4, "the same number gets other names in other steps"
+
+
+def test_a_share_of_the_samples_is_relabelled() -> None:
+    numbers = list(range(10, 40))
+    samples = [TrainingSample((1, 10, 11, 12, 13), (True,) * 5, (0.0,) * 5)] * 200
+    changed = relabel(samples, token_ids=numbers, share=0.3, seed=0, step=0)
+    num_changed = sum(new != old for new, old in zip(changed, samples, strict=True))
+    assert 30 <= num_changed <= 90  # mean 60, standard deviation 6.5
+    assert samples[0] not in relabel(samples, token_ids=numbers, seed=0, step=0)
+
+
+def sample_of(*parts: tuple[str, bool]) -> TrainingSample:
+    """A sample of one token a word; a word is known by its first letter."""
+    words = [(word, is_said) for text, is_said in parts for word in text.split()]
+    return TrainingSample(
+        token_ids=tuple(ord(word[0]) for word, _ in words),
+        loss_mask=tuple(is_said for _, is_said in words),
+        logprobs=(0.0,) * len(words),
+    )
+
+
+def test_copied_tokens_are_those_that_are_said_only_after_they_were_read() -> None:
+    samples = [
+        sample_of(("task red", False), ("click red", True)),
+        sample_of(("task blue", False), ("click blue", True)),
+        sample_of(("task green lime", False), ("has no green", True)),
+        sample_of(("task yellow", False), ("has yellow", True), ("odd", False)),
+        sample_of(("task violet", False), ("has no violet", True)),
+    ]
+    copied = copied_token_ids(samples)
+    # not t, which is in every sample, and not c, h and n, which are said unread
+    assert copied == sorted(map(ord, "rbglyov"))
+    assert copied_token_ids([]) == []
+
+
+def test_a_token_that_is_seldom_said_unread_is_a_name_all_the_same() -> None:
+    read = [sample_of((f"task {letter}", False), (f"say {letter}", True)) for letter in "abc"]
+    unread = sample_of(("task", False), ("say a", True))
+    assert ord("a") in copied_token_ids([*read * 400, unread])
+    assert ord("a") not in copied_token_ids([*read * 100, unread])
 
 
 def test_number_tokens_are_the_ids_of_the_shop(tiny_model) -> None:

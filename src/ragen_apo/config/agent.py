@@ -201,9 +201,12 @@ class DemonstrationsConfig(Section):
     of the teacher's: those of training tasks of this environment in this version, each once."""
     num_episodes_per_task: Count = 3
     """Demonstrations per training task."""
-    relabel_numbers: bool = False
-    """Give the numbers of each demonstration other values, the same one for the same number, so
-    that ids are copied and not learned by heart; for environments whose numbers are names."""
+    relabel: Literal["none", "numbers", "copied"] = "none"
+    """Which tokens of a demonstration get other values, the same one for the same token, so that
+    they are copied and not learned by heart. `numbers`: all numbers, where they are names;
+    `copied`: what the teacher says only after having read it, the fixed phrases left out."""
+    relabel_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of the demonstrations that are relabelled; the others stay as they are."""
     num_steps: CountOrZero = 250
     """Optimizer steps; 0 leaves it out."""
     batch_size: Count = 64

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -24,13 +25,14 @@ from ragen_apo.training.session import Session
 from ragen_apo.training.warm_start import (
     SupervisedBatch,
     accumulate_supervised_gradients,
+    copied_token_ids,
     copy_batch,
     copyable_token_ids,
     number_token_ids,
     play_demonstrations,
     relabel,
 )
-from ragen_apo.types import StopReason, Trajectory, training_samples
+from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
 
 WARMUP_STEPS = 20
 MAX_GRAD_NORM = 1.0
@@ -83,13 +85,15 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         seed=session.config.seed,
         purpose="demonstration-order",
     )
-    pad_id, numbers = model.pad_id, number_token_ids(model)
+    pad_id = model.pad_id
+    names = _names(config.relabel, model, [sample for samples in episodes for sample in samples])
 
     def batch(step: int) -> list[SupervisedBatch]:
         indices = order.items(step, batch_size=config.batch_size)
         chosen = [sample for index in indices for sample in episodes[index]]
-        if config.relabel_numbers:
-            chosen = relabel(chosen, token_ids=numbers, seed=session.config.seed, step=step)
+        if names:
+            share, seed = config.relabel_share, session.config.seed
+            chosen = relabel(chosen, token_ids=names, share=share, seed=seed, step=step)
         parts = [
             collate([chosen[place] for place in places], pad_id=pad_id, device=session.device)
             for places in micro_batches(
@@ -105,6 +109,17 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         schedule="linear",
         batch=batch,
     )
+
+
+def _names(
+    kind: Literal["none", "numbers", "copied"],
+    model: LanguageModel,
+    samples: Sequence[TrainingSample],
+) -> list[int]:
+    """The tokens to give other names to."""
+    if kind == "numbers":
+        return number_token_ids(model)
+    return copied_token_ids(samples) if kind == "copied" else []
 
 
 def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajectory]) -> None:

@@ -11,6 +11,7 @@ resumed phase sees the batches it would have seen.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ from ragen_apo.types import Task, TrainingSample, Trajectory
 
 SMALLEST_ALPHABET = 4
 """Different tokens in a row of the copy curriculum, at least."""
+UNREAD_EXCEPTIONS = 0.001
+"""In which share of the demonstrations a token that is a name may be said unread."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +90,51 @@ def number_token_ids(model: LanguageModel) -> list[int]:
     return sorted(index for token, index in vocabulary.items() if token.isdecimal())
 
 
-def relabel(
-    samples: Sequence[TrainingSample], *, token_ids: Sequence[int], seed: int, step: int
-) -> list[TrainingSample]:
-    """The samples with the given tokens permuted among themselves, each sample in its own way.
+def copied_token_ids(samples: Sequence[TrainingSample]) -> list[int]:
+    """The tokens that are names in these demonstrations: said only after they were read.
 
-    Where a number is a name, what is right after relabelling was right before: only copying it from
-    the page works every time, and a policy that copies can name ids that no demonstration chose.
+    Left out are those of fixed phrases: tokens of at least half of the demonstrations, and those
+    that a teacher says unread, but for a few exceptions.
+    """
+    num_with: Counter[int] = Counter()
+    num_unread: Counter[int] = Counter()
+    for sample in samples:
+        read: set[int] = set()
+        unread: set[int] = set()
+        for token, is_said in zip(sample.token_ids, sample.loss_mask, strict=True):
+            if is_said and token not in read:
+                unread.add(token)
+            read.add(token)
+        num_with.update(read)
+        num_unread.update(unread)
+    few = UNREAD_EXCEPTIONS * len(samples)
+    return sorted(
+        token
+        for token, number in num_with.items()
+        if number < len(samples) / 2 and num_unread[token] <= few
+    )
+
+
+def relabel(
+    samples: Sequence[TrainingSample],
+    *,
+    token_ids: Sequence[int],
+    share: float = 1.0,
+    seed: int,
+    step: int,
+) -> list[TrainingSample]:
+    """The samples, a share of them with the given tokens permuted, each in its own way.
+
+    Where tokens are names, what is right after relabelling was right before: only copying them from
+    the page works every time, and a policy that copies can name what no demonstration named.
     """
     draws = generator(seed, "relabelled-numbers", step)
     permuted = np.asarray(token_ids)
     relabelled = []
     for sample in samples:
+        if share < 1 and draws.random() >= share:
+            relabelled.append(sample)
+            continue
         names = dict(zip(token_ids, draws.permutation(permuted).tolist(), strict=True))
         renamed = tuple(names.get(token, token) for token in sample.token_ids)
         relabelled.append(replace(sample, token_ids=renamed))

@@ -1,10 +1,17 @@
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from ragen_apo.environments.base import Reply
 from ragen_apo.environments.webshop import WebShopEnvironment
-from ragen_apo.environments.webshop.policies import instruction_queries, mentioned_value
+from ragen_apo.environments.webshop.policies import (
+    MAX_OPENED,
+    asked_options,
+    instruction_queries,
+    mentioned_value,
+)
 from ragen_apo.environments.webshop.session import Page, parse_plain_action
 
 Make = Callable[..., WebShopEnvironment]
@@ -20,7 +27,10 @@ def scores(environment: WebShopEnvironment, name: str, num_tasks: int = 40) -> l
         for _ in range(15):
             reply = policy.act(observation)
             observation, reward, terminated, _, info = environment.step(reply.action)
-            assert reply.is_mistake or not info["invalid_action"], (name, task)
+            may_fail = (
+                reply.is_mistake or name == "careful"
+            )  # it tries options to see whether they are there
+            assert may_fail or not info["invalid_action"], (name, task)
             total += reward
             if terminated:
                 break
@@ -36,16 +46,26 @@ def test_those_who_know_the_goal_beat_the_rule_and_the_rule_beats_chance(make: M
     environment = make()
     by_name = {name: success(scores(environment, name)) for name in environment.scripted_policies()}
     assert by_name["oracle"] >= by_name["teacher"] > by_name["heuristic"] > by_name["random"]
+    assert by_name["oracle"] >= by_name["careful"] > by_name["heuristic"]
     assert by_name["oracle"] >= 0.95
 
 
 @pytest.mark.parametrize("mode", ["text", "text_rich"])
-def test_a_policy_plays_every_mode_alike(make: Make, mode: str) -> None:
-    assert scores(make(observation=mode), "teacher", 10) == scores(make(), "teacher", 10)
+@pytest.mark.parametrize("name", ["careful", "teacher"])
+def test_a_policy_plays_every_mode_alike(make: Make, mode: str, name: str) -> None:
+    assert scores(make(observation=mode), name, 10) == scores(make(), name, 10)
 
 
 def test_the_oracle_reaches_one_on_the_real_data(make_real: Make) -> None:
     assert success(scores(make_real(reward="corrected"), "oracle", 60)) >= 0.95
+
+
+def test_knowing_the_goal_helps_on_the_real_data(make_real: Make) -> None:
+    environment = make_real(reward="corrected")
+    heuristic, careful, teacher = (
+        success(scores(environment, name, 100)) for name in ("heuristic", "careful", "teacher")
+    )
+    assert teacher > careful + 0.05 > careful > heuristic + 0.1
 
 
 def test_the_same_seed_gives_the_same_replies(make: Make) -> None:
@@ -80,7 +100,8 @@ def test_queries_lose_opening_options_and_price(make: Make) -> None:
     text = "Find me slim fit men's jeans with color: navy, and size: 32w"
     text += ", and price lower than 90.00 dollars"
     goal = Goal(0, text, (), (("color", "navy"), ("size", "32w")), 90.0)
-    assert instruction_queries(text, goal)[:2] == [
+    assert asked_options(text) == goal.options
+    assert instruction_queries(text, goal.options)[:2] == [
         "slim fit men's jeans",
         "slim fit men's jeans navy 32w",
     ]
@@ -122,6 +143,81 @@ def test_the_teacher_opens_a_wrong_product_now_and_then_and_goes_back(make: Make
             reply = oracle.act(observation)
             assert not reply.is_mistake
             observation = environment.step(reply.action)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("Find me a shirt, and price lower than 5.00 dollars", ()),
+        ("Find me a shirt with long sleeve with color: red", (("color", "red"),)),
+        (
+            "Find me shirts, tees with cotton with color: 2: a, b, and fit type: men with hat",
+            (("color", "2: a, b"), ("fit type", "men with hat")),
+        ),
+    ],
+)
+def test_the_options_of_a_request_are_read_off_it(
+    text: str, options: tuple[tuple[str, str], ...]
+) -> None:
+    assert asked_options(text) == options
+
+
+def test_the_options_of_every_goal_are_read_off_its_instruction(make_real: Make) -> None:
+    environment = make_real()
+    for number in range(environment.num_goals):
+        task = environment.goal_task(number)
+        options = tuple((name, value) for name, value in task.payload["options"])
+        assert asked_options(task.instruction) == options
+
+
+def test_the_careful_shopper_knows_no_more_than_it_reads(make: Make) -> None:
+    environment = make()
+    tasks = environment.tasks("test")
+    for task, other in zip(tasks[:40], tasks[40:80], strict=True):
+        assert task.payload != other.payload
+        disguised = replace(task, payload=other.payload)
+        replies: list[list[Reply]] = []
+        for known in (task, disguised):
+            policy = environment.scripted_policies()["careful"]()
+            policy.begin(known, seed=0)
+            observation, _ = environment.reset(task, seed=0)
+            replies.append([])
+            terminated = False
+            while not terminated:
+                replies[-1].append(policy.act(observation))
+                observation, _, terminated, _, _ = environment.step(replies[-1][-1].action)
+        assert replies[0] == replies[1]
+
+
+def test_the_careful_shopper_leaves_what_lacks_an_option_and_buys_the_first_that_lacks_none(
+    make: Make,
+) -> None:
+    environment = make()
+    num_left = 0
+    for task in environment.tasks("test")[:90]:
+        policy = environment.scripted_policies()["careful"]()
+        policy.begin(task, seed=0)
+        observation, _ = environment.reset(task, seed=0)
+        session, was_possible, terminated = environment.session, True, False
+        opened: list[int] = []
+        while not terminated:
+            reply = policy.act(observation)
+            if reply.action == "click < prev":
+                assert not was_possible
+                num_left += 1
+            was_on_results = session.page is Page.RESULTS
+            observation, _, terminated, _, info = environment.step(reply.action)
+            was_possible = not info["invalid_action"]
+            if was_on_results and session.product is not None:
+                opened.append(session.product)
+        assert tuple(opened) == session.results[: len(opened)]
+        assert len(opened) <= MAX_OPENED
+        options = dict(asked_options(task.instruction))
+        for product in opened[:-1]:
+            offered = environment.catalog.product(product).options
+            assert any(value not in offered.get(name, ()) for name, value in options.items())
+        assert len(opened) == MAX_OPENED or session.selected == options
+    assert num_left > 10
 
 
 @pytest.mark.parametrize("mode", ["compact", "text", "text_rich"])

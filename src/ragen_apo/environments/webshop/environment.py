@@ -338,8 +338,9 @@ class WebShopEnvironment:
 
         `exact`: page, selections, what led to the page and can be gone back to, the turn number if
         episodes are truncated and, in `text_rich`, the opened products. `similar`: the page, the
-        results or the product on it, and the selections. Episodes that searched in different words
-        or took a turn more are then in one state, although their futures may differ a little.
+        results on it and which were opened, or the product and the selections. Episodes that
+        searched in different words or took a turn more are then in one state, although their
+        futures may differ a little.
         """
         session = self._session
         state: list[Any] = [
@@ -350,7 +351,8 @@ class WebShopEnvironment:
             sorted(session.selected.items()),
         ]
         if self.options.states == "similar":
-            state.append(session.shown if session.page is Page.RESULTS else ())
+            if session.page is Page.RESULTS:
+                state += [session.shown, sorted(session.opened)]
         else:
             state += [session.query, session.page_number]
             if self.options.observation is ObservationMode.TEXT_RICH:

@@ -1,22 +1,22 @@
-"""Scripted shoppers: a random one, a rule agent, a goal-aware teacher and an oracle.
+"""Scripted shoppers: a random one, two rule agents, a goal-aware teacher and an oracle.
 
 Each follows the episode on a copy of the environment that it owns, so the same policy plays every
-observation mode; it looks there only at what a page shows. `random` and `heuristic` use nothing
-but the instruction. `teacher` knows the goal and writes plausible demonstrations: its searches are
-made of words of the instruction. `oracle` knows the goal and searches the wanted product's own
-title.
+observation mode; it looks there only at what a page shows. `random`, `heuristic` and `careful` use
+nothing but the instruction. `teacher` knows the goal and writes plausible demonstrations: its
+searches are made of words of the instruction. `oracle` knows the goal and searches the wanted
+product's own title.
 """
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.webshop.catalog import Catalog
 from ragen_apo.environments.webshop.colors import normalize_color
-from ragen_apo.environments.webshop.goals import Goal, goal_of_task
+from ragen_apo.environments.webshop.goals import goal_of_task
 from ragen_apo.environments.webshop.pages import AvailableActions
 from ragen_apo.environments.webshop.reward import MATCH_ABOVE
 from ragen_apo.environments.webshop.session import PAGE_SIZE, Page, Session
@@ -27,6 +27,11 @@ from ragen_apo.types import Task
 
 _PRICE_TEXT = ", and price lower than "
 _OPENING = "find me "
+_ASKED_OPTION = re.compile(
+    r"(?: with|, and) ((?:(?! with |[:,]).)+): (.+?)(?=, and (?:(?! with |[:,]).)+: |$)"
+)
+MAX_OPENED = 4
+"""How many results the careful shopper opens at most."""
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
@@ -157,6 +162,57 @@ class RuleShopper(_Shopper):
         return self._click("I buy it.", "buy now")
 
 
+class CarefulShopper(_Shopper):
+    """Opens the results from the top and buys the first that has the options asked for.
+
+    It knows nothing but what the student reads, so all of its demonstrations can be followed: it
+    searches words of the request, selects what the request names, and goes back where that turns
+    out to be impossible. The last of a few products is bought with the options that it has.
+    """
+
+    name = "careful"
+
+    def _prepare(self) -> None:
+        self.options = asked_options(self.task.instruction)
+        queries = instruction_queries(self.task.instruction, self.options)
+        self.queries = [queries[0], queries[1]]
+        self.num_opened = 0
+        self.tried: set[str] = set()
+
+    def _choose(self) -> Reply:
+        session = self.shop.session
+        if session.page is Page.ITEM:
+            return self._select_or_leave()
+        if session.page is Page.SUB_PAGE:
+            return self._click("I go back.", "< prev")
+        if session.page is Page.RESULTS and self.num_opened < len(session.shown):
+            return self._look_at_next(session.shown[self.num_opened])
+        query = searchable(self.queries.pop() if self.queries else "product")
+        return self._search("I search for what is asked.", query)
+
+    def _look_at_next(self, product: int) -> Reply:
+        which = "next" if self.num_opened else "first"
+        self.num_opened += 1
+        self.tried.clear()
+        is_numbered = self.shop.writes_plain_actions
+        target = str(self.num_opened) if is_numbered else self.shop.product_name(product)
+        return self._click(f"I look at the {which} result.", target)
+
+    def _select_or_leave(self) -> Reply:
+        targets = self.shop.option_targets()
+        is_last = self.num_opened == MAX_OPENED
+        for name, value in self.options:
+            if self.shop.session.selected.get(name) == value:
+                continue
+            if name not in self.tried:
+                self.tried.add(name)
+                target = targets.get((name, value), value)
+                return self._click(f"I need one with {name}: {value}.", target)
+            if not is_last:
+                return self._click(f"It has no {name}: {value}.", "< prev")
+        return self._click("Everything fits, I buy it.", "buy now")
+
+
 class GoalShopper(_Shopper):
     """Finds the wanted product with the best of some searches, selects its options, buys.
 
@@ -182,7 +238,7 @@ class GoalShopper(_Shopper):
         return found.index(self.goal.product) if self.goal.product in found else len(found) + 1000
 
     def _queries(self) -> list[str]:
-        return instruction_queries(self.task.instruction, self.goal)
+        return instruction_queries(self.task.instruction, self.goal.options)
 
     def _choose(self) -> Reply:
         session = self.shop.session
@@ -234,14 +290,20 @@ class Oracle(GoalShopper):
         return [product.title, product.document, *super()._queries()]
 
 
-def instruction_queries(instruction: str, goal: Goal) -> list[str]:
+def asked_options(instruction: str) -> tuple[tuple[str, str], ...]:
+    """The options (name and value) that a synthetic instruction asks for, as it says them."""
+    wanted = instruction.rpartition(_PRICE_TEXT)[0] or instruction
+    return tuple(_ASKED_OPTION.findall(wanted))
+
+
+def instruction_queries(instruction: str, options: Sequence[tuple[str, str]]) -> list[str]:
     """Searches made of the instruction: without options and price, with options, all of it."""
     wanted = instruction.rpartition(_PRICE_TEXT)[0] or instruction
-    names = [name for name, _ in goal.options if name]
+    names = [name for name, _ in options if name]
     bare = wanted.split(f" with {names[0]}: ")[0] if names else wanted
     if bare.lower().startswith(_OPENING):
         bare = bare[len(_OPENING) :]
-    values = " ".join(value for _, value in goal.options)
+    values = " ".join(value for _, value in options)
     return [bare, f"{bare} {values}", wanted, instruction]
 
 
@@ -259,6 +321,7 @@ def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], Scr
     return {
         "random": lambda: RandomShopper(make_shop),
         "heuristic": lambda: RuleShopper(make_shop),
+        "careful": lambda: CarefulShopper(make_shop),
         "teacher": lambda: GoalShopper(make_shop),
         "oracle": lambda: Oracle(make_shop),
     }
