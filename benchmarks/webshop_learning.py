@@ -8,7 +8,8 @@ corrected` leaves that out). Reference and policies play the first 500 goals of 
 greedily, and each purchase is scored under both rewards. Results are added to
 results/webshop_learning.json, and the page shows all that are there: a seed takes an hour or two,
 so they need not come from one call. Further arguments change keys of the configuration, such as
-`--run.num_threads 1`.
+`--run.num_threads 1`; who gives the demonstrations (`--warm_start.demonstrations.teacher`) has a
+section of its own.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ BASELINES = ("random", "heuristic", "careful")
 REFERENCE = "reference: copying, demonstrations"
 NOTES = """Greedy play, at most 15 turns, the first 500 goals of the split `test`; settings were
 chosen on the split `validation`. The model starts from random weights and sees one episode of a
-scripted teacher for each training goal, several times over; the teacher knows the goal and solves
-99.8%. Published agents start from a pretrained model and see no demonstrations. 95.8% of the
-standard test goals are about products of training goals, and the model knows those by heart
-(docs/log.md has what it does with new ones). Success is a purchase with score 1. The same
-purchases are scored under both rewards; "trained under" is the reward of Stages 1 and 2. Means
+scripted shopper for each training goal, several times over. `careful` knows no more than it reads
+and is among the baselines; `teacher` knows the goal and solves 99.8%. Published agents start from a
+pretrained model and see no demonstrations. 95.8% of the standard test goals are about products of
+training goals; those of the split `product` are about none. Success is a purchase with score 1. The
+same purchases are scored under both rewards; "trained under" is the reward of Stages 1 and 2. Means
 and standard deviations are over seeds. Published for comparison: GiGPO with Qwen2.5-7B, 75.2% and
 86.2 under `upstream` on the standard split (verl-agent's table; its validation goals are also
-trained on). Minutes are those of the run up to that policy."""
+trained on). Minutes are those of the run up to that policy. The section of `teacher` is from 1,500
+steps of demonstrations of which none was relabelled (`--warm_start.demonstrations.teacher teacher
+--warm_start.demonstrations.relabel none --warm_start.demonstrations.num_steps 1500`)."""
 
 
 def trained(reward: str) -> str:
@@ -132,14 +135,15 @@ def cells(results: Sequence[Result]) -> list[str]:
     return [percent(value / 100 for value in column) for column in columns]
 
 
-def table(split: str, kept: Mapping[str, Any]) -> list[str]:
-    """The section of a split: baselines, policies over seeds, each seed, and the failures."""
+def table(name_of_section: str, kept: Mapping[str, Any]) -> list[str]:
+    """The section of a split and a teacher: baselines, policies, each seed, and the failures."""
     seeds: dict[str, dict[str, Result]] = kept["seeds"]
     names = [REFERENCE, *(trained(reward) for reward in REWARDS)]
     figures = [f"{reward}: {figure}" for reward in REWARDS for figure in ("success, %", "score")]
     header = ["seeds", *figures, "turns", "minutes"]
+    split, teacher = name_of_section.split(", ")
     lines = [
-        f"## Split `{split}`",
+        f"## Split `{split}`, demonstrations by `{teacher}`",
         "",
         f"| policy | {' | '.join(header)} |",
         f"|---|{'---:|' * len(header)}",
@@ -175,13 +179,18 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/webshop_learning"))
     arguments, changes = parser.parse_known_args()
     overrides = ["--environment.data", arguments.data, *changes]
+    teacher = load_config(CONFIG, overrides).warm_start.demonstrations.teacher
     for split in arguments.splits:
         for seed in arguments.seeds:
             found = results_of_seed(
-                arguments.runs, overrides, split=split, seed=seed, rewards=arguments.rewards
+                arguments.runs / teacher,
+                overrides,
+                split=split,
+                seed=seed,
+                rewards=arguments.rewards,
             )
             results: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-            section = results.setdefault(split, {"baselines": {}, "seeds": {}})
+            section = results.setdefault(f"{split}, {teacher}", {"baselines": {}, "seeds": {}})
             for name in BASELINES:
                 if name not in section["baselines"]:
                     section["baselines"][name] = baseline(name, data=arguments.data, split=split)
@@ -189,8 +198,8 @@ def main() -> None:
             write_json_atomically(KEPT, results)
     lines = ["# Learning the real WebShop", "", NOTES, "", f"- Machine: {machine()}"]
     lines += ["- Command: `python -m benchmarks.webshop_learning --data FOLDER`", ""]
-    for split, kept in json.loads(KEPT.read_text()).items():
-        lines += table(split, kept)
+    for name, kept in json.loads(KEPT.read_text()).items():
+        lines += table(name, kept)
     page = "\n".join(lines)
     (RESULTS / "webshop_learning.md").write_text(page, encoding="utf-8")
     print(page)

@@ -21,10 +21,10 @@ from ragen_apo.training.supervised import copy_phase, demonstrations_phase
 from ragen_apo.training.warm_start import (
     SupervisedBatch,
     accumulate_supervised_gradients,
-    copied_token_ids,
     copy_batch,
     copyable_token_ids,
     number_token_ids,
+    phrase_token_ids,
     play_demonstrations,
     relabel,
 )
@@ -282,7 +282,7 @@ def sample_of(*parts: tuple[str, bool]) -> TrainingSample:
     )
 
 
-def test_copied_tokens_are_those_that_are_said_only_after_they_were_read() -> None:
+def test_phrases_are_what_is_common_and_what_is_said_unread() -> None:
     samples = [
         sample_of(("task red", False), ("click red", True)),
         sample_of(("task blue", False), ("click blue", True)),
@@ -290,17 +290,16 @@ def test_copied_tokens_are_those_that_are_said_only_after_they_were_read() -> No
         sample_of(("task yellow", False), ("has yellow", True), ("odd", False)),
         sample_of(("task violet", False), ("has no violet", True)),
     ]
-    copied = copied_token_ids(samples)
-    # not t, which is in every sample, and not c, h and n, which are said unread
-    assert copied == sorted(map(ord, "rbglyov"))
-    assert copied_token_ids([]) == []
+    # t is in every sample; c, h and n are said unread
+    assert phrase_token_ids(samples) == set(map(ord, "tchn"))
+    assert phrase_token_ids([]) == set()
 
 
-def test_a_token_that_is_seldom_said_unread_is_a_name_all_the_same() -> None:
+def test_a_name_that_is_seldom_said_unread_is_no_phrase() -> None:
     read = [sample_of((f"task {letter}", False), (f"say {letter}", True)) for letter in "abc"]
     unread = sample_of(("task", False), ("say a", True))
-    assert ord("a") in copied_token_ids([*read * 400, unread])
-    assert ord("a") not in copied_token_ids([*read * 100, unread])
+    assert ord("a") not in phrase_token_ids([*read * 400, unread])
+    assert ord("a") in phrase_token_ids([*read * 100, unread])
 
 
 def test_number_tokens_are_the_ids_of_the_shop(tiny_model) -> None:

@@ -204,7 +204,8 @@ class DemonstrationsConfig(Section):
     relabel: Literal["none", "numbers", "copied"] = "none"
     """Which tokens of a demonstration get other values, the same one for the same token, so that
     they are copied and not learned by heart. `numbers`: all numbers, where they are names;
-    `copied`: what the teacher says only after having read it, the fixed phrases left out."""
+    `copied`: all but the fixed phrases, which are what most demonstrations have in common and what
+    the teacher says without having read it."""
     relabel_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the demonstrations that are relabelled; the others stay as they are."""
     num_steps: CountOrZero = 250

@@ -25,10 +25,10 @@ from ragen_apo.training.session import Session
 from ragen_apo.training.warm_start import (
     SupervisedBatch,
     accumulate_supervised_gradients,
-    copied_token_ids,
     copy_batch,
     copyable_token_ids,
     number_token_ids,
+    phrase_token_ids,
     play_demonstrations,
     relabel,
 )
@@ -116,10 +116,13 @@ def _names(
     model: LanguageModel,
     samples: Sequence[TrainingSample],
 ) -> list[int]:
-    """The tokens to give other names to."""
+    """The tokens that take each other's place; none to leave the demonstrations as they are."""
+    if kind == "none":
+        return []
     if kind == "numbers":
         return number_token_ids(model)
-    return copied_token_ids(samples) if kind == "copied" else []
+    phrases = phrase_token_ids(samples)
+    return [token for token in copyable_token_ids(model) if token not in phrases]
 
 
 def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajectory]) -> None:

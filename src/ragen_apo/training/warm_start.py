@@ -90,11 +90,11 @@ def number_token_ids(model: LanguageModel) -> list[int]:
     return sorted(index for token, index in vocabulary.items() if token.isdecimal())
 
 
-def copied_token_ids(samples: Sequence[TrainingSample]) -> list[int]:
-    """The tokens that are names in these demonstrations: said only after they were read.
+def phrase_token_ids(samples: Sequence[TrainingSample]) -> set[int]:
+    """The tokens of these demonstrations that are no names: those of what is always said and read.
 
-    Left out are those of fixed phrases: tokens of at least half of the demonstrations, and those
-    that a teacher says unread, but for a few exceptions.
+    They are in at least half of the demonstrations, or are said without having been read, but for a
+    few exceptions. What else is said was read before, and only that it is the same matters.
     """
     num_with: Counter[int] = Counter()
     num_unread: Counter[int] = Counter()
@@ -108,11 +108,11 @@ def copied_token_ids(samples: Sequence[TrainingSample]) -> list[int]:
         num_with.update(read)
         num_unread.update(unread)
     few = UNREAD_EXCEPTIONS * len(samples)
-    return sorted(
+    return {
         token
         for token, number in num_with.items()
-        if number < len(samples) / 2 and num_unread[token] <= few
-    )
+        if number >= len(samples) / 2 or num_unread[token] > few
+    }
 
 
 def relabel(
