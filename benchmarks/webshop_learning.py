@@ -8,8 +8,8 @@ corrected` leaves that out). Reference and policies play the first 500 goals of 
 greedily, and each purchase is scored under both rewards. Results are added to
 results/webshop_learning.json, and the page shows all that are there: a seed takes an hour or two,
 so they need not come from one call. Further arguments change keys of the configuration, such as
-`--run.num_threads 1`; who gives the demonstrations (`--warm_start.demonstrations.teacher`) has a
-section of its own.
+`--run.num_threads 1`; `--config configs/webshop_new_products.yaml` takes the other configuration,
+whose demonstrations are by another shopper and have sections of their own.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ training goals; those of the split `product` are about none. Success is a purcha
 same purchases are scored under both rewards; "trained under" is the reward of Stages 1 and 2. Means
 and standard deviations are over seeds. Published for comparison: GiGPO with Qwen2.5-7B, 75.2% and
 86.2 under `upstream` on the standard split (verl-agent's table; its validation goals are also
-trained on). Minutes are those of the run up to that policy. The section of `teacher` is from 1,500
-steps of demonstrations of which none was relabelled (`--warm_start.demonstrations.teacher teacher
---warm_start.demonstrations.relabel none --warm_start.demonstrations.num_steps 1500`)."""
+trained on). Minutes are those of the run up to that policy. Sections of
+`careful` are from `--config configs/webshop_new_products.yaml`, relabelled among the tokens of the
+demonstrations' names alone (docs/log.md)."""
 
 
 def trained(reward: str) -> str:
@@ -94,17 +94,23 @@ def result(run: RunDirectory, folder: Path) -> Result:
 
 
 def results_of_seed(
-    folder: Path, overrides: Sequence[str], *, split: str, seed: int, rewards: Sequence[str]
+    folder: Path,
+    config_path: Path,
+    overrides: Sequence[str],
+    *,
+    split: str,
+    seed: int,
+    rewards: Sequence[str],
 ) -> dict[str, Result]:
     """Trains what is not trained yet; the results of the reference and of each policy by name."""
     base = ["--seed", str(seed), "--environment.split", split, *overrides]
-    first = finished_run(folder / f"{split}-{seed}-corrected", load_config(CONFIG, base))
+    first = finished_run(folder / f"{split}-{seed}-corrected", load_config(config_path, base))
     before = minutes(first, phases=("copy", "demonstrations"))
     results = {REFERENCE: result(first, first.reference(0)) | {"minutes": before}}
     results[trained("corrected")] = result(first, first.policy) | {"minutes": minutes(first)}
     if "upstream" in rewards:
         reference = ["--warm_start.enabled", "false", "--policy.path", str(first.reference(0))]
-        config = load_config(CONFIG, [*base, *reference, "--environment.reward", "upstream"])
+        config = load_config(config_path, [*base, *reference, "--environment.reward", "upstream"])
         second = finished_run(folder / f"{split}-{seed}-upstream", config)
         whole = before + minutes(second)
         results[trained("upstream")] = result(second, second.policy) | {"minutes": whole}
@@ -176,14 +182,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--splits", nargs="+", default=SPLITS, choices=SPLITS)
     parser.add_argument("--rewards", nargs="+", default=REWARDS, choices=REWARDS)
+    parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--runs", type=Path, default=Path("runs/webshop_learning"))
     arguments, changes = parser.parse_known_args()
     overrides = ["--environment.data", arguments.data, *changes]
-    teacher = load_config(CONFIG, overrides).warm_start.demonstrations.teacher
+    teacher = load_config(arguments.config, overrides).warm_start.demonstrations.teacher
     for split in arguments.splits:
         for seed in arguments.seeds:
             found = results_of_seed(
                 arguments.runs / teacher,
+                arguments.config,
                 overrides,
                 split=split,
                 seed=seed,
