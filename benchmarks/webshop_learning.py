@@ -50,9 +50,9 @@ training goals; those of the split `product` are about none. Success is a purcha
 same purchases are scored under both rewards; "trained under" is the reward of Stages 1 and 2. Means
 and standard deviations are over seeds. Published for comparison: GiGPO with Qwen2.5-7B, 75.2% and
 86.2 under `upstream` on the standard split (verl-agent's table; its validation goals are also
-trained on). Minutes are those of the run up to that policy. Sections of
-`careful` are from `--config configs/webshop_new_products.yaml`, relabelled among the tokens of the
-demonstrations' names alone (docs/log.md)."""
+trained on). Minutes are those of the run up to that policy. Sections of `careful` are from
+`--config configs/webshop_new_products.yaml`, relabelled among the tokens of the demonstrations'
+names alone (docs/log.md)."""
 
 
 def trained(reward: str) -> str:
@@ -141,13 +141,12 @@ def cells(results: Sequence[Result]) -> list[str]:
     return [percent(value / 100 for value in column) for column in columns]
 
 
-def table(name_of_section: str, kept: Mapping[str, Any]) -> list[str]:
+def table(split: str, teacher: str, kept: Mapping[str, Any]) -> list[str]:
     """The section of a split and a teacher: baselines, policies, each seed, and the failures."""
     seeds: dict[str, dict[str, Result]] = kept["seeds"]
     names = [REFERENCE, *(trained(reward) for reward in REWARDS)]
     figures = [f"{reward}: {figure}" for reward in REWARDS for figure in ("success, %", "score")]
     header = ["seeds", *figures, "turns", "minutes"]
-    split, teacher = name_of_section.split(", ")
     lines = [
         f"## Split `{split}`, demonstrations by `{teacher}`",
         "",
@@ -198,7 +197,9 @@ def main() -> None:
                 rewards=arguments.rewards,
             )
             results: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-            section = results.setdefault(f"{split}, {teacher}", {"baselines": {}, "seeds": {}})
+            section = results.setdefault(split, {}).setdefault(
+                teacher, {"baselines": {}, "seeds": {}}
+            )
             for name in BASELINES:
                 if name not in section["baselines"]:
                     section["baselines"][name] = baseline(name, data=arguments.data, split=split)
@@ -206,8 +207,9 @@ def main() -> None:
             write_json_atomically(KEPT, results)
     lines = ["# Learning the real WebShop", "", NOTES, "", f"- Machine: {machine()}"]
     lines += ["- Command: `python -m benchmarks.webshop_learning --data FOLDER`", ""]
-    for name, kept in json.loads(KEPT.read_text()).items():
-        lines += table(name, kept)
+    for split, by_teacher in json.loads(KEPT.read_text()).items():
+        for teacher, kept in by_teacher.items():
+            lines += table(split, teacher, kept)
     page = "\n".join(lines)
     (RESULTS / "webshop_learning.md").write_text(page, encoding="utf-8")
     print(page)

@@ -161,7 +161,8 @@ def test_the_page_on_webshop_has_means_over_the_seeds_that_are_there(
         }
         for seed in (0, 2)
     }
-    lines = table("standard, careful", {"baselines": {"random": result(1.0)}, "seeds": seeds})
+    kept = {"baselines": {"random": result(1.0)}, "seeds": seeds}
+    lines = table("standard", "careful", kept)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert len({len(row) for row in rows}) == 1, "all rows have the same columns"
     by_name = {(row[0], row[1]): row[2:] for row in rows}

@@ -27,9 +27,8 @@ def scores(environment: WebShopEnvironment, name: str, num_tasks: int = 40) -> l
         for _ in range(15):
             reply = policy.act(observation)
             observation, reward, terminated, _, info = environment.step(reply.action)
-            may_fail = (
-                reply.is_mistake or name == "careful"
-            )  # it tries options to see whether they are there
+            tries_option = name == "careful" and reply.thought.startswith("I need one with ")
+            may_fail = reply.is_mistake or tries_option
             assert may_fail or not info["invalid_action"], (name, task)
             total += reward
             if terminated:

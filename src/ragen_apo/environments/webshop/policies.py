@@ -174,8 +174,7 @@ class CarefulShopper(_Shopper):
 
     def _prepare(self) -> None:
         self.options = asked_options(self.task.instruction)
-        queries = instruction_queries(self.task.instruction, self.options)
-        self.queries = [queries[0], queries[1]]
+        self.queries = instruction_queries(self.task.instruction, self.options)[:2]
         self.num_opened = 0
         self.tried: set[str] = set()
 
@@ -186,16 +185,18 @@ class CarefulShopper(_Shopper):
         if session.page is Page.SUB_PAGE:
             return self._click("I go back.", "< prev")
         if session.page is Page.RESULTS and self.num_opened < len(session.shown):
-            return self._look_at_next(session.shown[self.num_opened])
+            return self._look_at_next()
         query = searchable(self.queries.pop() if self.queries else "product")
         return self._search("I search for what is asked.", query)
 
-    def _look_at_next(self, product: int) -> Reply:
+    def _look_at_next(self) -> Reply:
+        available = self.shop.available_actions()
+        assert available is not None
+        results = available["clickables"][-len(self.shop.session.shown) :]
         which = "next" if self.num_opened else "first"
+        target = results[self.num_opened]
         self.num_opened += 1
         self.tried.clear()
-        is_numbered = self.shop.writes_plain_actions
-        target = str(self.num_opened) if is_numbered else self.shop.product_name(product)
         return self._click(f"I look at the {which} result.", target)
 
     def _select_or_leave(self) -> Reply:
@@ -290,15 +291,18 @@ class Oracle(GoalShopper):
         return [product.title, product.document, *super()._queries()]
 
 
+def _without_price(instruction: str) -> str:
+    return instruction.rpartition(_PRICE_TEXT)[0] or instruction
+
+
 def asked_options(instruction: str) -> tuple[tuple[str, str], ...]:
     """The options (name and value) that a synthetic instruction asks for, as it says them."""
-    wanted = instruction.rpartition(_PRICE_TEXT)[0] or instruction
-    return tuple(_ASKED_OPTION.findall(wanted))
+    return tuple(_ASKED_OPTION.findall(_without_price(instruction)))
 
 
 def instruction_queries(instruction: str, options: Sequence[tuple[str, str]]) -> list[str]:
     """Searches made of the instruction: without options and price, with options, all of it."""
-    wanted = instruction.rpartition(_PRICE_TEXT)[0] or instruction
+    wanted = _without_price(instruction)
     names = [name for name, _ in options if name]
     bare = wanted.split(f" with {names[0]}: ")[0] if names else wanted
     if bare.lower().startswith(_OPENING):
