@@ -6,10 +6,11 @@ For each split of the goals and each seed: the run of configs/webshop_small.yaml
 reward `corrected`; then, from the same reference, Stages 1 and 2 under `upstream` (`--rewards
 corrected` leaves that out). Reference and policies play the first 500 goals of the split `test`
 greedily, and each purchase is scored under both rewards. Results are added to
-results/webshop_learning.json, and the page shows all that are there: a seed takes an hour or two,
-so they need not come from one call. Further arguments change keys of the configuration, such as
-`--run.num_threads 1`; `--config configs/webshop_new_products.yaml` takes the other configuration,
-whose demonstrations are by another shopper and have sections of their own.
+results/webshop_learning.json; the page and its picture, the curves of Stage 2, show all that are
+there: a seed takes an hour or two, so they need not come from one call. Further arguments change
+keys of the configuration, such as `--run.num_threads 1`; `--config
+configs/webshop_new_products.yaml` takes the other configuration, whose demonstrations are by
+another shopper and have sections of their own.
 """
 
 from __future__ import annotations
@@ -17,29 +18,37 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.runs import finished_run, greedy_episodes, minutes, percent
 from benchmarks.tables import RESULTS, machine
 from benchmarks.webshop_baselines import play
 from benchmarks.webshop_rewards import purchases
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ragen_apo.config import load_config
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
-from ragen_apo.files import write_json_atomically
+from ragen_apo.files import read_json_lines, write_bytes_atomically, write_json_atomically
+from ragen_apo.report.drawing import png_bytes, style_axes
+from ragen_apo.report.plots import running_mean
+from ragen_apo.report.style import ACCENT, MUTED, PAPER, WARM
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.types import Trajectory, TurnFlag
 
 Result = dict[str, Any]
 CONFIG = Path("configs/webshop_small.yaml")
 KEPT = RESULTS / "webshop_learning.json"
+CURVES_FILE = RESULTS / "webshop_learning.png"
 NUM_GOALS = 500
 REWARDS = ("upstream", "corrected")
 SPLITS = ("standard", "product")
 BASELINES = ("random", "heuristic", "careful")
+CURVES = {"success_rate": "Success", "return_mean": "Score"}
 REFERENCE = "reference: copying, demonstrations"
 NOTES = """Greedy play, at most 15 turns, the first 500 goals of the split `test`; settings were
 chosen on the split `validation`. The model starts from random weights and sees one episode of a
@@ -93,6 +102,12 @@ def result(run: RunDirectory, folder: Path) -> Result:
     }
 
 
+def after_training(run: RunDirectory) -> Result:
+    """The result of a run's policy, with the figures of each step of Stage 2."""
+    rows = read_json_lines(run.metrics)
+    return result(run, run.policy) | {key: [row[key] for row in rows] for key in CURVES}
+
+
 def results_of_seed(
     folder: Path,
     config_path: Path,
@@ -107,13 +122,13 @@ def results_of_seed(
     first = finished_run(folder / f"{split}-{seed}-corrected", load_config(config_path, base))
     before = minutes(first, phases=("copy", "demonstrations"))
     results = {REFERENCE: result(first, first.reference(0)) | {"minutes": before}}
-    results[trained("corrected")] = result(first, first.policy) | {"minutes": minutes(first)}
+    results[trained("corrected")] = after_training(first) | {"minutes": minutes(first)}
     if "upstream" in rewards:
         reference = ["--warm_start.enabled", "false", "--policy.path", str(first.reference(0))]
         config = load_config(config_path, [*base, *reference, "--environment.reward", "upstream"])
         second = finished_run(folder / f"{split}-{seed}-upstream", config)
         whole = before + minutes(second)
-        results[trained("upstream")] = result(second, second.policy) | {"minutes": whole}
+        results[trained("upstream")] = after_training(second) | {"minutes": whole}
     return results
 
 
@@ -174,6 +189,42 @@ def table(split: str, teacher: str, kept: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def _draw_means(axes: Axes, lines: Sequence[Sequence[float]], *, color: str, label: str) -> None:
+    """Each seed's curve faintly, and the running mean of all of them."""
+    for line in lines:
+        axes.plot(range(1, len(line) + 1), line, color=color, linewidth=0.8, alpha=0.3)
+    mean = [fmean(values) for values in zip(*lines, strict=False)]  # as far as all seeds come
+    axes.plot(range(1, len(mean) + 1), running_mean(mean, window=2), color=color, label=label)
+
+
+def curves(sections: Iterable[tuple[str, Mapping[str, Mapping[str, Result]]]]) -> bytes:
+    """Sampled success and score on training goals at each step of Stage 2, a row a section."""
+    shown = [(name, seeds) for name, seeds in sections if _curves_of(seeds)]
+    size = (9.0, 0.6 + 3.4 * max(1, len(shown)))
+    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
+    grid = figure.subplots(max(1, len(shown)), len(CURVES), squeeze=False)
+    for row, (name, seeds) in zip(grid, shown, strict=False):
+        for axes, (key, title) in zip(row, CURVES.items(), strict=True):
+            style_axes(axes, f"{title}, {name}")
+            for reward, results in _curves_of(seeds).items():
+                lines = [each[key] for each in results]
+                color = ACCENT if reward == "corrected" else WARM
+                label = f"trained under {reward}, seeds: {len(lines)}"
+                _draw_means(axes, lines, color=color, label=label)
+            axes.set_xlabel("step of Stage 2", color=MUTED)
+            axes.legend(frameon=False, labelcolor=MUTED, fontsize=9)
+    return png_bytes(figure)
+
+
+def _curves_of(seeds: Mapping[str, Mapping[str, Result]]) -> dict[str, list[Result]]:
+    found: dict[str, list[Result]] = {}
+    for of_seed in seeds.values():
+        for reward in REWARDS:
+            if trained(reward) in of_seed:
+                found.setdefault(reward, []).append(of_seed[trained(reward)])
+    return found
+
+
 def main() -> None:
     """Runs what is asked for, and writes results/webshop_learning.json and .md."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -207,9 +258,20 @@ def main() -> None:
             write_json_atomically(KEPT, results)
     lines = ["# Learning the real WebShop", "", NOTES, "", f"- Machine: {machine()}"]
     lines += ["- Command: `python -m benchmarks.webshop_learning --data FOLDER`", ""]
-    for split, by_teacher in json.loads(KEPT.read_text()).items():
-        for teacher, kept in by_teacher.items():
-            lines += table(split, teacher, kept)
+    lines += [
+        "Stage 2, tasks whose samples in Stage 1 differ, sampled at the run's temperature:",
+        "",
+    ]
+    lines += [f"![curves]({CURVES_FILE.name})", ""]
+    sections = [
+        (split, teacher, kept)
+        for split, by_teacher in json.loads(KEPT.read_text()).items()
+        for teacher, kept in by_teacher.items()
+    ]
+    for section in sections:
+        lines += table(*section)
+    picture = curves((f"{split}, {teacher}", kept["seeds"]) for split, teacher, kept in sections)
+    write_bytes_atomically(CURVES_FILE, picture)
     page = "\n".join(lines)
     (RESULTS / "webshop_learning.md").write_text(page, encoding="utf-8")
     print(page)

@@ -15,6 +15,8 @@ from ragen_apo.environments.webshop.policies import (
 from ragen_apo.environments.webshop.session import Page, parse_plain_action
 
 Make = Callable[..., WebShopEnvironment]
+READERS = ("careful", "forgetful")
+"""Those who try options that may not be there."""
 
 
 def scores(environment: WebShopEnvironment, name: str, num_tasks: int = 40) -> list[float]:
@@ -27,7 +29,9 @@ def scores(environment: WebShopEnvironment, name: str, num_tasks: int = 40) -> l
         for _ in range(15):
             reply = policy.act(observation)
             observation, reward, terminated, _, info = environment.step(reply.action)
-            tries_option = name == "careful" and reply.thought.startswith("I need one with ")
+            tries_option = name in ("careful", "forgetful") and reply.thought.startswith(
+                "I need one with "
+            )
             may_fail = reply.is_mistake or tries_option
             assert may_fail or not info["invalid_action"], (name, task)
             total += reward
@@ -50,7 +54,7 @@ def test_those_who_know_the_goal_beat_the_rule_and_the_rule_beats_chance(make: M
 
 
 @pytest.mark.parametrize("mode", ["text", "text_rich"])
-@pytest.mark.parametrize("name", ["careful", "teacher"])
+@pytest.mark.parametrize("name", ["careful", "teacher", "forgetful"])
 def test_a_policy_plays_every_mode_alike(make: Make, mode: str, name: str) -> None:
     assert scores(make(observation=mode), name, 10) == scores(make(), name, 10)
 
@@ -142,6 +146,30 @@ def test_the_teacher_opens_a_wrong_product_now_and_then_and_goes_back(make: Make
             reply = oracle.act(observation)
             assert not reply.is_mistake
             observation = environment.step(reply.action)[0]
+
+
+def test_the_forgetful_shopper_misnames_a_product_and_finds_it_by_reading(make: Make) -> None:
+    environment = make()
+    num_misnamed = 0
+    tasks = environment.tasks("test")[:100]
+    for task in tasks:
+        policy = environment.scripted_policies()["forgetful"]()
+        policy.begin(task, seed=0)
+        observation, _ = environment.reset(task, seed=0)
+        reads_from: int | None = None
+        for turn in range(15):
+            reply = policy.act(observation)
+            if turn == reads_from:
+                assert reply == Reply("I look at the first result.", "click 1")
+            observation, reward, terminated, _, info = environment.step(reply.action)
+            if reply.is_mistake and environment.session.page is Page.RESULTS:
+                assert info["invalid_action"]
+                reads_from = turn + 1
+            if terminated:
+                break
+        assert reads_from is None or reward == 1
+        num_misnamed += reads_from is not None
+    assert 5 <= num_misnamed <= 40  # two fifths of those where reading finds it
 
 
 @pytest.mark.parametrize(

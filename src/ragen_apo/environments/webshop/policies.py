@@ -35,6 +35,8 @@ MAX_OPENED = 4
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
+MISNAMING_SHARE = 0.4
+"""In how many of its episodes the forgetful shopper misnames the product, where it can recover."""
 SEARCH_AGAIN_SHARE = 0.1
 """How often the random shopper searches where it could click."""
 
@@ -72,10 +74,15 @@ class _Shopper:
 
     def begin(self, task: Task, *, seed: int) -> None:
         """Starts an episode."""
-        self.shop = self._make_shop()
-        self.shop.reset(task, seed=seed)
-        self.task = task
         self.draws = random.Random(derive_seed("webshop-policy", self.name, task.task_id, seed))
+        shop = self._make_shop()
+        shop.reset(task, seed=seed)
+        self.follow(shop, task)
+
+    def follow(self, shop: Shop, task: Task) -> None:
+        """Takes the task's episode over from the state that the shop is in."""
+        self.shop = shop
+        self.task = task
         self._prepare()
 
     def act(self, observation: str) -> Reply:
@@ -280,6 +287,54 @@ class GoalShopper(_Shopper):
         return self._click("Everything fits, I buy it.", "buy now")
 
 
+class ForgetfulShopper(GoalShopper):
+    """As the teacher, but in some episodes it misnames the product and goes on as `careful`.
+
+    A student that knows products by heart mixes up the names of those that it knows badly. The name
+    is marked as a mistake; what is to be imitated is that one reads what is there from then on.
+    It errs only where the careful shopper finds the wanted product on this page.
+    """
+
+    name = "forgetful"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.careful: CarefulShopper | None = None
+
+    def _choose(self) -> Reply:
+        return self.careful._choose() if self.careful else super()._choose()
+
+    def _choose_result(self) -> Reply:
+        shop = self.shop
+        can_err = not self.has_erred and self._careful_choice() == self.goal.product
+        name = self._mixed_name()
+        is_name = shop.session.shown_as(name, shop.views) is not None
+        if not can_err or is_name or self.draws.random() >= MISNAMING_SHARE:
+            return super()._choose_result()
+        self.has_erred = True
+        self.careful = CarefulShopper(self._make_shop)
+        self.careful.follow(shop, self.task)
+        return replace(self._click(FOUND, name), is_mistake=True)
+
+    def _careful_choice(self) -> int | None:
+        """What the careful shopper would buy of the open results before the last that it tries."""
+        asked = asked_options(self.task.instruction)
+        for product in self.shop.session.shown[: MAX_OPENED - 1]:
+            offered = self.shop.views.view(product).product.options
+            if all(value in offered.get(name, ()) for name, value in asked):
+                return product
+        return None
+
+    def _mixed_name(self) -> str:
+        """The first words of another product's title, and some of the wanted one's."""
+        other = self.draws.randrange(self.shop.catalog.num_products)
+        words, other_words = (
+            self.shop.views.view(product).title_words for product in (self.goal.product, other)
+        )
+        num_kept = self.draws.randrange(3)
+        return searchable(" ".join([*words[:num_kept], *other_words[:5]]))
+
+
 class Oracle(GoalShopper):
     """As the teacher, but its first search is the wanted product's own title."""
 
@@ -327,5 +382,6 @@ def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], Scr
         "heuristic": lambda: RuleShopper(make_shop),
         "careful": lambda: CarefulShopper(make_shop),
         "teacher": lambda: GoalShopper(make_shop),
+        "forgetful": lambda: ForgetfulShopper(make_shop),
         "oracle": lambda: Oracle(make_shop),
     }
