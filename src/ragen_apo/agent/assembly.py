@@ -70,10 +70,7 @@ def build_proxy(
 ) -> AgentProxy:
     """The agent that plays with `model`; its engine reads the model's weights at every call."""
     engine = GenerationEngine(
-        model,
-        num_rows=config.training.num_rows,
-        capacity=config.agent.max_context_tokens,
-        draft_length=config.training.draft_length,
+        model, num_rows=config.training.num_rows, capacity=config.agent.max_context_tokens
     )
     return AgentProxy(
         engine,

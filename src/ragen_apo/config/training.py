@@ -58,9 +58,6 @@ class TrainingConfig(Section):
     (one in `full`, up to one a turn in windows) stay together, even if they are more."""
     num_rows: Count = 128
     """Episodes that are played side by side at most."""
-    draft_length: CountOrZero = 6
-    """Tokens that a rollout guesses at once from what was written before, and checks in one pass.
-    What is sampled does not depend on it; 0 for none."""
     eval_every: Count | None = 10
     """Steps between two evaluations on evaluation.split; null for none."""
     eval_episodes: Count = 100

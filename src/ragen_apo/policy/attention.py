@@ -1,8 +1,8 @@
 """Attention for CPUs, where PyTorch's fused kernel is not always the fastest way.
 
-Two passes have a way of their own here: few new tokens a row, as generation makes them, and whole
-rows in mixed precision, as scoring and training make them: rotary positions leave queries and keys
-in float32, values are bfloat16. Everything else is PyTorch's.
+Two passes have a way of their own here: one new token a row, as generation makes it, and whole rows
+in mixed precision, as scoring and training make them: rotary positions leave queries and keys in
+float32, values are bfloat16. Everything else is PyTorch's.
 
 Axes: B rows, H heads, T positions, D width of a head.
 """
@@ -21,10 +21,6 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "ragen_apo"
 """The name by which transformers knows `attend`."""
 QUERIES_PER_BLOCK = 128
-FEW_TOKENS = 8
-"""Up to so many new tokens a row, two plain products are faster than the fused kernel."""
-MANY_KEYS = 64
-"""With fewer, several new tokens cost little either way, and the fused kernel rounds less."""
 
 
 def attend(
@@ -46,29 +42,25 @@ def attend(
             formats = query.dtype, key.dtype, value.dtype
             if is_whole_row and formats == (torch.float32, torch.float32, torch.bfloat16):
                 return _in_blocks(query, key, value, scaling=factor), None
-        elif _are_few(query, key) and attention_mask.is_floating_point():
-            return _of_few_tokens(query, key, value, attention_mask, scaling=factor), None
+        elif query.shape[2] == 1 and attention_mask.is_floating_point():
+            return _of_one_token(query, key, value, attention_mask, scaling=factor), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
 
 
-def _are_few(query: Tensor, key: Tensor) -> bool:
-    return query.shape[2] == 1 or (query.shape[2] <= FEW_TOKENS and key.shape[2] >= MANY_KEYS)
-
-
-def _of_few_tokens(
-    query: Tensor, key: Tensor, value: Tensor, mask_B1TL: Tensor, *, scaling: float
+def _of_one_token(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float
 ) -> Tensor:
     """Two products, in half the time of the fused kernel; the mask is added to the scores."""
-    batch, num_heads, length, head_dim = query.shape
+    batch, num_heads, _, head_dim = query.shape
     # Heads that share keys and values are the rows of one product.
     grouped = query.to(key.dtype).reshape(batch, key.shape[1], -1, head_dim)
     scores = torch.matmul(grouped, key.transpose(2, 3)).float()
     scores *= scaling
-    scores.view(batch, num_heads, length, -1).add_(mask_B1TL)
+    scores += mask
     attended = torch.matmul(scores.softmax(-1).to(value.dtype), value)
-    return attended.view(batch, num_heads, length, -1).transpose(1, 2)
+    return attended.reshape(batch, 1, num_heads, -1)
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> Tensor:

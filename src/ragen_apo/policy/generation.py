@@ -9,21 +9,15 @@ continues the response of every row that is writing one, or reads waiting prompt
 The rows of a pass lie side by side in the cache; a row that has finished its response is moved out
 of the way, so it costs nothing, and it need not wait for the others to go on with its next turn.
 
-A row that writes may have guesses of its next tokens (see drafting.py). They are read in the same
-pass, and the row takes the tokens that its own draws select after each of them, up to the first
-that was not guessed: the very tokens that it would have taken one by one.
-
 Each row draws its uniform numbers from its own generator, one block a turn, so a trajectory does
 not depend on which rows it shares a batch with, nor on the order in which they are read (up to
 floating-point rounding of the matrix products).
 
-Axes: B rows of a pass, T new tokens, L places of the cache, H hidden, V vocabulary, N tokens to be
-sampled, all of a row side by side.
+Axes: B rows of a pass, T new tokens, L places of the cache, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +27,6 @@ from torch import Tensor
 from transformers import Cache
 
 from ragen_apo.errors import ContextError
-from ragen_apo.policy.drafting import Recurrence
 from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 
@@ -65,10 +58,6 @@ class Row:
     """Tokens of this row whose keys and values are in the cache."""
     unread: list[int] = field(default_factory=list)
     """Tokens that the model has not read yet: a prompt, or the last token sampled."""
-    context: Recurrence = field(default_factory=Recurrence)
-    """Both, as one list."""
-    draft: list[int] = field(default_factory=list)
-    """Guesses of what is sampled next."""
     sampling: _Sampling | None = None
     """The response that is wanted or being written."""
 
@@ -109,18 +98,14 @@ class StopRule:
 class GenerationEngine:
     """Generates responses for many rows whose caches live from the first turn to the last.
 
-    `capacity` is the longest context of a row in tokens, `draft_length` how many tokens are guessed
-    at once. Memory: two tensors [num_rows, kv_heads, longest context so far, head_dim] a layer.
-    With the last row an accelerator gets it back; in main memory it stays for the next rows.
+    `capacity` is the longest context of a row in tokens. Memory: two tensors
+    [num_rows, kv_heads, longest context so far, head_dim] a layer. With the last row an accelerator
+    gets it back; in main memory it stays for the next rows.
     """
 
-    def __init__(
-        self, model: LanguageModel, *, num_rows: int, capacity: int, draft_length: int = 0
-    ) -> None:
+    def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
-        self.draft_length = draft_length
         self.stop_rule = StopRule(model)
-        self._spoken = Recurrence()
         self._view, self._memory = CacheView(), SpareMemory()
         self.layers = [
             RaggedLayer(self._view, self._memory, num_rows=num_rows)
@@ -149,7 +134,6 @@ class GenerationEngine:
     def close_all_rows(self) -> None:
         """Gives every place back: nothing is left behind by episodes that were broken off."""
         self._slots = [None] * self.num_rows
-        self._spoken = Recurrence()
         self._view.places = 0
         for layer in self.layers:
             layer.forget()
@@ -171,10 +155,8 @@ class GenerationEngine:
             num_kept = _num_shared(row.read, prompt[:-1])
             del row.read[num_kept:]
             row.unread = list(prompt[num_kept:])
-            row.context = Recurrence()
         else:
             row.unread.extend(prompt)
-        row.context.extend(prompt)
         row.sampling = _Sampling(row.draws.random(max_new_tokens))
 
     @torch.inference_mode()
@@ -186,49 +168,17 @@ class GenerationEngine:
         """
         finished: list[tuple[Row, Response]] = []
         for rows in self._passes():
-            for row in rows:
-                row.draft = self._guess(row)
-            logits_NV = self._read_unread(rows)
-            draws = [draw for row in rows for draw in _sampling(row).next_draws(len(row.draft) + 1)]
-            tokens, logprobs = _sample(logits_NV, draws, temperature=temperature)
-            sampled = zip(tokens, logprobs, strict=True)
-            for row in rows:
-                choices = list(itertools.islice(sampled, len(row.draft) + 1))
-                response = self._take(row, choices)
+            logits_BV = self._read_unread(rows)
+            entries = [row.sampling for row in rows if row.sampling]
+            draws = [entry.next_draw() for entry in entries]
+            tokens, logprobs = _sample(logits_BV, draws, temperature=temperature)
+            for row, entry, token, logprob in zip(rows, entries, tokens, logprobs, strict=True):
+                row.unread.append(token)
+                response = entry.append(token, logprob, rule=self.stop_rule)
                 if response:
                     finished.append((row, response))
+                    row.sampling = None
         return finished
-
-    def _guess(self, row: Row) -> list[int]:
-        """What may come next: as in this row before, or as in the last response that went so."""
-        room = min(self.draft_length, _sampling(row).num_left - 1)
-        if room < 1 or row.is_waiting:
-            return []
-        first, second = row.context.tokens[-2:]
-        own = row.context.following((first, second), length=room)
-        return own or self._spoken.following((first, second), length=room)
-
-    def _take(self, row: Row, choices: Sequence[tuple[int, float]]) -> Response | None:
-        """Appends what was sampled as far as the guesses before it were right.
-
-        Guesses that were right have been read; the last token that is taken has not.
-        """
-        sampling, num_right = _sampling(row), 0
-        while True:
-            token, logprob = choices[num_right]
-            response = sampling.append(token, logprob, rule=self.stop_rule)
-            if response or row.draft[num_right : num_right + 1] != [token]:
-                break
-            num_right += 1
-        row.read += row.draft[:num_right]
-        row.unread = [token]
-        row.context.extend([*row.draft[:num_right], token])
-        if response:
-            row.sampling = None
-            if self.draft_length:
-                num_before = len(response.token_ids) + 2
-                self._spoken.extend(row.context.tokens[-num_before:])
-        return response
 
     def respond(
         self,
@@ -295,16 +245,12 @@ class GenerationEngine:
         return sorted(rows, key=lambda row: row.slot)
 
     def _read_unread(self, rows: Sequence[Row]) -> Tensor:
-        """Feeds every row's unread tokens and guesses.
-
-        Returns the logits [N, V] after a row's last unread token and after each of its guesses.
-        """
+        """Feeds every row's unread tokens and returns the logits [B, V] after the last of each."""
         device = self.model.device
-        last = [len(row.unread) - 1 for row in rows]
-        fed = [row.unread + row.draft for row in rows]
-        width = max(map(len, fed))
+        counts = [len(row.unread) for row in rows]
+        width = max(counts)
         padding = [self.model.pad_id] * width
-        token_ids_BT = torch.tensor([(tokens + padding)[:width] for tokens in fed], device=device)
+        token_ids_BT = torch.tensor([(row.unread + padding)[:width] for row in rows], device=device)
         start_B1 = torch.tensor([row.length for row in rows], device=device)[:, None]
         positions_BT = start_B1 + torch.arange(width, device=device)
         view = self._view
@@ -312,7 +258,7 @@ class GenerationEngine:
         needed = max(row.length for row in rows) + width
         view.reserve(needed)
         # Batched products over part of the places are slower than over all: keys then have gaps.
-        view.length = view.places if width <= 1 + self.draft_length else needed
+        view.length = view.places if width == 1 else needed
         # Added to the scores; made once here, it is not converted again in every layer.
         is_ahead_BTL = torch.arange(view.length, device=device) > positions_BT[:, :, None]
         mask_BTL = torch.zeros(is_ahead_BTL.shape, device=device, dtype=self.model.model.dtype)
@@ -328,13 +274,8 @@ class GenerationEngine:
             past_key_values=self._cache,
             use_cache=True,
         )
-        wanted = [
-            (index, place)
-            for index, (first, tokens) in enumerate(zip(last, fed, strict=True))
-            for place in range(first, len(tokens))
-        ]
-        rows_N, places_N = torch.tensor(wanted, device=device).unbind(1)
-        return self.model.logits(hidden_BTH[rows_N, places_N])
+        last_B = torch.tensor(counts, device=device) - 1
+        return self.model.logits(hidden_BTH[torch.arange(len(rows), device=device), last_B])
 
 
 def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
@@ -357,36 +298,31 @@ def similar_lengths(rows: Sequence[Row]) -> list[list[Row]]:
     return groups
 
 
-def _sampling(row: Row) -> _Sampling:
-    assert row.sampling is not None
-    return row.sampling
-
-
 def _sample(
-    logits_NV: Tensor, draws: Sequence[float], *, temperature: float
+    logits_BV: Tensor, draws: Sequence[float], *, temperature: float
 ) -> tuple[list[int], list[float]]:
-    """Tokens with their log-probabilities, each by a uniform draw."""
-    logprobs_NV = torch.log_softmax(logits_NV / (temperature or 1.0), dim=-1)
+    """One token a row with its log-probability, by the row's uniform draw."""
+    logprobs_BV = torch.log_softmax(logits_BV / (temperature or 1.0), dim=-1)
     if temperature == 0:
-        tokens_N = logprobs_NV.argmax(-1)
+        tokens_B = logprobs_BV.argmax(-1)
     else:
-        uniform_N = torch.tensor(draws, dtype=torch.float64)
-        tokens_N = inverse_cdf(logprobs_NV, uniform_N.to(logits_NV.device))
-    logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
-    return tokens_N.tolist(), logprobs_N.tolist()
+        uniform_B = torch.tensor(draws, dtype=torch.float64)
+        tokens_B = inverse_cdf(logprobs_BV, uniform_B.to(logits_BV.device))
+    logprobs_B = logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+    return tokens_B.tolist(), logprobs_B.tolist()
 
 
-def inverse_cdf(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """The token [N] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
+def inverse_cdf(logprobs_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """The token [B] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
 
     Summed in float64, scaled by the total and kept below it, so that rounding never selects a token
     of probability zero or one past the last.
     """
-    cumulative_NV = logprobs_NV.exp().cumsum(-1, dtype=torch.float64)
-    total_N = cumulative_NV[:, -1]
-    below_N = torch.nextafter(total_N, torch.zeros_like(total_N))
-    target_N1 = torch.minimum(uniform_N * total_N, below_N)[:, None]
-    return torch.searchsorted(cumulative_NV, target_N1, right=True)[:, 0]
+    cumulative_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
+    total_B = cumulative_BV[:, -1]
+    below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
+    target_B1 = torch.minimum(uniform_B * total_B, below_B)[:, None]
+    return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
 
 
 class _Sampling:
@@ -398,13 +334,8 @@ class _Sampling:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
 
-    @property
-    def num_left(self) -> int:
-        """How many tokens it may still have."""
-        return len(self.draws) - len(self.token_ids)
-
-    def next_draws(self, number: int) -> list[float]:
-        return self.draws[len(self.token_ids) :][:number]
+    def next_draw(self) -> float:
+        return self.draws[len(self.token_ids)]
 
     def append(self, token: int, logprob: float, *, rule: StopRule) -> Response | None:
         """Adds a token and returns the response if it is over."""
