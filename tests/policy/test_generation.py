@@ -226,6 +226,20 @@ def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> Non
     assert addresses() == addresses()
 
 
+def test_a_cache_that_grows_many_times_takes_one_spare_piece_of_memory(
+    llama: LanguageModel,
+) -> None:
+    engine = GenerationEngine(llama, num_rows=2, capacity=1000)
+    row = engine.open_row(generator(0))
+    places = []
+    for _ in range(8):
+        engine.respond([row], [[9] * 100], max_new_tokens=3, temperature=1.0)
+        assert engine.layers[0].keys is not None
+        places.append(engine.layers[0].keys.shape[2])
+    assert len(set(places)) > 5
+    assert len(engine._memory.free) == 1
+
+
 def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: LanguageModel) -> None:
     mixed = dataclasses.replace(llama, autocast=torch.bfloat16)
     engine = GenerationEngine(mixed, num_rows=1, capacity=CAPACITY)

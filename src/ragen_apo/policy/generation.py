@@ -106,7 +106,7 @@ class GenerationEngine:
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
-        self._view, self._memory = CacheView(), SpareMemory()
+        self._view, self._memory = CacheView(), SpareMemory(num_places=capacity)
         self.layers = [
             RaggedLayer(self._view, self._memory, num_rows=num_rows)
             for _ in range(model.config.num_hidden_layers)
