@@ -53,7 +53,8 @@ REFERENCE = "reference: copying, demonstrations"
 NOTES = """Greedy play, at most 15 turns, the first 500 goals of the split `test`; settings were
 chosen on the split `validation`. The model starts from random weights and sees one episode of a
 scripted shopper for each training goal, several times over. `careful` knows no more than it reads
-and is among the baselines; `teacher` knows the goal and solves 99.8%. Published agents start from a
+and is among the baselines; `teacher` knows the goal and solves 99.8%; `forgetful` does, too, but
+sometimes misnames the product and goes on as `careful`. Published agents start from a
 pretrained model and see no demonstrations. 95.8% of the standard test goals are about products of
 training goals; those of the split `product` are about none. Success is a purchase with score 1. The
 same purchases are scored under both rewards; "trained under" is the reward of Stages 1 and 2. Means
