@@ -363,7 +363,7 @@ class WebShopEnvironment:
         return hashlib.blake2b(text, digest_size=12).hexdigest()
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """random, heuristic, teacher and oracle; each follows the episode on a copy of its own."""
+        """Those of policies.py; each follows the episode on a copy of its own."""
         return policies_for(self._copy)
 
     def _copy(self) -> "WebShopEnvironment":

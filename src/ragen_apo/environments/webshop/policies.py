@@ -1,10 +1,10 @@
-"""Scripted shoppers: a random one, two rule agents, a goal-aware teacher and an oracle.
+"""Scripted shoppers: a random one, two rule agents, two goal-aware teachers and an oracle.
 
 Each follows the episode on a copy of the environment that it owns, so the same policy plays every
 observation mode; it looks there only at what a page shows. `random`, `heuristic` and `careful` use
 nothing but the instruction. `teacher` knows the goal and writes plausible demonstrations: its
-searches are made of words of the instruction. `oracle` knows the goal and searches the wanted
-product's own title.
+searches are made of words of the instruction; so does `forgetful`, which errs more often. `oracle`
+knows the goal and searches the wanted product's own title.
 """
 
 import random
