@@ -326,7 +326,7 @@ class ForgetfulShopper(GoalShopper):
         return None
 
     def _mixed_name(self) -> str:
-        """The first words of another product's title, and some of the wanted one's."""
+        """Up to two words of the wanted product's title, and then another's."""
         other = self.draws.randrange(self.shop.catalog.num_products)
         words, other_words = (
             self.shop.views.view(product).title_words for product in (self.goal.product, other)
