@@ -200,14 +200,14 @@ def _draw_means(axes: Axes, lines: Sequence[Sequence[float]], *, color: str, lab
 
 def curves(sections: Iterable[tuple[str, Mapping[str, Mapping[str, Result]]]]) -> bytes:
     """Sampled success and score on training goals at each step of Stage 2, a row a section."""
-    shown = [(name, seeds) for name, seeds in sections if _curves_of(seeds)]
+    shown = [(name, found) for name, seeds in sections if (found := _by_reward(seeds))]
     size = (9.0, 0.6 + 3.4 * max(1, len(shown)))
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     grid = figure.subplots(max(1, len(shown)), len(CURVES), squeeze=False)
-    for row, (name, seeds) in zip(grid, shown, strict=False):
+    for row, (name, found) in zip(grid, shown, strict=False):
         for axes, (key, title) in zip(row, CURVES.items(), strict=True):
             style_axes(axes, f"{title}, {name}")
-            for reward, results in _curves_of(seeds).items():
+            for reward, results in found.items():
                 lines = [each[key] for each in results]
                 color = ACCENT if reward == "corrected" else WARM
                 label = f"trained under {reward}, seeds: {len(lines)}"
@@ -217,7 +217,8 @@ def curves(sections: Iterable[tuple[str, Mapping[str, Mapping[str, Result]]]]) -
     return png_bytes(figure)
 
 
-def _curves_of(seeds: Mapping[str, Mapping[str, Result]]) -> dict[str, list[Result]]:
+def _by_reward(seeds: Mapping[str, Mapping[str, Result]]) -> dict[str, list[Result]]:
+    """The trained policies of all seeds; a reward that nothing was trained under is left out."""
     found: dict[str, list[Result]] = {}
     for of_seed in seeds.values():
         for reward in REWARDS:
@@ -227,7 +228,7 @@ def _curves_of(seeds: Mapping[str, Mapping[str, Result]]) -> dict[str, list[Resu
 
 
 def main() -> None:
-    """Runs what is asked for, and writes results/webshop_learning.json and .md."""
+    """Runs what is asked for, and writes results/webshop_learning.json, .md and .png."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder with upstream's files")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])

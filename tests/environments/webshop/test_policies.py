@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ragen_apo.environments.base import Reply
+from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.policies import (
     MAX_OPENED,
@@ -13,25 +13,31 @@ from ragen_apo.environments.webshop.policies import (
     mentioned_value,
 )
 from ragen_apo.environments.webshop.session import Page, parse_plain_action
+from ragen_apo.types import Task
 
 Make = Callable[..., WebShopEnvironment]
 READERS = ("careful", "forgetful")
 """Those who try options that may not be there."""
 
 
+def begun(
+    environment: WebShopEnvironment, name: str, task: Task, *, seed: int = 0
+) -> tuple[ScriptedPolicy, str]:
+    """A policy and an environment at the start of the same episode, and what is read there."""
+    policy = environment.scripted_policies()[name]()
+    policy.begin(task, seed=seed)
+    return policy, environment.reset(task, seed=seed)[0]
+
+
 def scores(environment: WebShopEnvironment, name: str, num_tasks: int = 40) -> list[float]:
     earned: list[float] = []
     for task in environment.tasks("test")[:num_tasks]:
-        policy = environment.scripted_policies()[name]()
-        policy.begin(task, seed=3)
-        observation, _ = environment.reset(task, seed=3)
+        policy, observation = begun(environment, name, task, seed=3)
         total = 0.0
         for _ in range(15):
             reply = policy.act(observation)
             observation, reward, terminated, _, info = environment.step(reply.action)
-            tries_option = name in ("careful", "forgetful") and reply.thought.startswith(
-                "I need one with "
-            )
+            tries_option = name in READERS and reply.thought.startswith("I need one with ")
             may_fail = reply.is_mistake or tries_option
             assert may_fail or not info["invalid_action"], (name, task)
             total += reward
@@ -115,9 +121,7 @@ def test_the_teacher_opens_a_wrong_product_now_and_then_and_goes_back(make: Make
     num_mistakes = 0
     tasks = environment.tasks("test")[:100]
     for task in tasks:
-        policy = environment.scripted_policies()["teacher"]()
-        policy.begin(task, seed=0)
-        observation, _ = environment.reset(task, seed=0)
+        policy, observation = begun(environment, "teacher", task)
         wanted = environment.catalog.number_of(task.payload["asin"])
         mistakes: list[int | None] = []
         terminated = False
@@ -153,10 +157,9 @@ def test_the_forgetful_shopper_misnames_a_product_and_finds_it_by_reading(make: 
     num_misnamed = 0
     tasks = environment.tasks("test")[:100]
     for task in tasks:
-        policy = environment.scripted_policies()["forgetful"]()
-        policy.begin(task, seed=0)
-        observation, _ = environment.reset(task, seed=0)
+        policy, observation = begun(environment, "forgetful", task)
         reads_from: int | None = None
+        reward = 0.0
         for turn in range(15):
             reply = policy.act(observation)
             if turn == reads_from:
@@ -222,9 +225,7 @@ def test_the_careful_shopper_leaves_what_lacks_an_option_and_buys_the_first_that
     environment = make()
     num_left = 0
     for task in environment.tasks("test")[:90]:
-        policy = environment.scripted_policies()["careful"]()
-        policy.begin(task, seed=0)
-        observation, _ = environment.reset(task, seed=0)
+        policy, observation = begun(environment, "careful", task)
         session, was_possible, terminated = environment.session, True, False
         opened: list[int] = []
         while not terminated:
