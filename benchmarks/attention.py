@@ -1,11 +1,11 @@
 """Attention over whole rows in bfloat16 on a CPU: PyTorch's fused kernel against ours.
 
-    python -m benchmarks.attention [--threads 1]
+    python -m benchmarks.attention [--threads 1] [--suffix _amx]
 
 Two rows of heads as wide as those of the small models, forwards as scoring does it and forwards and
 backwards as training does. Times are processor seconds of the fastest of several repeats, so other
 work on the machine matters little; errors are relative to the same formula in float64, largest of
-output and gradients.
+output and gradients. The suffix names the page of another kind of processor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from benchmarks.tables import write_page
 from torch import Tensor
 
-from ragen_apo.policy.attention import attend
+from ragen_apo.policy.attention import in_blocks
 
 NOTES = """Queries and keys are float32 and values bfloat16, as rotary positions leave them under
 autocast; the fused kernel gets all three in bfloat16, as transformers calls it then. Ratios above 1
@@ -29,7 +29,7 @@ ROWS = 2
 
 def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention [B, T, H, D] by blocks."""
-    return attend(torch.nn.Module(), query, key, value, None)[0]
+    return in_blocks(query, key, value, scaling=query.shape[-1] ** -0.5)
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -92,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--suffix", default="")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     write_page(
@@ -104,6 +105,7 @@ def main() -> None:
             *("ratio forward", "ratio both", "error fused", "error ours"),
         ],
         rows=[row(*shape, repeats=arguments.repeats) for shape in SHAPES],
+        suffix=arguments.suffix,
     )
 
 

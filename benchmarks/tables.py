@@ -28,9 +28,15 @@ def machine() -> str:
 
 
 def write_page(
-    name: str, *, title: str, notes: str, header: Sequence[str], rows: Sequence[Sequence[object]]
+    name: str,
+    *,
+    title: str,
+    notes: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    suffix: str = "",
 ) -> None:
-    """Prints the page and writes it to benchmarks/results/NAME.md."""
+    """Prints the page and writes it to benchmarks/results/NAME.md, a suffix after the name."""
     command = " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]])
     lines = [
         f"# {title}",
@@ -48,5 +54,5 @@ def write_page(
     ]
     RESULTS.mkdir(exist_ok=True)
     page = "\n".join(lines)
-    (RESULTS / f"{name}.md").write_text(page, encoding="utf-8")
+    (RESULTS / f"{name}{suffix}.md").write_text(page, encoding="utf-8")
     print(page)

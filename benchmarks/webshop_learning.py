@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -100,6 +100,7 @@ def result(run: RunDirectory, folder: Path) -> Result:
     return scores | {
         "turns": sum(len(episode.turns) for episode in episodes) / len(episodes),
         "failures": dict(failures.most_common()),
+        "machine": machine(),
     }
 
 
@@ -117,20 +118,19 @@ def results_of_seed(
     split: str,
     seed: int,
     rewards: Sequence[str],
-) -> dict[str, Result]:
-    """Trains what is not trained yet; the results of the reference and of each policy by name."""
+) -> Iterator[tuple[str, Result]]:
+    """Trains what is not trained yet; yields each policy's name and result when it is there."""
     base = ["--seed", str(seed), "--environment.split", split, *overrides]
     first = finished_run(folder / f"{split}-{seed}-corrected", load_config(config_path, base))
     before = minutes(first, phases=("copy", "demonstrations"))
-    results = {REFERENCE: result(first, first.reference(0)) | {"minutes": before}}
-    results[trained("corrected")] = after_training(first) | {"minutes": minutes(first)}
+    yield REFERENCE, result(first, first.reference(0)) | {"minutes": before}
+    yield trained("corrected"), after_training(first) | {"minutes": minutes(first)}
     if "upstream" in rewards:
         reference = ["--warm_start.enabled", "false", "--policy.path", str(first.reference(0))]
         config = load_config(config_path, [*base, *reference, "--environment.reward", "upstream"])
         second = finished_run(folder / f"{split}-{seed}-upstream", config)
         whole = before + minutes(second)
-        results[trained("upstream")] = after_training(second) | {"minutes": whole}
-    return results
+        yield trained("upstream"), after_training(second) | {"minutes": whole}
 
 
 def baseline(name: str, *, data: str, split: str) -> Result:
@@ -142,6 +142,17 @@ def baseline(name: str, *, data: str, split: str) -> Result:
         found[reward] = {"success": 100 * outcome["success"], "score": outcome["score"]}
         found["turns"] = outcome["mean_turns"]
     return found
+
+
+def keep(found: Result, name: str, *, split: str, teacher: str, seed: int, data: str) -> None:
+    """Adds a policy's result to those that are kept, and the baselines of its section once."""
+    results: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    section = results.setdefault(split, {}).setdefault(teacher, {"baselines": {}, "seeds": {}})
+    for rule in BASELINES:
+        if rule not in section["baselines"]:
+            section["baselines"][rule] = baseline(rule, data=data, split=split)
+    section["seeds"].setdefault(str(seed), {})[name] = found
+    write_json_atomically(KEPT, results)
 
 
 def cells(results: Sequence[Result]) -> list[str]:
@@ -187,7 +198,16 @@ def table(split: str, teacher: str, kept: Mapping[str, Any]) -> list[str]:
         listed = ", ".join(f"{kind} {number}" for kind, number in failures.most_common())
         total = f"{failures.total()} of {NUM_GOALS * len(results)} episodes"
         lines += [f"- {name}: {total}: {listed}"] if results else []
-    return [*lines, ""]
+    return [*lines, "", *_machines(seeds), ""]
+
+
+def _machines(seeds: Mapping[str, Mapping[str, Result]]) -> list[str]:
+    """What the seeds' minutes were taken on."""
+    found: dict[str, set[str]] = {}
+    for seed, of_seed in seeds.items():
+        for each in of_seed.values():
+            found.setdefault(each["machine"], set()).add(seed)
+    return [f"Machine of seed {', '.join(sorted(of))}: {name}" for name, of in found.items()]
 
 
 def _draw_means(axes: Axes, lines: Sequence[Sequence[float]], *, color: str, label: str) -> None:
@@ -241,25 +261,17 @@ def main() -> None:
     teacher = load_config(arguments.config, overrides).warm_start.demonstrations.teacher
     for split in arguments.splits:
         for seed in arguments.seeds:
-            found = results_of_seed(
+            for name, found in results_of_seed(
                 arguments.runs / teacher,
                 arguments.config,
                 overrides,
                 split=split,
                 seed=seed,
                 rewards=arguments.rewards,
-            )
-            results: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-            section = results.setdefault(split, {}).setdefault(
-                teacher, {"baselines": {}, "seeds": {}}
-            )
-            for name in BASELINES:
-                if name not in section["baselines"]:
-                    section["baselines"][name] = baseline(name, data=arguments.data, split=split)
-            section["seeds"].setdefault(str(seed), {}).update(found)
-            write_json_atomically(KEPT, results)
-    lines = ["# Learning the real WebShop", "", NOTES, "", f"- Machine: {machine()}"]
-    lines += ["- Command: `python -m benchmarks.webshop_learning --data FOLDER`", ""]
+            ):
+                keep(found, name, split=split, teacher=teacher, seed=seed, data=arguments.data)
+    lines = ["# Learning the real WebShop", "", NOTES, ""]
+    lines += ["Command: `python -m benchmarks.webshop_learning --data FOLDER`", ""]
     lines += [
         "Stage 2, tasks whose samples in Stage 1 differ, sampled at the run's temperature:",
         "",

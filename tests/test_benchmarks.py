@@ -152,7 +152,8 @@ def test_the_page_on_webshop_has_means_over_the_seeds_that_are_there(
     def result(success: float) -> dict[str, object]:
         scores = {"success": success, "score": success + 10}
         failures = {"no purchase": 3}
-        return {"upstream": scores, "corrected": scores, "turns": 5.0, "failures": failures}
+        figures = {"turns": 5.0, "failures": failures, "machine": "a laptop"}
+        return {"upstream": scores, "corrected": scores, **figures}
 
     seeds = {
         str(seed): {
@@ -171,3 +172,4 @@ def test_the_page_on_webshop_has_means_over_the_seeds_that_are_there(
     assert by_name[trained("corrected"), "seed 0"][-1] == "60"
     assert not any(name == trained("upstream") for name, _ in by_name)
     assert any("6 of 1000 episodes: no purchase 6" in line for line in lines)
+    assert "Machine of seed 0, 2: a laptop" in lines

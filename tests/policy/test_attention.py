@@ -18,6 +18,12 @@ BLOCK = attention.QUERIES_PER_BLOCK
 attend: Any = attention.attend
 
 
+@pytest.fixture(autouse=True)
+def no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole rows go through the blocks on every processor."""
+    monkeypatch.setattr(attention, "has_matrix_units", lambda: False)
+
+
 def drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
     """Query, key and value as they are in mixed precision."""
     tensors = [
@@ -59,7 +65,9 @@ def test_blocks_give_causal_attention_and_its_gradient(
             assert (ours.double() - theirs).norm() < 0.015 * theirs.norm()
 
 
-@pytest.mark.parametrize("case", ["nothing", "float32", "bfloat16", "mask", "more keys", "dropout"])
+@pytest.mark.parametrize(
+    "case", ["nothing", "float32", "bfloat16", "mask", "more keys", "dropout", "matrix units"]
+)
 def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_, **__: "left to PyTorch")
     query, key, value = drawn(*[(1, 2, 6, 8)] * 3)
@@ -72,6 +80,8 @@ def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyP
         mask = torch.zeros(1, 1, 6, 6)
     if case == "more keys":
         _, key, value = drawn(*[(1, 2, 9, 8)] * 3)
+    if case == "matrix units":
+        monkeypatch.setattr(attention, "has_matrix_units", lambda: True)
     dropout = 0.1 if case == "dropout" else 0.0
     answer = attend(None, query, key, value, mask, dropout=dropout)
     assert (answer == "left to PyTorch") == (case != "nothing")

@@ -2,13 +2,15 @@
 
 Two passes have a way of their own here: one new token a row, as generation makes it, and whole rows
 in mixed precision, as scoring and training make them: rotary positions leave queries and keys in
-float32, values are bfloat16. Everything else is PyTorch's.
+float32, values are bfloat16. Where the processor has matrix units for bfloat16 (AMX), the fused
+kernel uses them and whole rows are its own. Everything else is PyTorch's.
 
 Axes: B rows, H heads, T positions, D width of a head.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,13 +42,24 @@ def attend(
         if attention_mask is None:
             is_whole_row = query.shape[2] == key.shape[2]
             formats = query.dtype, key.dtype, value.dtype
-            if is_whole_row and formats == (torch.float32, torch.float32, torch.bfloat16):
-                return _in_blocks(query, key, value, scaling=factor), None
+            mixed = formats == (torch.float32, torch.float32, torch.bfloat16)
+            if is_whole_row and mixed and not has_matrix_units():
+                return in_blocks(query, key, value, scaling=factor), None
         elif query.shape[2] == 1 and attention_mask.is_floating_point():
             return _of_one_token(query, key, value, attention_mask, scaling=factor), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
+
+
+@functools.cache
+def has_matrix_units() -> bool:
+    """Whether the processor multiplies bfloat16 matrices in hardware (Intel's AMX).
+
+    False where this version of PyTorch cannot tell.
+    """
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("amx_bf16", False))
 
 
 def _of_one_token(
@@ -63,8 +76,8 @@ def _of_one_token(
     return attended.reshape(batch, 1, num_heads, -1)
 
 
-def _in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> Tensor:
-    """Causal attention over whole rows: forwards and backwards faster than the fused kernel.
+def in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> Tensor:
+    """Causal attention over whole rows: forwards and backwards faster than a fused kernel on AVX.
 
     Without gradients it is slower, and used all the same: two models that are compared by their
     log-probabilities have to be rounded alike.
