@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,13 +13,13 @@ from hypothesis import strategies as st
 
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.generation import (
-    PADDING_TOKENS,
+    TOKENS_PER_PASS,
     GenerationEngine,
     Response,
     Row,
     StopRule,
     inverse_cdf,
-    similar_lengths,
+    read_together,
 )
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import generator
@@ -199,14 +200,15 @@ def test_a_row_that_is_done_goes_on_while_others_still_write(llama: LanguageMode
     assert slow.sampling and len(slow.sampling.token_ids) > 3
 
 
-@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=30))
-def test_prompts_read_together_need_little_padding(lengths: list[int]) -> None:
+@given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=30))
+def test_prompts_are_read_in_as_few_passes_as_their_order_allows(lengths: list[int]) -> None:
     rows = [Row(slot, np.random.default_rng(0), unread=[9] * n) for slot, n in enumerate(lengths)]
-    groups = similar_lengths(rows)
-    assert sorted(row.slot for group in groups for row in group) == list(range(len(rows)))
-    for group in groups:
-        counts = [len(row.unread) for row in group]
-        assert len(group) * max(counts) - sum(counts) <= PADDING_TOKENS
+    groups = list(read_together(rows))
+    assert [row for group in groups for row in group] == rows
+    counts = [[len(row.unread) for row in group] for group in groups]
+    assert all(sum(group) <= TOKENS_PER_PASS for group in counts)
+    for group, (first, *_) in itertools.pairwise(counts):
+        assert sum(group) + first > TOKENS_PER_PASS
 
 
 def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> None:
@@ -255,15 +257,25 @@ def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: Langua
     torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=0.05, rtol=0)
 
 
-def test_a_model_in_half_precision_writes_what_separate_passes_say(llama: LanguageModel) -> None:
+def test_a_model_in_half_precision_errs_no_more_than_separate_passes_do(
+    llama: LanguageModel,
+) -> None:
     half = dataclasses.replace(llama, model=copy.deepcopy(llama.model).to(torch.bfloat16))
-    for row in play(half, range(4)):
-        expected = logits_of(half, row).float().log_softmax(-1)
-        expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=0.05, rtol=0)
+    errors: dict[str, list[torch.Tensor]] = {"engine": [], "separate": []}
+    for row in play(half, range(20)):
+        tokens = torch.tensor(sampled_tokens(row))[:, None]
+        separate, exact = (
+            logits_of(model, row).float().log_softmax(-1).gather(1, tokens)[:, 0]
+            for model in (half, llama)
+        )
+        errors["separate"].append((separate - exact).abs())
+        errors["engine"].append((torch.tensor(row.logprobs) - exact).abs())
+    engine, separate = (torch.cat(found).mean() for found in errors.values())
+    # One logit has a step of 0.06 in bfloat16, so a largest error says little; means do.
+    assert engine < 1.25 * separate < 0.05
 
 
-def test_a_finished_row_is_not_computed(
+def test_few_finished_rows_are_computed_along(
     llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows_per_pass: list[int] = []
@@ -274,10 +286,15 @@ def test_a_finished_row_is_not_computed(
         return hidden_states(token_ids_BT, **kwargs)
 
     monkeypatch.setattr(llama, "hidden_states", counted)
-    played = play(llama, range(7), num_turns=1)
+    played = play(llama, range(30), num_turns=1)
     lengths = [len(row.responses[0].token_ids) for row in played]
-    # Pass k computes exactly the rows that sample a k-th token.
-    assert rows_per_pass == [sum(n > k for n in lengths) for k in range(max(lengths))]
+    # Pass k computes the rows that sample a k-th token, and at most a third as many more.
+    needed = [sum(n > k for n in lengths) for k in range(1, max(lengths))]
+    assert rows_per_pass[0] == 1, "the prompts are segments of one long row"
+    assert len(rows_per_pass) == 1 + len(needed)
+    spare = [computed - n for computed, n in zip(rows_per_pass[1:], needed, strict=True)]
+    assert all(0 <= s <= n / 3 for s, n in zip(spare, needed, strict=True))
+    assert any(spare), "otherwise rows are moved whenever one ends"
 
 
 def test_nothing_is_read_twice(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

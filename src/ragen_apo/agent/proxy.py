@@ -134,7 +134,7 @@ class AgentProxy:
         waiting = deque(enumerate(requests))
         active: dict[Row, _Episode] = {}
         finished: dict[int, Trajectory] = {}
-        try:
+        with self.engine.rollout():
             while waiting or active:
                 while waiting and self.engine.num_free_rows > 0:
                     row, episode = self._start(*waiting.popleft())
@@ -146,8 +146,6 @@ class AgentProxy:
                 finished |= ended
                 if on_finished and ended:
                     on_finished(sorted(ended.items()))
-        finally:
-            self.engine.close_all_rows()
         return [finished[index] for index in range(len(requests))]
 
     def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, _Episode]:

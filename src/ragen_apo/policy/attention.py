@@ -3,7 +3,8 @@
 Two passes have a way of their own here: one new token a row, as generation makes it, and whole rows
 in mixed precision, as scoring and training make them: rotary positions leave queries and keys in
 float32, values are bfloat16. Where the processor has matrix units for bfloat16 (AMX), the fused
-kernel uses them and whole rows are its own. Everything else is PyTorch's.
+kernel uses them and is faster at both. Everything else is PyTorch's; rows that are read one after
+another as segments of a pass go to it one by one.
 
 Axes: B rows, H heads, T positions, D width of a head.
 """
@@ -11,7 +12,8 @@ Axes: B rows, H heads, T positions, D width of a head.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +27,36 @@ ATTENTION = "ragen_apo"
 QUERIES_PER_BLOCK = 128
 
 
+@dataclass(frozen=True)
+class Segment:
+    """The new tokens of one row in a pass that reads several rows one after another."""
+
+    slot: int
+    """The row's place in the KV cache."""
+    tokens: slice
+    """Where its new tokens lie in the pass."""
+    length: int
+    """How many tokens its context has with them."""
+    mask: Tensor | None = None
+    """Added to the scores [1, 1, T, length]; None where all may be seen or causality is enough."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens.stop - self.tokens.start
+
+    @property
+    def start(self) -> int:
+        """The position of its first new token."""
+        return self.length - self.num_tokens
+
+    def with_mask(self, *, dtype: torch.dtype, device: torch.device) -> Segment:
+        """With the mask that attention needs."""
+        if self.start == 0 or self.num_tokens == 1:
+            return self
+        mask = torch.full((self.num_tokens, self.length), float("-inf"), dtype=dtype, device=device)
+        return replace(self, mask=mask.triu_(self.start + 1)[None, None])
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -35,15 +67,34 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention of one layer as transformers asks for it: [B, H, T, D] to [B, T, H, D]."""
+    """The attention of one layer as transformers asks for it: [B, H, T, D] to [B, T, H, D].
+
+    With `segments`, the query is [1, H, T, D], keys and values are those of all slots, and each
+    segment attends to its own.
+    """
+    segments: Sequence[Segment] | None = kwargs.pop("segments", None)
+    if segments is not None:
+        parts = [
+            sdpa_attention_forward(
+                module,
+                query[:, :, segment.tokens],
+                *(store[segment.slot, None, :, : segment.length] for store in (key, value)),
+                segment.mask,
+                dropout=dropout,
+                scaling=scaling,
+                **kwargs,
+            )[0]
+            for segment in segments
+        ]
+        return torch.cat(parts, dim=1), None
     changed = {"softcap", "position_bias"} & {n for n, given in kwargs.items() if given is not None}
-    if query.device.type == "cpu" and not changed and dropout == 0:
+    is_plain = not changed and dropout == 0
+    if query.device.type == "cpu" and is_plain and not has_matrix_units():
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         if attention_mask is None:
             is_whole_row = query.shape[2] == key.shape[2]
             formats = query.dtype, key.dtype, value.dtype
-            mixed = formats == (torch.float32, torch.float32, torch.bfloat16)
-            if is_whole_row and mixed and not has_matrix_units():
+            if is_whole_row and formats == (torch.float32, torch.float32, torch.bfloat16):
                 return in_blocks(query, key, value, scaling=factor), None
         elif query.shape[2] == 1 and attention_mask.is_floating_point():
             return _of_one_token(query, key, value, attention_mask, scaling=factor), None

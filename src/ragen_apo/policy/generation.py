@@ -3,23 +3,26 @@
     submit(row, prompt) ... step() -> rows whose response is over ... submit(row, next prompt) ...
 
 A prompt continues the row's context or restarts it; then what both begin with is not read again.
-Rows have different lengths and no padding on the left: each writes its keys and values at its own
-positions, and a mask hides what a row has not written. A step is one forward pass: it either
-continues the response of every row that is writing one, or reads waiting prompts of similar length.
-The rows of a pass lie side by side in the cache; a row that has finished its response is moved out
-of the way, so it costs nothing, and it need not wait for the others to go on with its next turn.
+Rows have different lengths: each writes its keys and values at its own positions. A step either
+continues the response of every row that is writing one, a token a row, or reads waiting prompts,
+one after another as one long row (segments) of which each attends to its own context alone, so
+nothing is padded. A row that has finished its response need not wait for the others to go on with
+its next turn: while few rows wait, theirs are computed along and thrown away, and places that stay
+empty are filled from the end of the cache.
 
 Each row draws its uniform numbers from its own generator, one block a turn, so a trajectory does
 not depend on which rows it shares a batch with, nor on the order in which they are read (up to
 floating-point rounding of the matrix products).
 
-Axes: B rows of a pass, T new tokens, L places of the cache, H hidden, V vocabulary.
+Axes: B rows, S slots of the cache, T new tokens, L places of a slot, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ from torch import Tensor
 from transformers import Cache
 
 from ragen_apo.errors import ContextError
+from ragen_apo.policy.attention import Segment
 from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 
@@ -34,8 +38,10 @@ _TAIL_TOKENS = 12
 """How many last tokens are decoded to look for a closing tag that is several tokens long."""
 _WAITING_SHARE = 1 / 4
 """Prompts are read as soon as this share of the open rows waits: reading few costs a pass, too."""
-PADDING_TOKENS = 128
-"""Prompts are read in one pass as long as it pads fewer: so many take about as long as a pass."""
+_IDLE_SHARE = 1 / 4
+"""At most this share of the slots of a pass are computed without need."""
+TOKENS_PER_PASS = 4096
+"""Prompts are read in one pass until they have so many tokens: more take room only."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,11 @@ class GenerationEngine:
         self._slots: list[Row | None] = [None] * num_rows
 
     @property
+    def _mask_dtype(self) -> torch.dtype:
+        """That of the products: a mask in it is not converted again in every layer."""
+        return self.model.autocast or self.model.model.dtype
+
+    @property
     def num_free_rows(self) -> int:
         return self._slots.count(None)
 
@@ -138,6 +149,18 @@ class GenerationEngine:
         for layer in self.layers:
             layer.forget()
         self._memory.keep(2 * len(self.layers) + 1)
+
+    @contextlib.contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Inside, weights do not change: they are converted to the products' format once.
+
+        At the end every place is given back.
+        """
+        try:
+            with self.model.autocasting():
+                yield
+        finally:
+            self.close_all_rows()
 
     def submit(
         self, row: Row, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
@@ -167,8 +190,7 @@ class GenerationEngine:
         log-probability is that at temperature 1.
         """
         finished: list[tuple[Row, Response]] = []
-        for rows in self._passes():
-            logits_BV = self._read_unread(rows)
+        for rows, logits_BV in self._passes():
             entries = [row.sampling for row in rows if row.sampling]
             draws = [entry.next_draw() for entry in entries]
             tokens, logprobs = _sample(logits_BV, draws, temperature=temperature)
@@ -208,74 +230,102 @@ class GenerationEngine:
                 "raise agent.max_context_tokens or shorten turns"
             )
 
-    def _passes(self) -> Iterator[list[Row]]:
-        """The rows of each forward pass of a step, in slot order and side by side."""
+    def _passes(self) -> Iterator[tuple[list[Row], Tensor]]:
+        """Each forward pass of a step: its rows, and the logits [B, V] of their next tokens."""
         wanted = [row for row in self._slots if row and row.sampling]
         writing = [row for row in wanted if not row.is_waiting]
         waiting = [row for row in wanted if row.is_waiting]
         if writing and len(waiting) < _WAITING_SHARE * len(wanted):
-            yield self._side_by_side(writing, first_slot=0)
+            yield writing, self._continue(writing)
             return
-        first_slot = len(writing)
-        for group in similar_lengths(waiting):
-            yield self._side_by_side(group, first_slot=first_slot)
-            first_slot += len(group)
+        for rows in read_together(waiting):
+            yield rows, self._read_prompts(rows)
 
-    def _side_by_side(self, rows: Sequence[Row], *, first_slot: int) -> list[Row]:
-        """The rows in slot order, after they have changed places with others in their way."""
-        chosen, slots = set(rows), range(first_slot, first_slot + len(rows))
-        strays = [row for row in rows if row.slot not in slots]
-        others = [(slot, self._slots[slot]) for slot in slots if self._slots[slot] not in chosen]
-        moves: list[tuple[Row, int]] = []
-        for stray, (slot, other) in zip(strays, others, strict=True):
-            moves.append((stray, slot))
-            if other:
-                moves.append((other, stray.slot))
-            else:
-                self._slots[stray.slot] = None
-        moved = [(row, slot) for row, slot in moves if row.length > 0]
-        if moved:
-            sources, targets = [row.slot for row, _ in moved], [slot for _, slot in moved]
-            length = max(row.length for row, _ in moved)
-            for layer in self.layers:
-                layer.rearrange(sources, targets, length=length)
-        for row, slot in moves:
-            row.slot = slot
-            self._slots[slot] = row
-        return sorted(rows, key=lambda row: row.slot)
-
-    def _read_unread(self, rows: Sequence[Row]) -> Tensor:
-        """Feeds every row's unread tokens and returns the logits [B, V] after the last of each."""
+    def _continue(self, rows: Sequence[Row]) -> Tensor:
+        """Feeds each row's last token; slots between them are computed along."""
         device = self.model.device
-        counts = [len(row.unread) for row in rows]
-        width = max(counts)
-        padding = [self.model.pad_id] * width
-        token_ids_BT = torch.tensor([(row.unread + padding)[:width] for row in rows], device=device)
-        start_B1 = torch.tensor([row.length for row in rows], device=device)[:, None]
-        positions_BT = start_B1 + torch.arange(width, device=device)
-        view = self._view
-        view.point_at(slice(rows[0].slot, rows[0].slot + len(rows)), positions_BT)
-        needed = max(row.length for row in rows) + width
-        view.reserve(needed)
-        # Batched products over part of the places are slower than over all: keys then have gaps.
-        view.length = view.places if width == 1 else needed
-        # Added to the scores; made once here, it is not converted again in every layer.
-        is_ahead_BTL = torch.arange(view.length, device=device) > positions_BT[:, :, None]
-        mask_BTL = torch.zeros(is_ahead_BTL.shape, device=device, dtype=self.model.model.dtype)
-        mask_BTL.masked_fill_(is_ahead_BTL, float("-inf"))
+        self._close_ranks(rows)
+        num_slots = 1 + max(row.slot for row in rows)
+        lengths = [row.length if row else 0 for row in self._slots[:num_slots]]
+        tokens = [self.model.pad_id] * num_slots
         for row in rows:
-            row.read += row.unread
-            row.unread.clear()
-        hidden_BTH = self.model.hidden_states(
+            (tokens[row.slot],) = row.unread
+        # The other slots write behind their row's last token, which its next one overwrites.
+        positions_S1 = torch.tensor(lengths, device=device)[:, None]
+        slots_S1 = torch.arange(num_slots, device=device)[:, None]
+        view = self._view
+        view.point_at(slots_S1, positions_S1, read=slice(0, num_slots))
+        view.reserve(max(lengths) + 1)
+        is_ahead_SL = torch.arange(view.places, device=device) > positions_S1
+        mask_SL = torch.zeros(is_ahead_SL.shape, device=device, dtype=self._mask_dtype)
+        mask_SL.masked_fill_(is_ahead_SL, float("-inf"))
+        hidden_STH = self._pass(
+            torch.tensor(tokens, device=device)[:, None],
+            positions_S1,
+            attention_mask=mask_SL[:, None, None],
+        )
+        self._note_read(rows)
+        return self.model.logits(hidden_STH[[row.slot for row in rows], 0])
+
+    def _read_prompts(self, rows: Sequence[Row]) -> Tensor:
+        """Feeds each row's unread tokens, as segments of one long row."""
+        device = self.model.device
+        segments: list[Segment] = []
+        end = 0
+        for row in rows:
+            start, end = end, end + len(row.unread)
+            segments.append(Segment(row.slot, slice(start, end), row.length + len(row.unread)))
+        slots = [each.slot for each in segments for _ in range(each.num_tokens)]
+        positions = [place for each in segments for place in range(each.start, each.length)]
+        positions_1T = torch.tensor([positions], device=device)
+        self._view.point_at(torch.tensor([slots], device=device), positions_1T, read=slice(None))
+        self._view.reserve(max(each.length for each in segments))
+        token_ids = [token for row in rows for token in row.unread]
+        hidden_1TH = self._pass(
+            torch.tensor([token_ids], device=device),
+            positions_1T,
+            # A mask of four axes is taken as it is; the segments have their own.
+            attention_mask=torch.zeros(1, 1, 1, 1, device=device),
+            segments=[each.with_mask(dtype=self._mask_dtype, device=device) for each in segments],
+        )
+        self._note_read(rows)
+        return self.model.logits(hidden_1TH[0, [each.tokens.stop - 1 for each in segments]])
+
+    def _pass(self, token_ids_BT: Tensor, positions_BT: Tensor, **kwargs: Any) -> Tensor:
+        return self.model.hidden_states(
             token_ids_BT,
-            attention_mask=mask_BTL[:, None],
-            # Padding stands at a place that a table of learned positions has, too.
+            # A slot that is full may be computed along, in a table of learned positions as well.
             position_ids=positions_BT.clamp(max=self.capacity - 1),
             past_key_values=self._cache,
             use_cache=True,
+            **kwargs,
         )
-        last_B = torch.tensor(counts, device=device) - 1
-        return self.model.logits(hidden_BTH[torch.arange(len(rows), device=device), last_B])
+
+    def _note_read(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            row.read += row.unread
+            row.unread.clear()
+
+    def _close_ranks(self, rows: Sequence[Row]) -> None:
+        """Brings rows from the end of the cache forward if too many slots before them are idle."""
+        if 1 + max(row.slot for row in rows) <= len(rows) / (1 - _IDLE_SHARE):
+            return
+        chosen = set(rows)
+        strays = [row for row in rows if row.slot >= len(rows)]
+        places = [slot for slot in range(len(rows)) if self._slots[slot] not in chosen]
+        moves: list[tuple[Row, int]] = []
+        for stray, slot in zip(strays, places, strict=True):
+            other = self._slots[slot]
+            moves += [(stray, slot), *([(other, stray.slot)] if other else [])]
+            self._slots[stray.slot] = None
+        moved = [(row, slot) for row, slot in moves if row.length > 0]
+        sources, targets = [row.slot for row, _ in moved], [slot for _, slot in moved]
+        length = max(row.length for row, _ in moved)
+        for layer in self.layers:
+            layer.rearrange(sources, targets, length=length)
+        for row, slot in moves:
+            row.slot = slot
+            self._slots[slot] = row
 
 
 def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
@@ -284,18 +334,18 @@ def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def similar_lengths(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows in groups whose unread tokens need little padding, longest first."""
-    groups: list[list[Row]] = []
-    num_padding = 0
-    for row in sorted(rows, key=lambda row: -len(row.unread)):
-        if groups:
-            num_padding += len(groups[-1][0].unread) - len(row.unread)
-        if not groups or num_padding > PADDING_TOKENS:
-            groups.append([])
-            num_padding = 0
-        groups[-1].append(row)
-    return groups
+def read_together(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """The rows of each pass that reads prompts, in the order given."""
+    group: list[Row] = []
+    num_tokens = 0
+    for row in rows:
+        num_tokens += len(row.unread)
+        if group and num_tokens > TOKENS_PER_PASS:
+            yield group
+            group, num_tokens = [], len(row.unread)
+        group.append(row)
+    if group:
+        yield group
 
 
 def _sample(

@@ -113,7 +113,14 @@ class LanguageModel:
         """Vocabulary logits [N, V] in float32 of selected hidden states [N, H]."""
         projection = self.model.get_output_embeddings()
         assert projection is not None
-        return projection(hidden_NH.to(projection.weight.dtype)).float()
+        with torch.autocast(self.device.type, enabled=False):
+            return projection(hidden_NH.to(projection.weight.dtype)).float()
+
+    def autocasting(self) -> contextlib.AbstractContextManager[Any]:
+        """Passes inside share what autocast has converted; no weight may change meanwhile."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast)
 
     def freeze_embeddings(self) -> None:
         """Keeps the token embeddings, and with tied weights the projection, as they are."""

@@ -1,8 +1,9 @@
 """The KV cache of the generation engine, for rows of different lengths.
 
-Each row writes its keys and values at its own positions, and a mask hides what it has not written.
+Each row has a slot and writes its keys and values at its own positions there; what it has not
+written is not shown to it, by a mask or because no more than its context is read.
 
-Axes: B rows of a pass, T new tokens, L places of the cache.
+Axes: B rows and T columns of a pass, each token of which may belong to another slot.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ _GROWTH = 1.2
 class CacheView:
     """What the attention layers of one forward pass read and write."""
 
-    slots: slice = field(default_factory=lambda: slice(0, 0))
+    slots_BT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    """Whose tokens the pass reads."""
     positions_BT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    """Where in its slot each of them stands."""
+    read: slice = field(default_factory=lambda: slice(None))
+    """The slots that attention gets."""
     places: int = 0
-    """How many places each row has; more than any row has needed so far."""
-    length: int = 0
-    """How many of them are read."""
+    """How many places each slot has; more than any row has needed so far."""
     _flat_index: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def point_at(self, slots: slice, positions_BT: Tensor) -> None:
-        """The rows and places that the next pass writes."""
-        self.slots, self.positions_BT = slots, positions_BT
+    def point_at(self, slots_BT: Tensor, positions_BT: Tensor, *, read: slice) -> None:
+        """What the next pass writes and reads."""
+        self.slots_BT, self.positions_BT, self.read = slots_BT, positions_BT, read
         self._flat_index.clear()
 
     def flat_index(self, num_heads: int, num_places: int) -> Tensor:
-        """Where new vectors [B, heads, T] go in a store seen as [rows * heads * places]."""
+        """Where new vectors [B, heads, T] go in a store seen as [slots * heads * places]."""
         key = num_heads, num_places
         if key not in self._flat_index:
-            device = self.positions_BT.device
-            rows_B11 = torch.arange(self.slots.start, self.slots.stop, device=device)[:, None, None]
-            heads_H1 = torch.arange(num_heads, device=device)[:, None]
-            first_BH1 = (rows_B11 * num_heads + heads_H1) * num_places
-            self._flat_index[key] = (first_BH1 + self.positions_BT[:, None]).flatten()
+            heads_H1 = torch.arange(num_heads, device=self.slots_BT.device)[:, None]
+            first_BHT = (self.slots_BT[:, None] * num_heads + heads_H1) * num_places
+            self._flat_index[key] = (first_BHT + self.positions_BT[:, None]).flatten()
         return self._flat_index[key]
 
     def reserve(self, length: int) -> None:
@@ -94,8 +95,8 @@ class RaggedLayer(CacheLayerMixin):
 
     There are as many places as the longest row has needed so far: on a CPU, keys that lie close
     together are read two to three times faster than keys spread over the whole capacity.
-    Padding is written behind a row's last token, where no mask shows it and the row's next tokens
-    overwrite it.
+    What is computed along for other rows is written behind their last token, where no mask shows it
+    and their next tokens overwrite it.
     """
 
     def __init__(self, view: CacheView, memory: SpareMemory, *, num_rows: int) -> None:
@@ -135,7 +136,7 @@ class RaggedLayer(CacheLayerMixin):
         _, heads, places, head_dim = store.shape
         index = self.view.flat_index(heads, places)
         store.view(-1, head_dim).index_copy_(0, index, new.reshape(-1, head_dim))
-        return store[self.view.slots, :, : self.view.length]
+        return store[self.view.read]
 
     def rearrange(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
         """Copies the first `length` places of the source rows to the target rows, all at once."""
@@ -152,10 +153,10 @@ class RaggedLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.view.length, 0
+        return self.view.places, 0
 
     def get_seq_length(self) -> int:
-        return self.view.length
+        return self.view.places
 
     def get_max_length(self) -> int:
         return -1
