@@ -294,8 +294,7 @@ class GenerationEngine:
     def _pass(self, token_ids_BT: Tensor, positions_BT: Tensor, **kwargs: Any) -> Tensor:
         return self.model.hidden_states(
             token_ids_BT,
-            # A slot that is full may be computed along, in a table of learned positions as well.
-            position_ids=positions_BT.clamp(max=self.capacity - 1),
+            position_ids=positions_BT,
             past_key_values=self._cache,
             use_cache=True,
             **kwargs,
