@@ -191,7 +191,8 @@ def table(split: str, teacher: str, kept: Mapping[str, Any]) -> list[str]:
             if found := of_seed.get(name):
                 row = [name, f"seed {seed}", *cells([found]), f"{found['minutes']:.0f}"]
                 lines.append(f"| {' | '.join(row)} |")
-    lines += ["", "Failures of all seeds' episodes under `corrected`:", ""]
+    note = "Failures of all seeds' episodes, by the reward trained under (reference: `corrected`):"
+    lines += ["", note, ""]
     for name in names:
         results = [of_seed[name] for of_seed in seeds.values() if name in of_seed]
         failures = sum((Counter(result["failures"]) for result in results), Counter[str]())
