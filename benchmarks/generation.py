@@ -20,8 +20,9 @@ both sides sample exactly `--tokens` tokens (10 is the mean of the teacher's res
 """
 
 import argparse
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -85,8 +86,12 @@ class RereadingEngine:
     def close_row(self, row: Transcript) -> None:
         self._open.remove(row)
 
-    def close_all_rows(self) -> None:
-        self._open.clear()
+    @contextlib.contextmanager
+    def rollout(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._open.clear()
 
     def submit(
         self, row: Transcript, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False

@@ -78,7 +78,8 @@ def attend(
             sdpa_attention_forward(
                 module,
                 query[:, :, segment.tokens],
-                *(store[segment.slot, None, :, : segment.length] for store in (key, value)),
+                key[segment.slot, None, :, : segment.length],
+                value[segment.slot, None, :, : segment.length],
                 segment.mask,
                 dropout=dropout,
                 scaling=scaling,

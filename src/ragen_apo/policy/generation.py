@@ -140,9 +140,9 @@ class GenerationEngine:
         """Gives the row's place back."""
         self._slots[row.slot] = None
         if self.num_free_rows == self.num_rows:
-            self.close_all_rows()
+            self._close_all_rows()
 
-    def close_all_rows(self) -> None:
+    def _close_all_rows(self) -> None:
         """Gives every place back: nothing is left behind by episodes that were broken off."""
         self._slots = [None] * self.num_rows
         self._view.places = 0
@@ -160,7 +160,7 @@ class GenerationEngine:
             with self.model.autocasting():
                 yield
         finally:
-            self.close_all_rows()
+            self._close_all_rows()
 
     def submit(
         self, row: Row, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
