@@ -22,6 +22,7 @@ from ragen_apo.training import supervised
 # Cyclopts suspects a mistake when the real command line is read inside a test.
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
+COMPARISON = Path(__file__).resolve().parents[1] / "configs" / "compare_shop.yaml"
 VERBS = ("train", "estimate-values", "evaluate", "report", "play")
 
 
@@ -150,6 +151,11 @@ def test_a_malformed_configuration(command: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_comparison_is_refused_with_the_command_for_it(command: Command, tmp_path: Path) -> None:
+    result = command("train", "--config", COMPARISON, "--run-dir", tmp_path / "new")
+    assert_refused(result, f"is a comparison: ragen-apo compare --config {COMPARISON}")
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
@@ -173,7 +179,7 @@ def test_a_model_folder_without_tokenizer(
 ) -> None:
     for file in (run / "policy").glob("tokenizer*"):
         file.unlink()
-    model = ["--policy.path", run / "policy"]
+    model = ["--policy.path", run / "policy", "--warm_start.copy.max_steps", 0]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *model)
     assert_refused(result, str(run / "policy"), "no tokenizer", "tokenizer.save_pretrained")
     assert not (tmp_path / "new").exists()
@@ -182,7 +188,8 @@ def test_a_model_folder_without_tokenizer(
 def test_a_model_that_cannot_be_had_or_is_too_short_is_refused_before_a_run_is_made(
     command: Command, config: Path, tmp_path: Path, qwen_folder: Path
 ) -> None:
-    train = ["train", "--config", config, "--run-dir", tmp_path / "run", "--policy.path"]
+    train = ["train", "--config", config, "--run-dir", tmp_path / "run"]
+    train += ["--warm_start.copy.max_steps", 0, "--policy.path"]
     hub = "Qwen/Qwen2.5-1.5B-Instruct"
     assert_refused(command(*train, hub), hub, "HF_HUB_OFFLINE", f"hf download {hub} --local-dir")
     longer = ["--agent.max_context_tokens", 32_769]

@@ -75,14 +75,16 @@ def test_options_of_the_environment_are_numbers_in_the_same_notation() -> None:
 
 
 def test_adapters_are_off_by_default_and_an_empty_section_means_their_defaults() -> None:
-    assert parse("policy: {path: m}").policy.lora is None
+    pretrained = "warm_start: {enabled: false}\npolicy: {path: m"
+    assert parse(f"{pretrained}}}").policy.lora is None
     for text in ("{}", "{target_modules: all-linear}", "{target_modules: [all-linear]}"):
-        config = parse(f"policy: {{path: m, lora: {text}}}")
+        config = parse(f"{pretrained}, lora: {text}}}")
         assert config.policy.lora == LoraConfig()
         assert parse(resolved_yaml(config)) == config
-    switched_on = parse("policy: {path: m}", "--policy.lora.rank", "8").policy.lora
+    switched_on = parse(f"{pretrained}}}", "--policy.lora.rank", "8").policy.lora
     assert switched_on == LoraConfig(rank=8)
-    assert parse("policy: {path: m, lora: {rank: 8}}", "--policy.lora", "null").policy.lora is None
+    switched_off = parse(f"{pretrained}, lora: {{rank: 8}}}}", "--policy.lora", "null")
+    assert switched_off.policy.lora is None
 
 
 def test_the_configuration_cannot_be_changed() -> None:
@@ -123,7 +125,8 @@ class TestOverrides:
         assert (config.apo.beta1, config.apo.beta2) == (0.5, 0.05)
 
     def test_a_key_that_holds_text_takes_any_text(self) -> None:
-        config = parse("", "--agent.system_prompt", "Buy: [now", "--policy.path", "123")
+        path = ["--policy.path", "123", "--warm_start.enabled", "false"]
+        config = parse("", "--agent.system_prompt", "Buy: [now", *path)
         assert (config.agent.system_prompt, config.policy.path) == ("Buy: [now", "123")
 
     def test_a_section_may_be_overridden_as_a_whole_and_keeps_its_other_keys(self) -> None:
@@ -190,6 +193,7 @@ class TestOverrides:
         ("agent: {context: {mode: single_turn, num_turns: 0}}", "agent.context.num_turns: got 0"),
         ("agent: {context: {num_turns: 2}}", "mode full holds every turn, got num_turns = 2"),
         ("agent: {max_context_tokens: 4096}", "must be at most policy.small.max_position (2048)"),
+        ("policy: {path: m}", "policy.path is 'm'; set warm_start.copy.max_steps to 0 to keep"),
         ("policy: {lora: {}}", "policy.lora adapts a pretrained model and policy.path names none"),
         ("policy: {path: m, lora: {rank: 0}}", "lora.rank: got 0, expected a whole number at"),
         ("policy: {path: m, lora: 3}", "policy.lora: got 3, expected a section of keys or null"),

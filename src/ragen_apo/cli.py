@@ -31,14 +31,8 @@ console = Console()
 PLAY_SEED = 0
 """Seeds the environment's draws in an episode that a person plays."""
 
-Overrides = Annotated[
-    str,
-    Parameter(
-        allow_leading_hyphen=True,
-        help="Configuration keys to change, for example --apo.beta2 0.05 --training.max_steps 20; "
-        "docs/configuration.md lists all.",
-    ),
-]
+Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""Any number of `--key value`, whose names are checked later."""
 
 
 @app.command
@@ -54,7 +48,8 @@ def train(
     Parameters
     ----------
     overrides
-        Configuration keys to change, such as `--apo.beta2 0.05`.
+        Configuration keys to change, such as `--apo.beta2 0.05 --training.max_steps 20`;
+        docs/configuration.md has all of them.
     run_dir
         Where everything goes; must not exist yet, except with --resume.
     config
@@ -133,7 +128,7 @@ def evaluate(
     split
         Tasks to play: for the shop train, test or all. Default: the configuration's.
     episodes
-        How many; one per task in the split's order. Default: the configuration's.
+        How many, in the split's order; see evaluation.num_episodes, which is the default.
     pass_k
         Also sample each task this often and give pass@k.
     """
@@ -218,7 +213,7 @@ def play(
     environment
         Name of an environment.
     options
-        Options of the environment, such as `--max_turns 5`.
+        Options of the environment, such as `--max_turns 5`; docs/environments.md has all of them.
     split
         Where the task is from.
     task

@@ -45,6 +45,8 @@ def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> Ru
             f"{source} holds {shown(values)}, expected a mapping of sections such as "
             "`apo: {beta2: 0.05}`"
         )
+    if {"base", "runs"} <= values.keys():
+        raise ConfigError(f"{source} is a comparison: ragen-apo compare --config {source}")
     keys = known_keys()
     changes, override_problems = parse_overrides(overrides, keys=keys, open_section="environment")
     problems += override_problems

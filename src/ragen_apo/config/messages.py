@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -21,6 +23,7 @@ _TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     str: "text",
+    Path: "a path",
     bool: "true or false",
     type(None): "null",
 }
@@ -81,7 +84,14 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
     if origin is Literal:
         return " or ".join(str(argument) for argument in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(_allowed(argument, ()) for argument in arguments)
+        of_null = type(None)
+        return " or ".join(_allowed(a, () if a is of_null else metadata) for a in arguments)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(str(member.value) for member in annotation)
+    if origin is dict:
+        return "a section of keys"
+    if origin is Callable:
+        return "a function"
     if origin is list:
         return f"a list of {_allowed(arguments[0], ())}"
     if origin is Annotated:
@@ -119,6 +129,8 @@ def suggestion(path: str, known: list[str]) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
     return value if isinstance(value, str) else shown(value)
 
 
@@ -156,27 +168,38 @@ def reference_page(keys: Mapping[str, Key]) -> str:
         "# Configuration",
         "",
         "Every key that a YAML file may hold; one that is left out has its default. On the",
-        "command line the same keys are written with dots: `--apo.beta2 0.05`.",
+        "command line the same keys are written with dots: `--apo.beta2 0.05`. The options of an",
+        "environment, further keys of the section `environment`, are on [another page](environments.md).",
         "`python -m ragen_apo.config` prints this page.",
+        "",
     ]
-    lines += ["", *_TABLE_HEAD, *(_row(key) for path, key in keys.items() if "." not in path)]
+    lines += key_table([key for path, key in keys.items() if "." not in path], links=True)
     for path, key in keys.items():
         if key.section is None:
             continue
         inside = [k for p, k in keys.items() if p.rpartition(".")[0] == path and k.has_value]
         role = " ".join((key.section.__doc__ or "").split())
-        lines += ["", f"## {path}", "", role, "", *_TABLE_HEAD, *(_row(k) for k in inside)]
+        lines += ["", f"## {path}", "", role, "", *key_table(inside, within=f"{path}.", links=True)]
     return "\n".join(lines) + "\n"
 
 
-_TABLE_HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
+def key_table(keys: Iterable[Key], *, within: str = "", links: bool = False) -> list[str]:
+    """A table in Markdown, a line for each key; names leave out the prefix `within`.
+
+    With `links`, the line of a section leads to the heading that has the section's name.
+    """
+    rows = [_row(key, name=key.path.removeprefix(within), link=links) for key in keys]
+    return ["| key | default | allowed | meaning |", "|---|---|---|---|", *rows]
 
 
-def _row(key: Key) -> str:
-    name = key.path.rpartition(".")[2]
-    default = f"`{_plain(key.field.default)}`" if key.has_value else ""
+def _row(key: Key, *, name: str, link: bool) -> str:
+    default = ""
+    if key.has_value:
+        default = "required" if key.field.is_required() else f"`{_plain(key.field.default)}`"
     meaning = " ".join((key.field.description or "").split())  # a line break would end the table
-    if key.section:
-        what = meaning.removesuffix(".") + "; " if key.has_value else ""
-        meaning = f"{what}see [{key.path}](#{key.path})"
+    meaning = meaning.replace("|", "\\|")
+    if key.section and link:
+        what = f"{meaning.removesuffix('.')}; " if meaning else ""
+        anchor = key.path.replace(".", "")  # as GitHub names headings
+        meaning = f"{what}see [{key.path}](#{anchor})"
     return f"| `{name}` | {default} | {key.allowed} | {meaning} |"

@@ -126,6 +126,20 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _pretrained_weights_are_kept(self) -> RunConfig:
+        warm_start = self.warm_start
+        copies = warm_start.enabled and warm_start.copy_curriculum.max_steps > 0
+        if copies and self.policy.path is not None:
+            raise ValueError(
+                "warm_start.copy trains on random tokens, for a model that starts from random "
+                f"weights, and policy.path is {self.policy.path!r}; set warm_start.copy.max_steps "
+                "to 0 to keep the demonstrations only, or warm_start.enabled to false. "
+                "Pretrained weights also need far smaller learning rates: see "
+                "configs/webshop_qwen.yaml"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _monitors_have_something_to_measure(self) -> RunConfig:
         every_steps = self.monitors.every_steps
         if self.training.early_stop.min_mutual_information is not None and every_steps is None:

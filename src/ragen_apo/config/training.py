@@ -86,7 +86,8 @@ class EvaluationConfig(Section):
     split: str = "test"
     """Tasks to play."""
     num_episodes: Count = 100
-    """Episodes; one per task, in the split's order."""
+    """Tasks in the split's order, one episode each. A smaller split begins again, with other seeds;
+    where nothing is drawn (greedy play, a deterministic environment) it is played once."""
     temperature: NonNegative = 0.0
     """Sampling temperature; 0 is greedy."""
     pass_k: Count | None = None

@@ -10,8 +10,9 @@ import re
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.environments.game import GameEnvironment, chance, digest_of_options
 from ragen_apo.environments.named_actions import (
@@ -36,32 +37,36 @@ _ARM_LIST = re.compile(r"Arms: ([\w, ]+)\.")
 _RESULT = re.compile(r"(\w+) (wins|loses)\.")
 
 
-class BernoulliRewards(BaseModel):
+class BernoulliRewards(Section):
     """What a pull pays."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
     win: float = 1.0
+    """A pull that wins."""
     lose: float = 0.0
+    """A pull that loses."""
     invalid_action: float = -0.1
     """A turn with a part that names no arm."""
 
 
-class BernoulliOptions(BaseModel):
+class BernoulliOptions(Section):
     """The options of the environment `bandit` with `kind: bernoulli`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     kind: Literal["bernoulli"]
+    """This bandit: arms that are told apart by trying them."""
     num_arms: int = Field(default=3, ge=2, le=len(ARM_NAMES))
+    """Arms of a task."""
     num_pulls: int = Field(default=10, ge=1, le=1000)
+    """Pulls of an episode."""
     min_gap: float = Field(default=0.2, gt=0.0, le=0.9)
     """The best arm wins at least so much more often than the second."""
     max_turns: int = Field(default=20, ge=1, le=1000)
+    """Truncates an episode after this many turns."""
     max_actions_per_turn: int = Field(default=1, ge=1, le=100)
     """How many pulls joined by || are carried out in one turn."""
     num_train_tasks: int = Field(default=400, ge=1, le=100_000)
+    """Tasks of the split `train`."""
     num_test_tasks: int = Field(default=100, ge=1, le=100_000)
+    """Tasks of the split `test`."""
     task_seed: int = Field(default=0, ge=0)
     """Another seed gives other probabilities."""
     reward: BernoulliRewards = BernoulliRewards()

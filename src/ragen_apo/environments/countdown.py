@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.arithmetic import (
     OPERATORS,
     ExpressionError,
@@ -44,10 +45,8 @@ _RESULT = re.compile(r"\s*=\s*[0-9]{1,9}\s*$", re.ASCII)
 _INSTRUCTION = re.compile(r"Make (\d+) from ([\d, ]+)\.")
 
 
-class CountdownRewards(BaseModel):
+class CountdownRewards(Section):
     """What an episode earns."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     correct: float = 1.0
     """Altogether, for an episode that makes the target."""
@@ -65,19 +64,21 @@ class CountdownRewards(BaseModel):
         return min(ends) + max_turns * min(per_turn), max(ends) + max_turns * max(per_turn)
 
 
-class CountdownOptions(BaseModel):
+class CountdownOptions(Section):
     """The options of the environment `countdown`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     num_numbers: int = Field(default=3, ge=2, le=6)
+    """Numbers of a task."""
     max_number: int = Field(default=20, ge=2, le=1000)
     """Numbers are drawn from 1 to this one."""
     max_target: int = Field(default=100, ge=2, le=100_000)
+    """The largest number that has to be made."""
     max_turns: int = Field(default=1, ge=1, le=1000)
     """How many attempts an episode has."""
     num_train_tasks: int = Field(default=400, ge=1, le=100_000)
+    """Tasks of the split `train`."""
     num_test_tasks: int = Field(default=100, ge=1, le=100_000)
+    """Tasks of the split `test`."""
     task_seed: int = Field(default=0, ge=0)
     """Another seed gives other numbers."""
     reward: CountdownRewards = CountdownRewards()

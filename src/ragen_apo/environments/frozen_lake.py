@@ -13,8 +13,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     Reply,
@@ -65,13 +66,13 @@ TEACHER_GOOD_SHARE = 0.3
 """How often the teacher plays as the oracle; otherwise it does not look where it goes."""
 
 
-class FrozenLakeRewards(BaseModel):
+class FrozenLakeRewards(Section):
     """What is added to the reward of a turn."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
     goal: float = 1.0
+    """The goal is reached."""
     hole: float = 0.0
+    """The agent falls into a hole."""
     ice: float = 0.0
     """Every action that ends on the ice."""
     invalid_action: float = -0.1
@@ -92,11 +93,13 @@ class FrozenLakeOptions(GridOptions):
     """The options of the environment `frozen_lake`."""
 
     max_turns: int = Field(default=20, ge=1, le=1000)
+    """Truncates an episode after this many turns."""
     size: int = Field(default=4, ge=3, le=12)
     """Rows and columns."""
     frozen_share: float = Field(default=0.8, gt=0.0, lt=1.0)
     """The probability that a cell is ice and no hole."""
     slippery: bool = True
+    """Whether an action may go to a side; false makes the lake deterministic."""
     success_rate: float = Field(default=1 / 3, ge=0.0, le=1.0)
     """How often an action on slippery ice goes where it says."""
     reward: FrozenLakeRewards = FrozenLakeRewards()

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.named_actions import ActionRules
 
 Board = tuple[str, ...]
@@ -34,21 +35,23 @@ _SIZE = re.compile(r"(\d+) rows, (\d+) columns")
 _CELL = re.compile(r"\((\d+), (\d+)\)")
 
 
-class GridOptions(BaseModel):
+class GridOptions(Section):
     """The options that all grid worlds have."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
     observation: Observation = "grid"
+    """How the board is written."""
     surroundings: bool = False
     """Whether the board is followed by what lies next to the player and where the landmarks are."""
     max_turns: int = Field(default=10, ge=1, le=1000)
+    """Truncates an episode after this many turns."""
     max_actions_per_turn: int = Field(default=5, ge=1, le=100)
     """How many actions joined by || are carried out in one turn."""
     max_actions: int | None = Field(default=None, ge=1)
-    """Truncates an episode after this many actions; None: only turns are counted."""
+    """Truncates an episode after this many actions; null: only turns are counted."""
     num_train_tasks: int = Field(default=400, ge=1, le=100_000)
+    """Boards of the split `train`."""
     num_test_tasks: int = Field(default=100, ge=1, le=100_000)
+    """Boards of the split `test`, none of them a turned or mirrored one of `train`."""
     task_seed: int = Field(default=0, ge=0)
     """Another seed gives other boards."""
 

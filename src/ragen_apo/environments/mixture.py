@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     Reply,
@@ -30,22 +31,23 @@ from ragen_apo.types import Task, make_task
 NAME = "mixture"
 
 
-class PartOptions(BaseModel):
+class PartOptions(Section):
     """One part; every further key is an option of its environment."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     name: str | None = None
     """The environment; null for the one that the part is named after."""
     weight: float = Field(default=1.0, gt=0)
+    """How often its tasks come up, relative to the other parts."""
 
 
-class MixtureOptions(BaseModel):
+class MixtureOptions(Section):
     """The options of the environment `mixture`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     parts: dict[str, PartOptions]
+    """By name of an environment: its `weight` (1 if absent) and its options. With `name` a part is
+    that environment, so one can be there twice."""
     max_turns: int | None = None
     """Turn limit of the parts that do not set their own; null for that of each environment."""
 

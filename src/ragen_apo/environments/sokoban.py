@@ -8,8 +8,9 @@ which RAGEN uses. Deterministic: seeds are accepted and not used.
 import functools
 from collections.abc import Callable, Iterable, Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     Reply,
@@ -74,16 +75,17 @@ TEACHER_GOOD_SHARE = 0.2
 """In how many episodes the teacher plays as the oracle; in the others it pushes what it meets."""
 
 
-class SokobanRewards(BaseModel):
+class SokobanRewards(Section):
     """What is added to the reward of a turn."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     action: float = -0.1
     """Every action that is carried out, also one that is blocked."""
     box_on_target: float = 1.0
+    """A box is pushed onto a target."""
     box_off_target: float = -1.0
+    """A box is pushed off a target."""
     all_boxes: float = 10.0
+    """The last box is on its target."""
     invalid_action: float = -0.1
     """A turn with a part that names no action."""
 
@@ -127,7 +129,9 @@ class SokobanOptions(GridOptions):
     num_rows: int = Field(default=6, ge=4, le=14)
     """The walls around the room included."""
     num_columns: int = Field(default=6, ge=4, le=14)
+    """The walls included."""
     num_boxes: int = Field(default=1, ge=1, le=5)
+    """And as many targets."""
     min_pushes: int = Field(default=2, ge=1, le=100)
     """Every level needs at least this many pushes."""
     max_solution_moves: int = Field(default=20, ge=1, le=1000)

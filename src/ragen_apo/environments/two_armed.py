@@ -9,8 +9,9 @@ import functools
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.environments.game import GameEnvironment, chance, digest_of_options
 from ragen_apo.environments.named_actions import ActionRules, Effect, NamedActionsGame
@@ -44,30 +45,32 @@ RISKY_NAMES = {
 _ARMS = re.compile(r"Arms: (\w+) and (\w+)\.")
 
 
-class TwoArmedRewards(BaseModel):
+class TwoArmedRewards(Section):
     """What a pull pays; the defaults are RAGEN's."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
     safe: float = 0.1
+    """The safe arm, always."""
     risky_win: float = 1.0
+    """The risky arm where it wins."""
     risky_lose: float = 0.0
+    """The risky arm where it loses."""
     invalid_action: float = -0.1
     """A turn with a part that names no arm."""
 
 
-class TwoArmedOptions(BaseModel):
+class TwoArmedOptions(Section):
     """The options of the environment `bandit` with `kind: two_armed`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     kind: Literal["two_armed"] = "two_armed"
+    """This bandit: a safe and a risky arm, told apart by their names."""
     win_share: float = Field(default=0.25, ge=0.0, le=1.0)
     """How often the risky arm wins."""
     max_turns: int = Field(default=1, ge=1, le=1000)
     """The first pull ends the episode; more turns are for those that name no arm."""
     num_train_tasks: int = Field(default=200, ge=1, le=288)
+    """Pairs of names in the split `train`."""
     num_test_tasks: int = Field(default=50, ge=1, le=72)
+    """Pairs of names in the split `test`."""
     task_seed: int = Field(default=0, ge=0)
     """Another seed takes other pairs of names."""
     reward: TwoArmedRewards = TwoArmedRewards()

@@ -21,7 +21,7 @@ from ragen_apo.evaluation.summary import (
 from ragen_apo.files import write_json_atomically, write_json_lines_atomically
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.types import Task, Trajectory
+from ragen_apo.types import Trajectory
 
 BASELINES = ("heuristic", "random")
 """Scripted policies that every evaluation plays, where the environment has them."""
@@ -36,13 +36,23 @@ class EvaluationPlan:
     temperature: float
     seed: int
 
-    def requests(self, tasks: Sequence[Task], *, repeat: int = 0) -> list[EpisodeRequest]:
-        """The split's tasks in order, from the start again if there are fewer than episodes."""
+    def requests(
+        self, environments: EnvironmentManager, *, repeat: int = 0
+    ) -> list[EpisodeRequest]:
+        """The split's tasks in order, from the start again if there are fewer than episodes.
+
+        Where nothing is drawn a second episode of a task would be the first one again, and an
+        interval over both too narrow: then each task is played once at most.
+        """
+        tasks = environments.tasks(self.split)
+        num_episodes = self.num_episodes
+        if self.temperature == 0 and environments.properties.deterministic:
+            num_episodes = min(num_episodes, len(tasks))
         return [
             EpisodeRequest(
                 tasks[index % len(tasks)], derive_seed(self.seed, "evaluation", index, repeat)
             )
-            for index in range(self.num_episodes)
+            for index in range(num_episodes)
         ]
 
 
@@ -51,7 +61,7 @@ def play_evaluation(
 ) -> list[Trajectory]:
     """The policy's episodes."""
     proxy.engine.model.model.eval()
-    requests = plan.requests(proxy.environments.tasks(plan.split), repeat=repeat)
+    requests = plan.requests(proxy.environments, repeat=repeat)
     return proxy.rollout(requests, temperature=plan.temperature, policy_version=policy_version)
 
 
@@ -59,7 +69,7 @@ def play_baselines(
     environments: EnvironmentManager, plan: EvaluationPlan
 ) -> dict[str, dict[str, Any]]:
     """Outcome of the environment's scripted baselines on the same episodes."""
-    requests = plan.requests(environments.tasks(plan.split))
+    requests = plan.requests(environments)
     policies = environments.scripted_policies()
     return {
         name: outcome_summary(

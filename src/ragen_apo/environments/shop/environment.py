@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, validate_options
 from ragen_apo.environments.shop.catalogue import Catalogue, Product, load_catalogue
 from ragen_apo.environments.shop.rewards import PRESETS, RewardScheme, reward_scheme
@@ -35,18 +36,17 @@ _ACTION = re.compile(r"\s*(search|click|buy)\s+(\S.*)", re.IGNORECASE | re.DOTAL
 _PRODUCT_ID = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
-class ShopOptions(BaseModel):
+class ShopOptions(Section):
     """The options of the environment `shop`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     catalogue: str | None = None
-    """A catalogue file of your own; None: the 497 products of the package."""
+    """A catalogue file of your own; null: the 497 products of the package."""
     num_products: int | None = Field(default=None, ge=1)
-    """Offer only this many products, categories in turn; None: all."""
+    """Offer only this many products, categories in turn; null: all."""
     phrasings: Literal["one", "all"] = "one"
     """One task per product, or one per product and phrasing."""
     max_turns: int = Field(default=10, ge=1, le=1000)
+    """Truncates an episode after this many turns."""
     max_results: int = Field(default=5, ge=1, le=50)
     """How many results a search shows."""
     reward: Annotated[RewardScheme, BeforeValidator(reward_scheme)] = PRESETS["fixed"]

@@ -9,20 +9,22 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ragen_apo.config.section import Section
 
 
-class RewardScheme(BaseModel):
+class RewardScheme(Section):
     """What is added to the reward of a turn; the defaults are the preset `fixed`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
     correct_buy: float = 1.0
+    """The goal is bought, which ends the episode."""
     wrong_buy: float = -0.1
+    """Another product is bought, which ends the episode."""
     helpful_search: float = 0.1
     """The goal is among the results that were shown."""
     max_helpful_searches: int | None = Field(default=1, ge=0)
-    """How many helpful searches of an episode are rewarded; None: all."""
+    """How many helpful searches of an episode are rewarded; null: all."""
     helpful_search_decay: float = Field(default=0.5, ge=0.0, le=1.0)
     """The k-th rewarded search earns `helpful_search * helpful_search_decay ** (k - 1)`."""
     irrelevant_click: float = -0.05

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, validate_options
 from ragen_apo.environments.webshop.catalog import Catalog
 from ragen_apo.environments.webshop.goals import (
@@ -69,28 +70,32 @@ def rules(observation: ObservationMode) -> str:
     )
 
 
-class WebShopOptions(BaseModel):
+class WebShopOptions(Section):
     """The options of the environment `webshop`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(strict=False, arbitrary_types_allowed=True)
 
     data: str | Path = AUTO
     """A folder with upstream's files; `generated` or `generated:<number of products>`; `auto`: the
     downloaded data where there is some, else `generated`."""
     store: Path | None = None
-    """Where prepared catalogues are kept; None: the user's data folder."""
+    """Where prepared catalogues are kept; null: the user's data folder."""
     price_seed: int = 0
     """The seed of prices, price limits and so of the goals."""
     goals: GoalKind = GoalKind.SYNTHETIC
+    """Instructions made of a product's data, or those that people wrote."""
     split: SplitScheme = SplitScheme.STANDARD
+    """How goals are divided: as in the paper, or so that no product is in two splits."""
     observation: ObservationMode = ObservationMode.COMPACT
+    """Ours for language models, or one of upstream's two text modes."""
     reward: RewardVariant = RewardVariant.CORRECTED
+    """Whether options are compared as upstream does, or by value."""
     payoff: Literal["dense", "binary"] = "dense"
     """What the purchase pays: the score, or 1 for success and 0 otherwise."""
     nouns: str | NounRule = "rule"
     """A noun rule by name (rule, words, spacy), or a function of your own from title to nouns."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Truncates an episode after this many actions; None: only the caller's limit counts."""
+    """Truncates an episode after this many actions; null: only the caller's limit counts."""
     states: Literal["exact", "similar"] = "exact"
     """What `state_key` tells apart: all that decides the future, or what it mostly depends on."""
 
