@@ -10,8 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ragen_apo.errors import ContextError
+from ragen_apo.errors import ContextError, ModelError
+from ragen_apo.policy import attention, generation
 from ragen_apo.policy.generation import (
     TOKENS_PER_PASS,
     GenerationEngine,
@@ -103,9 +105,15 @@ def sampled_tokens(row: Conversation) -> list[int]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("matrix_units", [False, True])
 def test_logprobs_equal_those_of_separate_forward_passes(
-    any_model: LanguageModel, temperature: float
+    any_model: LanguageModel,
+    temperature: float,
+    matrix_units: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """On processors of both kinds: with matrix units, PyTorch's kernel attends."""
+    monkeypatch.setattr(attention, "has_matrix_units", lambda: matrix_units)
     for row in play(any_model, range(7), temperature=temperature):
         expected = torch.log_softmax(logits_of(any_model, row) / temperature, dim=-1)
         expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
@@ -177,9 +185,15 @@ def play_without_waiting(
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 20])
+@pytest.mark.parametrize("tokens_per_pass", [5, TOKENS_PER_PASS])
 def test_rows_that_go_on_at_once_write_what_rows_that_wait_for_each_other_write(
-    any_model: LanguageModel, num_rows: int
+    any_model: LanguageModel,
+    num_rows: int,
+    tokens_per_pass: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also where the prompts need several passes, and some are longer than a pass should be."""
+    monkeypatch.setattr(generation, "TOKENS_PER_PASS", tokens_per_pass)
     together = play(any_model, range(12))
     for row, expected in zip(
         play_without_waiting(any_model, range(12), num_rows=num_rows), together, strict=True
@@ -200,45 +214,53 @@ def test_a_row_that_is_done_goes_on_while_others_still_write(llama: LanguageMode
     assert slow.sampling and len(slow.sampling.token_ids) > 3
 
 
-@given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=30))
+@given(lengths=st.lists(st.integers(1, 6000), min_size=1, max_size=30))
 def test_prompts_are_read_in_as_few_passes_as_their_order_allows(lengths: list[int]) -> None:
     rows = [Row(slot, np.random.default_rng(0), unread=[9] * n) for slot, n in enumerate(lengths)]
     groups = list(read_together(rows))
     assert [row for group in groups for row in group] == rows
     counts = [[len(row.unread) for row in group] for group in groups]
-    assert all(sum(group) <= TOKENS_PER_PASS for group in counts)
+    assert all(sum(group) <= TOKENS_PER_PASS or len(group) == 1 for group in counts)
     for group, (first, *_) in itertools.pairwise(counts):
         assert sum(group) + first > TOKENS_PER_PASS
+
+
+def stores(engine: GenerationEngine) -> list[torch.Tensor]:
+    """The keys and the values of all layers."""
+    found = [store for layer in engine.layers for store in (layer.keys, layer.values)]
+    return [store for store in found if store is not None]
 
 
 def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=CAPACITY)
 
-    def addresses() -> set[int]:
+    def used_memory() -> set[int]:
         rows = [engine.open_row(generator(index)) for index in range(2)]
         engine.respond(rows, [[9] * 70, [9, 9]], max_new_tokens=3, temperature=1.0)
-        stores = [store for layer in engine.layers for store in (layer.keys, layer.values)]
-        found = {store.data_ptr() for store in stores if store is not None}
+        found = {store.untyped_storage().data_ptr() for store in stores(engine)}
         engine.close_row(rows[0])
-        assert all(layer.keys is not None for layer in engine.layers)
+        assert len(stores(engine)) == 2 * len(engine.layers)
         engine.close_row(rows[1])
-        assert all(layer.keys is None and layer.values is None for layer in engine.layers)
+        assert not stores(engine)
         return found
 
-    assert addresses() == addresses()
+    used = used_memory()
+    assert used <= {storage.data_ptr() for storage in engine._memory.free}
+    assert used_memory() == used
 
 
-def test_a_cache_that_grows_many_times_takes_one_spare_piece_of_memory(
+def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
     llama: LanguageModel,
 ) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=1000)
     row = engine.open_row(generator(0))
     places = []
-    for _ in range(8):
-        engine.respond([row], [[9] * 100], max_new_tokens=3, temperature=1.0)
-        assert engine.layers[0].keys is not None
-        places.append(engine.layers[0].keys.shape[2])
-    assert len(set(places)) > 5
+    for _ in range(27):
+        engine.respond([row], [[9] * 34], max_new_tokens=3, temperature=1.0)
+        places.append(stores(engine)[0].shape[2])
+    assert row.length == 27 * 37 - 1
+    assert len(set(places)) > 8
+    assert places[-1] == 1024, "the capacity in whole steps of 64"
     assert len(engine._memory.free) == 1
 
 
@@ -255,6 +277,62 @@ def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: Langua
     expected = whole[torch.tensor(row.sampled_places) - 1].log_softmax(-1)
     expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=0.05, rtol=0)
+
+
+class ConvertedWeights(TorchDispatchMode):
+    """Notes which of a model's weights are converted to another format."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self._names = {weight.data_ptr(): name for name, weight in model.model.named_parameters()}
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self._names:
+            self.names.append(self._names[args[0].data_ptr()])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "frozen"])
+def test_in_a_rollout_each_weight_is_converted_once(llama: LanguageModel, trained: bool) -> None:
+    mixed = dataclasses.replace(
+        llama, model=copy.deepcopy(llama.model).requires_grad_(trained), autocast=torch.bfloat16
+    )
+    engine = GenerationEngine(mixed, num_rows=1, capacity=CAPACITY)
+    with ConvertedWeights(mixed) as converted, engine.rollout():
+        engine.respond([engine.open_row(generator(0))], [[9]], max_new_tokens=5, temperature=1.0)
+    num_linear_layers = 7 * len(engine.layers)
+    assert len(converted.names) == len(set(converted.names)) == num_linear_layers
+    assert all(weight.requires_grad is trained for weight in mixed.model.parameters())
+    assert all(weight.grad is None for weight in mixed.model.parameters())
+
+
+def test_a_rollout_after_an_update_uses_the_new_weights(llama: LanguageModel) -> None:
+    mixed = dataclasses.replace(llama, model=copy.deepcopy(llama.model), autocast=torch.bfloat16)
+    old_engine = GenerationEngine(mixed, num_rows=1, capacity=CAPACITY)
+
+    def written(engine: GenerationEngine) -> Response:
+        with engine.rollout():
+            row = engine.open_row(generator(0))
+            (response,) = engine.respond([row], [[9]], max_new_tokens=9, temperature=1.0)
+        return response
+
+    before = written(old_engine)
+    with torch.no_grad():
+        for weight in mixed.model.parameters():
+            weight.mul_(1.5)
+    assert written(old_engine) == written(GenerationEngine(mixed, num_rows=1, capacity=CAPACITY))
+    assert written(old_engine) != before
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(llama: LanguageModel, temperature: float) -> None:
+    diverged = dataclasses.replace(llama, model=copy.deepcopy(llama.model))
+    diverged.model.get_input_embeddings().weight.data[9] = float("nan")
+    engine = GenerationEngine(diverged, num_rows=1, capacity=CAPACITY)
+    row = engine.open_row(generator(0))
+    with pytest.raises(ModelError, match="logits are not finite"):
+        engine.respond([row], [[9]], max_new_tokens=2, temperature=temperature)
 
 
 def test_a_model_in_half_precision_errs_no_more_than_separate_passes_do(
@@ -313,7 +391,7 @@ def test_nothing_is_read_twice(llama: LanguageModel, monkeypatch: pytest.MonkeyP
 def test_a_context_that_restarts_is_answered_like_a_new_one_and_reads_what_is_new(
     any_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a row that goes on, and with the rows in each other's way."""
+    """Beside a row that goes on."""
     engine = GenerationEngine(any_model, num_rows=2, capacity=CAPACITY)
     rows = [engine.open_row(generator(name, "draws")) for name in range(2)]
     prompts = [[9, 10, 11, 12], [20, 21]]

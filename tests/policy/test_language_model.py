@@ -10,6 +10,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    FalconConfig,
+    FalconForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
     GraniteConfig,
@@ -20,6 +22,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 from ragen_apo.agent.context import ContextManager
@@ -288,6 +292,25 @@ def test_logits_that_are_scaled_after_the_projection_are_refused(
     save_model(GraniteForCausalLM(config), shop_tokenizer, tmp_path)
     with pytest.raises(ModelError, match="after the vocabulary projection"):
         load_language_model(tmp_path, device=CPU)
+
+
+def stablelm(vocab_size: int) -> PreTrainedModel:
+    return StableLmForCausalLM(StableLmConfig(vocab_size=vocab_size, **SIZES))
+
+
+def falcon(vocab_size: int) -> PreTrainedModel:
+    sizes = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    return FalconForCausalLM(FalconConfig(vocab_size=vocab_size, **sizes))
+
+
+@pytest.mark.parametrize("build", [stablelm, falcon])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_architecture_that_loses_arguments_of_attention_is_refused(
+    shop_tokenizer, tmp_path: Path, build: Callable[[int], PreTrainedModel], dtype: torch.dtype
+) -> None:
+    save_model(build(len(shop_tokenizer)), shop_tokenizer, tmp_path)
+    with pytest.raises(ModelError, match="would see each other"):
+        load_language_model(tmp_path, device=CPU, dtype=dtype)
 
 
 def test_mixed_precision_computes_nearly_the_same_and_is_another_reference(

@@ -169,7 +169,7 @@ def reference_page(keys: Mapping[str, Key]) -> str:
         "",
         "Every key that a YAML file may hold; one that is left out has its default. On the",
         "command line the same keys are written with dots: `--apo.beta2 0.05`. The options of an",
-        "environment, further keys of the section `environment`, are on [another page](environments.md).",
+        "environment, further keys of its section, have [a page of their own](environments.md).",
         "`python -m ragen_apo.config` prints this page.",
         "",
     ]

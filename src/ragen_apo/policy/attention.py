@@ -1,10 +1,11 @@
-"""Attention for CPUs, where PyTorch's fused kernel is not always the fastest way.
+"""Attention as generation, scoring and training need it, on every device.
 
-Two passes have a way of their own here: one new token a row, as generation makes it, and whole rows
-in mixed precision, as scoring and training make them: rotary positions leave queries and keys in
-float32, values are bfloat16. Where the processor has matrix units for bfloat16 (AMX), the fused
-kernel uses them and is faster at both. Everything else is PyTorch's; rows that are read one after
-another as segments of a pass go to it one by one.
+Generation reads several rows one after another as segments of one pass; each attends to its own
+context by PyTorch's kernel. On a CPU, where that kernel is not always the fastest way, two more
+passes have a way of their own: one new token a row, as generation makes it, and whole rows in mixed
+precision, as scoring and training make them: rotary positions leave queries and keys in float32,
+values are bfloat16. Where the processor has matrix units for bfloat16 (AMX), PyTorch's kernel uses
+them and is faster at both. Everything else is PyTorch's.
 
 Axes: B rows, H heads, T positions, D width of a head.
 """

@@ -20,6 +20,7 @@ Axes: B rows, S slots of the cache, T new tokens, L places of a slot, H hidden, 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from ragen_apo.errors import ContextError
+from ragen_apo.errors import ContextError, ModelError
 from ragen_apo.policy.attention import Segment
 from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
@@ -37,7 +38,8 @@ from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 _TAIL_TOKENS = 12
 """How many last tokens are decoded to look for a closing tag that is several tokens long."""
 _WAITING_SHARE = 1 / 4
-"""Prompts are read as soon as this share of the open rows waits: reading few costs a pass, too."""
+"""Prompts are read as soon as this share of the rows that want a response waits: reading few costs
+a pass, too."""
 _IDLE_SHARE = 1 / 4
 """At most this share of the slots of a pass are computed without need."""
 TOKENS_PER_PASS = 4096
@@ -112,7 +114,8 @@ class GenerationEngine:
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
-        self._view, self._memory = CacheView(), SpareMemory(num_places=capacity)
+        self._view = CacheView(capacity)
+        self._memory = SpareMemory(num_places=self._view.max_places)
         self.layers = [
             RaggedLayer(self._view, self._memory, num_rows=num_rows)
             for _ in range(model.config.num_hidden_layers)
@@ -138,6 +141,7 @@ class GenerationEngine:
 
     def close_row(self, row: Row) -> None:
         """Gives the row's place back."""
+        assert self._slots[row.slot] is row
         self._slots[row.slot] = None
         if self.num_free_rows == self.num_rows:
             self._close_all_rows()
@@ -152,12 +156,9 @@ class GenerationEngine:
 
     @contextlib.contextmanager
     def rollout(self) -> Iterator[None]:
-        """Inside, weights do not change: they are converted to the products' format once.
-
-        At the end every place is given back.
-        """
+        """Inside, no weight may change; at the end every place is given back."""
         try:
-            with self.model.autocasting():
+            with self.model.constant_weights():
                 yield
         finally:
             self._close_all_rows()
@@ -170,7 +171,7 @@ class GenerationEngine:
         If it restarts, the prompt is the row's whole context from now on. Raises ContextError if
         the context and a full response would not fit into the capacity.
         """
-        assert row.sampling is None
+        assert self._slots[row.slot] is row and row.sampling is None
         num_present = 0 if restarts else row.length + len(row.unread)
         self._check_room(num_present + len(prompt) + max_new_tokens)
         if restarts:
@@ -180,14 +181,15 @@ class GenerationEngine:
             row.unread = list(prompt[num_kept:])
         else:
             row.unread.extend(prompt)
+        assert row.unread
         row.sampling = _Sampling(row.draws.random(max_new_tokens))
 
-    @torch.inference_mode()
+    @torch.no_grad()  # in inference mode autocast would convert all weights again in every pass
     def step(self, *, temperature: float) -> list[tuple[Row, Response]]:
         """One token for every row that writes, or the first one for those that wait.
 
         Returns the responses that it finished. Temperature 0 takes the most probable token; its
-        log-probability is that at temperature 1.
+        log-probability is that at temperature 1. Raises ModelError for logits that are not finite.
         """
         finished: list[tuple[Row, Response]] = []
         for rows, logits_BV in self._passes():
@@ -210,10 +212,11 @@ class GenerationEngine:
         max_new_tokens: int,
         temperature: float,
     ) -> list[Response]:
-        """One response a row, in their order, once all of them are there.
+        """One response a row, in their order, once all of them are there; no other row may write.
 
         Raises ContextError, and changes nothing, if one of them would not fit into the capacity.
         """
+        assert not any(row and row.sampling for row in self._slots)
         for row, prompt in zip(rows, prompts, strict=True):
             self._check_room(row.length + len(row.unread) + len(prompt) + max_new_tokens)
         for row, prompt in zip(rows, prompts, strict=True):
@@ -259,13 +262,13 @@ class GenerationEngine:
         is_ahead_SL = torch.arange(view.places, device=device) > positions_S1
         mask_SL = torch.zeros(is_ahead_SL.shape, device=device, dtype=self._mask_dtype)
         mask_SL.masked_fill_(is_ahead_SL, float("-inf"))
-        hidden_STH = self._pass(
+        hidden_S1H = self._pass(
             torch.tensor(tokens, device=device)[:, None],
             positions_S1,
             attention_mask=mask_SL[:, None, None],
         )
         self._note_read(rows)
-        return self.model.logits(hidden_STH[[row.slot for row in rows], 0])
+        return self.model.logits(hidden_S1H[[row.slot for row in rows], 0])
 
     def _read_prompts(self, rows: Sequence[Row]) -> Tensor:
         """Feeds each row's unread tokens, as segments of one long row."""
@@ -358,20 +361,27 @@ def _sample(
         uniform_B = torch.tensor(draws, dtype=torch.float64)
         tokens_B = inverse_cdf(logprobs_BV, uniform_B.to(logits_BV.device))
     logprobs_B = logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
-    return tokens_B.tolist(), logprobs_B.tolist()
+    tokens, logprobs = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()
+    if not all(map(math.isfinite, logprobs)):
+        raise ModelError(
+            "the model's logits are not finite, so no token can be sampled; its weights have "
+            "diverged. Go back to an earlier checkpoint with a lower learning rate"
+        )
+    return [int(token) for token in tokens], logprobs
 
 
 def inverse_cdf(logprobs_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """The token [B] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
 
     Summed in float64, scaled by the total and kept below it, so that rounding never selects a token
-    of probability zero or one past the last.
+    of probability zero. Without probabilities (NaN) it is the last token.
     """
     cumulative_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
     total_B = cumulative_BV[:, -1]
     below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
     target_B1 = torch.minimum(uniform_B * total_B, below_B)[:, None]
-    return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
+    found_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
+    return found_B.clamp(max=logprobs_BV.shape[1] - 1)
 
 
 class _Sampling:

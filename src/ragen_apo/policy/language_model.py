@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from transformers import (
 
 from ragen_apo.config.agent import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
-from ragen_apo.policy.attention import ATTENTION
+from ragen_apo.policy.attention import ATTENTION, Segment
 from ragen_apo.policy.lora import adapters_disabled, plain_weights
 from ragen_apo.policy.passes import body_output, can_recompute
 from ragen_apo.seeding import derive_seed
@@ -72,6 +73,7 @@ class LanguageModel:
             )
         self.model.set_attn_implementation(ATTENTION)
         self._refuse_scaled_logits()
+        self._refuse_lost_segments()
 
     @property
     def device(self) -> torch.device:
@@ -116,11 +118,24 @@ class LanguageModel:
         with torch.autocast(self.device.type, enabled=False):
             return projection(hidden_NH.to(projection.weight.dtype)).float()
 
-    def autocasting(self) -> contextlib.AbstractContextManager[Any]:
-        """Passes inside share what autocast has converted; no weight may change meanwhile."""
+    @contextlib.contextmanager
+    def constant_weights(self) -> Iterator[None]:
+        """Inside, no weight may change and nothing is trained: autocast converts each weight once.
+
+        It keeps what it has converted of weights that require a gradient, so all of them do inside.
+        """
         if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.autocast)
+            yield
+            return
+        frozen = [weight for weight in self.model.parameters() if not weight.requires_grad]
+        try:
+            for weight in frozen:
+                weight.requires_grad_(weight.is_floating_point())
+            with torch.autocast(self.device.type, dtype=self.autocast):
+                yield
+        finally:
+            for weight in frozen:
+                weight.requires_grad_(False)
 
     def freeze_embeddings(self) -> None:
         """Keeps the token embeddings, and with tied weights the projection, as they are."""
@@ -177,6 +192,26 @@ class LanguageModel:
                 f"{type(self.model).__name__} changes its logits after the vocabulary projection "
                 "(soft-capping or scaling), which sampling and training here would leave out. "
                 "Use an architecture without it, such as Qwen or Llama."
+            )
+
+    def _refuse_lost_segments(self) -> None:
+        """Raises ModelError if `attend` does not get what generation says about a pass.
+
+        Then the mask that it hands over with segments, which hides nothing, would be all there is.
+        """
+        probe = torch.tensor([[0, 1, 2]], device=self.device)
+        with torch.inference_mode():
+            causal = self.hidden_states(probe)
+            of_segments = self.hidden_states(
+                probe,
+                attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
+                segments=[Segment(slot=0, tokens=slice(0, 3), length=3)],
+            )
+        if not torch.allclose(causal, of_segments, rtol=0.01, atol=0.01):
+            raise ModelError(
+                f"{type(self.model).__name__} does not hand its arguments on to attention as "
+                "transformers' attention interface asks for, so episodes that are read in one "
+                "pass would see each other. Use another architecture, such as Qwen or Llama."
             )
 
 

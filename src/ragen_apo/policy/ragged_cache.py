@@ -26,6 +26,8 @@ _GROWTH = 1.2
 class CacheView:
     """What the attention layers of one forward pass read and write."""
 
+    capacity: int
+    """The longest row that there can be."""
     slots_BT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
     """Whose tokens the pass reads."""
     positions_BT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
@@ -50,19 +52,27 @@ class CacheView:
             self._flat_index[key] = (first_BHT + self.positions_BT[:, None]).flatten()
         return self._flat_index[key]
 
+    @property
+    def max_places(self) -> int:
+        return _whole_steps(self.capacity)
+
     def reserve(self, length: int) -> None:
         """Makes room for rows of this length."""
         if length > self.places:
             wanted = max(length, int(self.places * _GROWTH))
-            self.places = -(-wanted // _PLACES_STEP) * _PLACES_STEP
+            self.places = min(_whole_steps(wanted), self.max_places)
+
+
+def _whole_steps(places: int) -> int:
+    return -(-places // _PLACES_STEP) * _PLACES_STEP
 
 
 class SpareMemory:
     """Main memory that outgrown or finished caches have left, for the next ones.
 
     Fresh pages are slow, and a cache grows many times. So pieces in main memory are as large as a
-    cache can become, where pages that were never written take no room: two caches that grow in
-    turn exchange theirs. On an accelerator, PyTorch's allocator does the same.
+    cache can become (pages that were never written take no room), and a store that grows takes the
+    piece that the store before it has left. On an accelerator, PyTorch's allocator does the same.
     """
 
     def __init__(self, *, num_places: int) -> None:
