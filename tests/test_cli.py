@@ -449,6 +449,10 @@ def test_play_takes_options_of_the_environment(
         (["shop", "--task", 10_000], ["--task must be from 0 to 396", "got 10000"]),
         (["shpo"], ["'shpo'", "did you mean 'shop'"]),
         (["shop", "--max_turn", 3], ["max_turn: unknown key", "max_turns"]),
+        (
+            ["webshop", "--data", "generated:50", "--goals", "human"],
+            ["the split 'train' has no tasks; take --split test"],
+        ),
     ],
 )
 def test_play_with_bad_arguments(arguments: list, parts: list[str], command: Command) -> None:

@@ -27,7 +27,7 @@ app = App(
     version=ragen_apo.__version__,
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
-console = Console()
+console = Console(markup=False)
 PLAY_SEED = 0
 """Seeds the environment's draws in an episode that a person plays."""
 
@@ -229,6 +229,9 @@ def play(
 
     world = make_environment(environment, parse_options(options))
     tasks = world.tasks(split)
+    if not tasks:
+        filled = [name for name in world.properties.splits if world.tasks(name)]
+        raise ConfigError(f"the split {split!r} has no tasks; take --split {' or '.join(filled)}")
     if not 0 <= task < len(tasks):
         raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
     if record is not None and record.suffix != SUFFIX:

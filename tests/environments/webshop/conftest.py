@@ -46,25 +46,35 @@ def make_real(store: Path, real_data: Path) -> Callable[..., WebShopEnvironment]
 
 
 @pytest.fixture
-def one_product(tmp_path: Path) -> Callable[..., WebShopEnvironment]:
+def shop_of(tmp_path: Path) -> Callable[..., WebShopEnvironment]:
+    """Shops with the given records of products; the goal is about the first."""
+
+    def build(products: Sequence[Mapping[str, Any]], **options: Any) -> WebShopEnvironment:
+        data = tmp_path / "data"
+        data.mkdir(exist_ok=True)
+        fields = {
+            "full_description": "", "pricing": "$5.0", "small_description": [], "images": [],
+            "category": "fashion", "query": "shirts", "product_category": "A › B",
+            "customization_options": {},
+        }  # fmt: skip
+        records = [fields | dict(product) for product in products]
+        labels = {"attributes": ["odd"], "instruction": "Find me odd shirts"}
+        (data / "items_shuffle_1.json").write_text(json.dumps(records))
+        (data / "items_ins_v2_1.json").write_text(
+            json.dumps({records[0]["asin"]: {**labels, "instruction_attributes": ["odd"]}})
+        )
+        return WebShopEnvironment(data=data, store=tmp_path / "store", nouns="words", **options)
+
+    return build
+
+
+@pytest.fixture
+def one_product(shop_of: Callable[..., WebShopEnvironment]) -> Callable[..., WebShopEnvironment]:
     """Shops with a single shirt, B000000001, that has the given groups of options."""
 
     def build(groups: Mapping[str, Sequence[str]], **options: Any) -> WebShopEnvironment:
-        data = tmp_path / "data"
-        data.mkdir()
-        product = {
-            "asin": "B000000001", "name": "Odd shirt", "full_description": "", "pricing": "$5.0",
-            "small_description": [], "category": "fashion", "query": "shirts",
-            "product_category": "A › B", "images": [],
-            "customization_options": {
-                name: [{"value": value} for value in values] for name, values in groups.items()
-            },
-        }  # fmt: skip
-        labels = {"attributes": ["odd"], "instruction": "Find me odd shirts"}
-        (data / "items_shuffle_1.json").write_text(json.dumps([product]))
-        (data / "items_ins_v2_1.json").write_text(
-            json.dumps({"B000000001": {**labels, "instruction_attributes": ["odd"]}})
-        )
-        return WebShopEnvironment(data=data, store=tmp_path / "store", nouns="words", **options)
+        choices = {name: [{"value": value} for value in values] for name, values in groups.items()}
+        shirt = {"asin": "B000000001", "name": "Odd shirt", "customization_options": choices}
+        return shop_of([shirt], **options)
 
     return build

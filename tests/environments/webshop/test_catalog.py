@@ -61,11 +61,26 @@ def test_a_product_is_read_by_upstreams_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "bullets"), [([], ()), (None, ("",)), ("", ("",)), (["a", None], ("a", ""))]
+)
+def test_a_product_without_features_has_none_or_an_empty_one(
+    tmp_path: Path, given: object, bullets: tuple[str, ...]
+) -> None:
+    files = find_data_files(write(tmp_path / "data", [record("B1", small_description=given)]))
+    (product,) = read_products(files)
+    assert product.bullet_points == bullets
+    assert product.document.startswith("product b1 about it ")
+
+
+@pytest.mark.parametrize(
     ("pricing", "prices", "tag"),
     [
         ("$15.9", (15.9,), "$15.9"),
         ("$1,299.00 - $1,499.50", (1299.0, 1499.5), "$1299.0 to $1499.5"),
         ("$1 $2 $3", (1.0, 2.0), "$1.0 to $2.0"),
+        ("$5.99 - 7.99 a pair", (5.99,), "$5.99"),
+        ("from $1.99.", (1.99,), "$1.99"),
+        ("$.99", (0.99,), "$0.99"),
         ("", (100.0,), "$100.0"),
         (None, (100.0,), "$100.0"),
         ("free", (100.0,), "$100.0"),

@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import pickle
 import random
@@ -74,6 +75,28 @@ def test_parsing_equals_upstreams_pattern(action: str) -> None:
     match = re.match(r"(.+)\[(.+)\]", action)
     expected = None if match is None else (match.group(1), match.group(2).lower())
     assert parse_action(action) == expected
+
+
+@pytest.mark.parametrize("action", ["CLICK[Buy Now]", "click[ buy now ]", "click [buy now]"])
+def test_upstreams_modes_are_strict_where_the_default_mode_is_not(make: Make, action: str) -> None:
+    for mode in MODES:
+        environment = make(observation=mode)
+        to_item(environment)
+        _, _, terminated, _, info = environment.step(action)
+        assert (terminated, info["invalid_action"]) == (mode == "compact", mode != "compact")
+
+
+def test_a_task_that_asks_for_less_than_its_product_costs_is_of_another_price_seed(
+    make: Make,
+) -> None:
+    environment = make()
+    for number in range(0, environment.num_goals, 7):
+        environment.reset(environment.goal_task(number), seed=0)
+    task = environment.goal_task(0)
+    price = environment.prices()[task.payload["asin"]]
+    cheaper = dataclasses.replace(task, payload={**task.payload, "price_limit": price - 0.01})
+    with pytest.raises(ConfigError, match="of another price seed than 0"):
+        environment.reset(cheaper, seed=0)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -260,7 +283,7 @@ HOSTILE = [
     *("search[\x00\x1b[31m]", "search[\ud800]", "click[\udfff]", "search[\u202e\ufeff]", "\n\n[a]"),
     *("search[' OR 1=1 --]", 'search["navy" "small"]', "search[{{7*7}}]", "click[../../etc]"),
     *("search[\u0301" * 50 + "]", "search[" + "\U0001f468\u200d" * 500 + "]", "click[%s%n]"),
-    *("CLICK[BUY NOW]", "click[ buy now ]", " search[x]", "search[ ]", "search[]]", "click[[]"),
+    *(" search[x]", "search[ ]", "search[]]", "click[[]"),
 ]
 
 
@@ -369,7 +392,9 @@ def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(one_product
         ("click b07hrfsnl4", ("click", "b07hrfsnl4")),
         ("  Search Red [wool] Shirt \nclick x", ("search", "red [wool] shirt")),
         ("click[< prev]", ("click", "< prev")),
-        ("click [buy now]", ("click ", "buy now")),
+        ("Search[red shoe]", ("search", "red shoe")),
+        (" CLICK [ 3 ] ", ("click", "3")),
+        ("search [red] shoe", ("search", "red")),
         ("click", None),
         ("buy now", None),
     ],

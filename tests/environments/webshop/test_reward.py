@@ -9,10 +9,13 @@ from ragen_apo.environments.webshop.nouns import every_word, rule_nouns
 from ragen_apo.environments.webshop.reward import (
     RewardRule,
     RewardVariant,
+    attribute_matches,
+    option_matches,
     title_score,
     type_factor,
     wanted_option_text,
 )
+from ragen_apo.environments.webshop.text_match import token_set_ratio
 
 SHIRT = Product(
     asin="B000000001",
@@ -79,7 +82,15 @@ def test_a_purchase_of_another_kind_is_halved_and_a_foreign_title_is_worth_nothi
 
 @pytest.mark.parametrize(
     ("of_titles", "same_type", "expected"),
-    [(0.0, True, 0.0), (0.05, True, 0.1), (0.15, True, 1.0), (0.15, False, 0.5), (0.3, False, 1.0)],
+    [
+        (0.0, True, 0.0),
+        (0.05, True, 0.1),
+        (0.1, True, 1.0),  # the step is below 0.1
+        (0.15, True, 1.0),
+        (0.15, False, 0.5),
+        (0.2, False, 0.5),  # and the next one above 0.2
+        (0.3, False, 1.0),
+    ],
 )
 def test_the_type_factor_has_four_steps(of_titles: float, same_type: bool, expected: float) -> None:
     assert type_factor(of_titles, same_type=same_type) == expected
@@ -124,3 +135,37 @@ def test_the_rule_without_a_model_leaves_out_colours_adjectives_and_function_wor
 
 def test_goals_without_options_are_scored_by_attributes_and_price() -> None:
     assert score(goal=dataclasses.replace(GOAL, options=()), selected={}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("own", "attribute", "likeness"),
+    [("abcdefghijk", "abcdefghijk0123", 85), ("abc", "abc0", 86)],
+)
+def test_texts_match_if_they_are_more_than_85_percent_alike(
+    own: str, attribute: str, likeness: int
+) -> None:
+    assert token_set_ratio(own, attribute) == likeness
+    product = dataclasses.replace(SHIRT, attributes=(own,))
+    assert attribute_matches(attribute, product) == (likeness > 85)
+    assert option_matches(attribute, [own]) == (likeness > 85)
+
+
+@pytest.mark.parametrize(
+    ("query", "category", "factor"),
+    [
+        ("men's shirts", "Home › Rugs", 1.0),  # the same query is enough
+        ("rugs", "Clothing › Men › Rugs", 1.0),  # as are two levels of the category
+        ("rugs", "Clothing › Rugs", 0.5),
+    ],
+)
+def test_a_product_is_of_the_same_kind_by_its_query_or_two_levels_of_its_category(
+    query: str, category: str, factor: float
+) -> None:
+    # 3 of 20 words: too few to make titles alike by themselves, too many to make them foreign.
+    wanted = dataclasses.replace(SHIRT, title="soft cotton shirt " + " ".join("abcdefghijklmnopq"))
+    bought = dataclasses.replace(SHIRT, query=query, product_category=category)
+    found = UPSTREAM.score(
+        GOAL, wanted, bought, price=19.0, selected={"color": "navy", "size": "small"}
+    )
+    assert found.parts["title_score"] == 0.15
+    assert found.parts["r_type"] == factor

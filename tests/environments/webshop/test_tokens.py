@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.environments.webshop.tokens import MAX_TOKEN_LENGTH, analyze, tokenize
+from ragen_apo.environments.webshop.tokens import MAX_TOKEN_LENGTH, STOP_WORDS, analyze, tokenize
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,8 @@ from ragen_apo.environments.webshop.tokens import MAX_TOKEN_LENGTH, analyze, tok
         ("t-shirt & slip-on", ["t", "shirt", "slip", "on"]),
         ("lego™ star®", ["lego", "™", "star", "®"]),
         ("▶ play ◀", ["▶", "play", "◀"]),
-        ("☆ ✿ ➤ ¼ best", ["best"]),  # symbols without the Emoji property are no tokens
+        ("☆ ✿ ➤ ¼ best", ["best"]),  # symbols that are no pictographs are no tokens
+        ("★ ☞ ♡ best", ["★", "☞", "♡", "best"]),  # Extended_Pictographic, though not Emoji
         ("❤dear", ["❤", "dear"]),
         ("👍🏽ok", ["👍🏽", "ok"]),  # an emoji keeps its modifier
         ("👨‍👩‍👧 family", ["👨‍👩‍👧", "family"]),
@@ -54,6 +55,10 @@ def test_words_longer_than_the_limit_are_cut_into_pieces() -> None:
     assert [len(token) for token in tokenize("a" * 600)] == [255, 255, 90]
     assert [len(token) for token in tokenize("é" * 600)] == [255, 255, 90]
     assert MAX_TOKEN_LENGTH == 255
+
+
+def test_there_are_as_many_stop_words_as_in_lucene() -> None:
+    assert len(STOP_WORDS) == 33
 
 
 def test_stop_words_and_possessives_go_and_the_rest_is_stemmed() -> None:

@@ -25,6 +25,7 @@ from ragen_apo.progress import Progress, SilentProgress
 
 MAX_ASIN_LENGTH = 10
 DEFAULT_PRICE = 100.0
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 NO_ATTRIBUTES: Final = ("DUMMY_ATTR",)
 PROGRESS_EVERY = 1000
 PRODUCT_CACHE_SIZE = 4096
@@ -73,15 +74,9 @@ class Product:
 
 
 def parse_prices(pricing: str | None) -> tuple[tuple[float, ...], str]:
-    """The first two numbers after a `$` and the tag that pages show; without a number 100.0."""
-    prices: list[float] = []
-    for part in (pricing or "").split("$")[1:]:
-        try:
-            prices.append(float(re.sub(r"[^\d.]", "", part)))
-        except ValueError:
-            continue
-    if not prices:
-        prices = [DEFAULT_PRICE]
+    """The first number after each `$`, two at most, and the tag that pages show; or 100.0."""
+    numbers = [_NUMBER.search(part.replace(",", "")) for part in (pricing or "").split("$")[1:]]
+    prices = [float(number[0]) for number in numbers if number] or [DEFAULT_PRICE]
     tag = f"${prices[0]}" if len(prices) == 1 else f"${prices[0]} to ${prices[1]}"
     return tuple(prices[:2]), tag
 
@@ -102,7 +97,8 @@ def parse_product(
 ) -> Product:
     """One product from its record in the three files."""
     prices, tag = parse_prices(record.get("pricing"))
-    bullets = record.get("small_description") or ""
+    bullets = record.get("small_description")
+    bullets = "" if bullets is None else bullets
     return Product(
         asin=record["asin"],
         title=record["name"] or "",

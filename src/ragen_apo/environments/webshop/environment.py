@@ -47,7 +47,7 @@ from ragen_apo.environments.webshop.views import ProductViews, product_views
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 5
+TEXT_VERSION = 6
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
@@ -197,8 +197,19 @@ class WebShopEnvironment:
         return self._book.prices
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
-        """Starts an episode; the seed is accepted and not used, nothing here is random."""
-        self._goal = goal_of_task(task, self._catalog)
+        """Starts an episode; the seed is accepted and not used, nothing here is random.
+
+        Raises ConfigError for a task of another environment, or of other prices where they show.
+        """
+        goal = goal_of_task(task, self._catalog)
+        price = float(self._book.prices[goal.product])
+        if price > goal.price_limit:
+            raise ConfigError(
+                f"task {task.task_id} asks for less than {goal.price_limit:g} and its product "
+                f"costs {price:g}: it is of another price seed than {self.options.price_seed}; "
+                "take the task from this environment"
+            )
+        self._goal = goal
         self._task = task
         self._session = Session()
         self._num_turns = 0

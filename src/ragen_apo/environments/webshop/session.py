@@ -54,11 +54,15 @@ _PLAIN_ACTION = re.compile(r"\s*(search|click)\s+(\S[^\n]*)", re.IGNORECASE)
 
 
 def parse_plain_action(action: str) -> tuple[str, str] | None:
-    """`name argument` without brackets, how `compact` is written; or as `parse_action`."""
+    """`name argument` without brackets, how `compact` is written, or with them.
+
+    Other than upstream it takes the name in any case, and blanks around name and argument.
+    """
     found = _PLAIN_ACTION.match(action)
-    if found is None or found[2].startswith("["):
-        return parse_action(action)
-    return found[1].lower(), found[2].strip().lower()
+    if found is not None and not found[2].startswith("["):
+        return found[1].lower(), found[2].strip().lower()
+    parsed = parse_action(action)
+    return parsed and (parsed[0].strip().lower(), parsed[1].strip())
 
 
 @dataclass
