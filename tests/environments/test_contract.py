@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragen_apo.config import load_config, resolved_yaml
 from ragen_apo.environments.base import (
     ScriptedPolicy,
     TextEnvironment,
@@ -26,6 +28,10 @@ from ragen_apo.environments.base import (
     make_environment,
 )
 from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import create_run
+from ragen_apo.training.pipeline import train
 from ragen_apo.types import Task, make_task
 
 if sys.version_info >= (3, 11):
@@ -157,6 +163,18 @@ def transcripts(name: str) -> list[tuple]:
         for policy_name, make_policy in sorted(environment.scripted_policies().items())
         for task in tasks
     ]
+
+
+def test_the_documented_configuration_trains(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    (tmp_path / "guess.yaml").write_text(block_of_document("yaml"), encoding="utf-8")
+    short = ["--warm_start.demonstrations.num_steps=2", "--training.max_steps=1"]
+    config = load_config(tmp_path / "guess.yaml", [*short, "--run.num_threads=1"])
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    train(config, run, progress=SilentProgress())
+    torch.set_num_threads(threads)
+    assert run.policy.exists()
+    assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [32]
 
 
 @every_environment

@@ -169,8 +169,8 @@ class PolicyConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the model; only for models you trust."""
     freeze_embeddings: bool = False
-    """Leave token embeddings as they are in Stage 2: less is learned about one id that does not
-    hold for all of them."""
+    """Leave token embeddings as they are in Stage 2, so that less can be learned by heart about
+    single ids."""
     lora: LoraConfig | None = None
     """Train low-rank adapters of a pretrained model; null trains all weights."""
     small: SmallModelConfig = SmallModelConfig()
@@ -202,10 +202,10 @@ class DemonstrationsConfig(Section):
     num_episodes_per_task: Count = 3
     """Demonstrations per training task."""
     relabel: Literal["none", "numbers", "copied"] = "none"
-    """Which tokens of a demonstration get other values, the same one for the same token, so that
-    they are copied and not learned by heart. `numbers`: all numbers, where they are names;
-    `copied`: all but the fixed phrases, which are what most demonstrations have in common and what
-    the teacher says without having read it."""
+    """Renames tokens at random, each in the same way throughout a demonstration, so that the model
+    must copy them and cannot know them by heart. `numbers`: all numbers, where they are names;
+    `copied`: all tokens but those of fixed phrases, which most demonstrations have or which the
+    teacher says without having read them."""
     relabel_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the demonstrations that are relabelled; the others stay as they are."""
     num_steps: CountOrZero = 250

@@ -100,7 +100,7 @@ class ApoConfig(Section):
     """Subtract the mean residual of the step, which changes no expected gradient; before the clamp.
     """
     kl_coefficient: NonNegative = 0.0
-    """Weight of an added KL penalty; adds to beta2 what pulls towards the reference."""
+    """Weight of an added KL penalty; acts as if beta2 were larger by it."""
     temperature: Positive = 1.0
     """Sampling temperature of Stage 1 and Stage 2."""
     shuffle_returns: bool = False
