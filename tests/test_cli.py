@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from ragen_apo import cli
+from ragen_apo.environments.contract import PROMISES
+from ragen_apo.environments.frozen_lake import FrozenLakeWorld
 from ragen_apo.files import read_json_lines
 from ragen_apo.training import supervised
 
@@ -23,7 +25,7 @@ from ragen_apo.training import supervised
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
 COMPARISON = Path(__file__).resolve().parents[1] / "configs" / "compare_shop.yaml"
-VERBS = ("train", "estimate-values", "evaluate", "report", "play")
+VERBS = ("train", "estimate-values", "evaluate", "report", "compare", "play", "check")
 
 
 class Result:
@@ -461,6 +463,22 @@ def test_play_with_bad_arguments(arguments: list, parts: list[str], command: Com
 
 SHOP_OPTIONS = ("--max_turns", 3, "--num_products", 24)
 """Those of the tiny configuration."""
+
+
+def test_check_prints_each_promise_and_how_the_scripted_policies_fare(command: Command) -> None:
+    result = command("check", "frozen_lake", "--slippery", "false", "--num-tasks", 4)
+    assert result.status == 0
+    assert result.out.count("ok  ") == len(PROMISES)
+    assert "oracle" in result.out and "100.0%" in result.out
+
+
+def test_check_of_an_environment_with_a_fault_says_so_and_ends_with_status_1(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FrozenLakeWorld, "key", lambda _: "always the same")
+    result = command("check", "frozen_lake", "--slippery", "false")
+    assert result.status == 1
+    assert "NOT  equal state keys mean equal futures" in result.out
 
 
 def play_and_record(

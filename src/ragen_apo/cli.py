@@ -18,7 +18,10 @@ import ragen_apo
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ragen_apo.config import RunConfig
+    from ragen_apo.environments.contract import PolicyResult
     from ragen_apo.run_directory import RunDirectory
 
 app = App(
@@ -246,6 +249,39 @@ def play(
             console.print("not recorded: the episode did not come to its end")
 
 
+@app.command
+def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
+    """Check an environment: does it keep what every environment promises?
+
+    Also plays its scripted policies on training tasks. Exit status 1 if something is found.
+
+    Parameters
+    ----------
+    environment
+        Name of an environment, built-in or from an installed package.
+    options
+        Options of the environment, such as `--max_turns 5`.
+    num_tasks
+        Training tasks that each scripted policy plays for the table.
+    """
+    from functools import partial
+
+    from ragen_apo.config.overrides import parse_options
+    from ragen_apo.environments.base import make_environment
+    from ragen_apo.environments.contract import check_environment, policy_table
+
+    make = partial(make_environment, environment, parse_options(options))
+    make()  # wrong options are refused here and are no finding
+    found = check_environment(make)
+    for promise, problem in found.items():
+        console.print(f"{'ok  ' if problem is None else 'NOT '} {promise}", highlight=False)
+        if problem is not None:
+            console.print(f"       {problem}", highlight=False, soft_wrap=True)
+    if any(found.values()):
+        sys.exit(1)
+    _print_policies(policy_table(make(), num_tasks=num_tasks))
+
+
 data = App(name="data", help="Get the data that an environment needs.")
 app.command(data)
 
@@ -374,6 +410,18 @@ def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | Non
     with ConsoleProgress(console) as progress:
         results = evaluate_run(settings, run, plan=plan, pass_k=pass_k, progress=progress)
     _print_results(results)
+
+
+def _print_policies(table: Mapping[str, PolicyResult]) -> None:
+    from rich.table import Table
+
+    shown = Table(title="scripted policies on training tasks")
+    for heading in ("policy", "success", "average return", "average turns"):
+        shown.add_column(heading, justify="left" if heading == "policy" else "right")
+    for name, row in table.items():
+        figures = f"{row.success_rate:.1%}", f"{row.episode_return:.3f}", f"{row.num_turns:.2f}"
+        shown.add_row(name, *figures)
+    console.print(shown)
 
 
 def _print_results(results: dict) -> None:

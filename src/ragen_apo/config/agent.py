@@ -144,7 +144,7 @@ ALL_LINEAR = "all-linear"
 
 
 class LoraConfig(Section):
-    """Low-rank adapters, trained in place of the weights; needs `pip install ragen-apo[lora]`.
+    """Low-rank adapters, trained in place of the weights; needs peft (`pip install peft`).
 
     Folders that a run writes hold the sum of both, rounded to run.dtype, and load like any model.
     """

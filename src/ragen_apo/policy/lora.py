@@ -32,8 +32,8 @@ def require_peft() -> None:
     """Raises ConfigError if the package that makes adapters is not installed."""
     if find_spec("peft") is None:
         raise ConfigError(
-            "policy.lora needs the package peft, which is not installed: pip install "
-            "'ragen-apo[lora]', or set policy.lora to null to train all weights"
+            "policy.lora needs the package peft, which is not installed: pip install peft, or set "
+            "policy.lora to null to train all weights"
         )
 
 

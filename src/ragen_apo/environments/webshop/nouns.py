@@ -57,9 +57,9 @@ def _spacy_model() -> Any:
         return spacy.load(SPACY_MODEL)
     except (ImportError, OSError) as error:
         raise EnvironmentDataError(
-            f"the noun rule 'spacy' needs spaCy and its model {SPACY_MODEL}: {error}; install the "
-            f"extra `ragen-apo[webshop]` and run `python -m spacy download {SPACY_MODEL}`, or "
-            "choose the noun rule 'rule'"
+            f"the noun rule 'spacy' needs spaCy and its model {SPACY_MODEL}: {error}; run `pip "
+            f"install spacy` and `python -m spacy download {SPACY_MODEL}`, or choose the noun rule "
+            "'rule'"
         ) from error
 
 

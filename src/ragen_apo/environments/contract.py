@@ -1,0 +1,378 @@
+"""What every environment promises, as functions that look for a case where it is not kept.
+
+A promise takes a factory of new, equal environments and raises `ContractError` with what it found;
+`PROMISES` has them all, `check_environment` asks for each, `policy_table` says how the scripted
+policies fare. `ragen-apo check NAME` does both for any environment, the tests of this project do so
+for the built-in ones. What a promise is good for: docs/environment.md.
+
+Nothing found is no proof: a few tasks are played, with the scripted policies and with odd texts.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
+from ragen_apo.errors import ConfigError, RagenApoError
+from ragen_apo.types import Task, make_task
+
+Factory = Callable[[], TextEnvironment]
+Promise = Callable[[Factory], None]
+
+NUM_TASKS = 5
+"""Tasks of a split that are played."""
+MAX_TURNS = 200
+"""Where an environment ends no episode by itself."""
+NO_ACTION = "\x00"
+LONG_TEXTS = ("9" * 10_000, "word " * 10_000)
+ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXTS)
+ROUNDING = 1e-9
+NUM_WALKS = 300
+
+
+class ContractError(RagenApoError):
+    """A case in which an environment does not do what every environment promises."""
+
+
+class Step(NamedTuple):
+    """One turn of an episode; equal ones are equal in every respect."""
+
+    reply: Reply
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+    state_key: str
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What a scripted policy did in one task."""
+
+    task: Task
+    first_observation: str
+    steps: tuple[Step, ...]
+
+    @property
+    def episode_return(self) -> float:
+        return sum(step.reward for step in self.steps)
+
+    @property
+    def success(self) -> bool:
+        return bool(self.steps) and self.steps[-1].info.get("success") is True
+
+
+def play(
+    environment: TextEnvironment, task: Task, policy: ScriptedPolicy, *, seed: int = 7
+) -> Episode:
+    """One episode of a scripted policy."""
+    policy.begin(task, seed=seed)
+    first, _ = environment.reset(task, seed=seed)
+    observation, ended, steps = first, False, []
+    while not ended and len(steps) < MAX_TURNS:
+        reply = policy.act(observation)
+        step = Step(reply, *environment.step(reply.action), environment.state_key())
+        steps.append(step)
+        observation, ended = step.observation, step.terminated or step.truncated
+    return Episode(task, first, tuple(steps))
+
+
+def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
+    """Each scripted policy, by name, in a few tasks of each split."""
+    environment = make()
+    policies = sorted(environment.scripted_policies().items())
+    for split in environment.properties.splits:
+        for task in environment.tasks(split)[:NUM_TASKS]:
+            for name, make_policy in policies:
+                yield name, play(environment, task, make_policy())
+
+
+def _tasks(environment: TextEnvironment, number: int) -> Sequence[Task]:
+    """The first tasks of `train`, or of the first split that has any."""
+    listed = (environment.tasks(split) for split in ("train", *environment.properties.splits))
+    return next(tasks for tasks in listed if tasks)[:number]
+
+
+def _first_task(environment: TextEnvironment) -> Task:
+    return _tasks(environment, 1)[0]
+
+
+def tasks_are_named_by_their_content(make: Factory) -> None:
+    """Ids are unique and hashes of the task (`make_task`), and every split lists them alike."""
+    environment, again = make(), make()
+    name = environment.properties.name
+    for split in environment.properties.splits:
+        tasks = environment.tasks(split)
+        if list(tasks) != list(again.tasks(split)):
+            raise ContractError(f"two environments list other tasks in {split!r}")
+        ids = [task.task_id for task in tasks]
+        if len(set(ids)) < len(ids):
+            raise ContractError(f"a task is in the split {split!r} twice")
+        for task in tasks:
+            content = {"instruction": task.instruction, "split": task.split}
+            content |= {"category": task.category}
+            made = make_task(environment=name, **content, payload=task.payload)
+            if made.task_id != task.task_id:
+                raise ContractError(f"task {task.task_id} is not make_task's of {name!r}: {task}")
+
+
+def training_tasks_are_no_test_tasks(make: Factory) -> None:
+    """There are splits `train` and `test`, and no task is in both."""
+    environment = make()
+    missing = {"train", "test"} - set(environment.properties.splits)
+    if missing:
+        raise ContractError(f"there is no split {' and no split '.join(sorted(missing))}")
+    train = {(task.instruction, repr(task.payload)) for task in environment.tasks("train")}
+    for task in environment.tasks("test"):
+        if (task.instruction, repr(task.payload)) in train:
+            raise ContractError(f"the test task {task} is a training task, too")
+
+
+def foreign_tasks_and_splits_are_refused(make: Factory) -> None:
+    """A task of another environment and an unknown split raise ConfigError."""
+    environment = make()
+    foreign = make_task(
+        environment="elsewhere", instruction="", split="train", category="", payload={}
+    )
+    for what, ask in (
+        ("reset with a task of another environment", lambda: environment.reset(foreign, seed=0)),
+        ("tasks of an unknown split", lambda: environment.tasks("no such split")),
+    ):
+        try:
+            ask()
+        except ConfigError:
+            continue
+        raise ContractError(f"{what} raised no ConfigError")
+
+
+def equal_environments_write_equal_texts(make: Factory) -> None:
+    """Two environments with the same options, tasks and actions agree in everything."""
+    for (name, one), (_, other) in zip(episodes(make), episodes(make), strict=True):
+        for number, (mine, its) in enumerate(zip(one.steps, other.steps, strict=False)):
+            if mine != its:
+                raise ContractError(
+                    f"turn {number + 1} of {name!r} in task {one.task.task_id} differs:\n"
+                    f"  {mine}\n  {its}"
+                )
+        if one != other:
+            raise ContractError(f"{name!r} in task {one.task.task_id} differs in length or start")
+
+
+def seeds_matter_where_it_is_declared(make: Factory) -> None:
+    """With the same actions the seed changes nothing in an environment that is deterministic.
+
+    In one that is not, it changes something in some task.
+    """
+    environment = make()
+    policy = sorted(environment.scripted_policies())[0]
+    differ = False
+    for task in _tasks(environment, 30):
+        made = environment.scripted_policies()[policy]()
+        actions = [step.reply.action for step in play(environment, task, made).steps]
+        one, same, other = (_answers(environment, task, actions, seed=s) for s in (1, 1, 2))
+        if one != same:
+            raise ContractError(f"task {task.task_id} goes on otherwise with the same seed")
+        differ |= one != other
+    if differ and environment.properties.deterministic:
+        raise ContractError("`deterministic` is declared, and the seed of `reset` matters")
+    if not differ and not environment.properties.deterministic:
+        raise ContractError("the seed of `reset` changes nothing; declare `deterministic`")
+
+
+def _answers(
+    environment: TextEnvironment, task: Task, actions: Sequence[str], *, seed: int
+) -> list[Any]:
+    first, _ = environment.reset(task, seed=seed)
+    return [first, *(environment.step(action)[:4] for action in actions)]
+
+
+def any_text_is_answered(make: Factory) -> None:
+    """No text makes `step` raise; rewards are finite; the types are those of Gymnasium."""
+    environment = make()
+    task = _first_task(environment)
+    verbs = ("", *environment.properties.rules.split()[:30])
+    for text in (f"{verb} {odd}" for verb in verbs for odd in ODD_TEXTS):
+        environment.reset(task, seed=0)
+        try:
+            answer = environment.step(text)
+        except Exception as error:
+            raise ContractError(f"the text {text[:40]!r} made step raise {error!r}") from error
+        observation, reward, terminated, truncated, info = answer
+        kinds = (observation, str), (reward, float), (terminated, bool), (truncated, bool)
+        wrong = [value for value, kind in (*kinds, (info, dict)) if not isinstance(value, kind)]
+        if wrong or not math.isfinite(reward):
+            raise ContractError(f"to {text[:40]!r} step answered {wrong or reward}")
+
+
+def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
+    """Such a text sets `info["invalid_action"]`; a turn limit may truncate the episode."""
+    environment = make()
+    environment.reset(_first_task(environment), seed=0)
+    _, _, terminated, _, info = environment.step(f"{NO_ACTION} no action at all")
+    if info.get("invalid_action") is not True:
+        raise ContractError(f"invalid_action is not set for a text that is no action: {info}")
+    if terminated:
+        raise ContractError("a text that is no action ended the episode")
+
+
+def returns_lie_in_the_declared_range(make: Factory) -> None:
+    """Wherever an episode is cut off; episodes say `success` where they end."""
+    low, high = make().properties.return_range
+    for name, episode in episodes(make):
+        total = 0.0
+        for step in episode.steps:
+            total += step.reward
+            if not low - ROUNDING <= total <= high + ROUNDING:
+                raise ContractError(
+                    f"{name!r} in task {episode.task.task_id} has earned {total:g}, and "
+                    f"return_range is {low:g} to {high:g}"
+                )
+        last = episode.steps[-1]
+        is_over = last.terminated or last.truncated
+        if is_over and not isinstance(last.info.get("success"), bool):
+            raise ContractError(f"the last info has no `success`: {last.info}")
+
+
+def a_reset_leaves_nothing_behind(make: Factory) -> None:
+    """An episode after another one, broken off or not, is as in a new environment."""
+    environment = make()
+    task = _first_task(environment)
+
+    def opening() -> tuple[Any, ...]:
+        first = environment.reset(task, seed=3)
+        return first, environment.state_key(), environment.step(NO_ACTION)
+
+    fresh = opening()
+    for make_policy in environment.scripted_policies().values():
+        play(environment, task, make_policy())
+        if opening() != fresh:
+            raise ContractError(f"after an episode, task {task.task_id} begins otherwise")
+
+
+def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
+    """And goes on alike, as worker processes need it."""
+    environment = make()
+    environment.reset(_first_task(environment), seed=0)
+    environment.step(NO_ACTION)
+    try:
+        twin = pickle.loads(pickle.dumps(environment))
+    except Exception as error:
+        raise ContractError(f"pickling raised {error!r}") from error
+    if (twin.state_key(), twin.properties) != (environment.state_key(), environment.properties):
+        raise ContractError("the pickled environment has another state or other properties")
+    if twin.step(NO_ACTION) != environment.step(NO_ACTION):
+        raise ContractError("the pickled environment goes on otherwise")
+
+
+def equal_state_keys_mean_equal_futures(make: Factory) -> None:
+    """Under the same seed; found by walks of random actions of the scripted policies."""
+    environment = make()
+    task = _first_task(environment)
+    actions = {NO_ACTION}
+    for make_policy in environment.scripted_policies().values():
+        actions |= {step.reply.action for step in play(environment, task, make_policy()).steps}
+    choices = sorted(actions)
+    generator = np.random.default_rng(0)
+    future_of: dict[tuple[str, str], tuple[Any, ...]] = {}
+    for _ in range(NUM_WALKS):
+        environment.reset(task, seed=0)
+        for index in generator.integers(len(choices), size=5):
+            situation = environment.state_key(), choices[index]
+            future = (*environment.step(choices[index]), environment.state_key())
+            if future_of.setdefault(situation, future) != future:
+                raise ContractError(
+                    f"the action {situation[1]!r} in the state {situation[0]!r} led to\n"
+                    f"  {future_of[situation]}\n  {future}"
+                )
+
+
+def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
+    """`random` and `heuristic` exist, and no policy raises at an observation it does not know."""
+    environment = make()
+    policies = environment.scripted_policies()
+    missing = {"random", "heuristic"} - set(policies)
+    if missing:
+        raise ContractError(f"there is no scripted policy {' and no '.join(sorted(missing))}")
+    task = _first_task(environment)
+    for name, make_policy in policies.items():
+        policy = make_policy()
+        policy.begin(task, seed=0)
+        for observation in (environment.reset(task, seed=0)[0], "", "The episode is over.", "#"):
+            try:
+                action = policy.act(observation).action
+            except Exception as error:
+                raise ContractError(f"{name!r} raised {error!r} at {observation!r}") from error
+            if not isinstance(action, str):
+                raise ContractError(f"{name!r} replied {action!r} to {observation!r}")
+
+
+def properties_do_not_change(make: Factory) -> None:
+    """What an environment declares holds for its whole life, and it has rules."""
+    environment = make()
+    before = environment.properties
+    for make_policy in environment.scripted_policies().values():
+        play(environment, _first_task(environment), make_policy())
+    if environment.properties != before:
+        raise ContractError(f"properties changed: {before} to {environment.properties}")
+    if not before.rules:
+        raise ContractError("`rules` is empty; say how to act, for models that were not shown")
+
+
+PROMISES: tuple[Promise, ...] = (
+    tasks_are_named_by_their_content,
+    training_tasks_are_no_test_tasks,
+    foreign_tasks_and_splits_are_refused,
+    equal_environments_write_equal_texts,
+    seeds_matter_where_it_is_declared,
+    any_text_is_answered,
+    a_text_that_is_no_action_is_marked_and_ends_nothing,
+    returns_lie_in_the_declared_range,
+    a_reset_leaves_nothing_behind,
+    an_environment_can_be_pickled_in_an_episode,
+    equal_state_keys_mean_equal_futures,
+    scripted_policies_are_there_and_read_anything,
+    properties_do_not_change,
+)
+
+
+def check_environment(make: Factory) -> dict[str, str | None]:
+    """For each promise, in words, what was found against it; None for nothing."""
+    found: dict[str, str | None] = {}
+    for promise in PROMISES:
+        problem = None
+        try:
+            promise(make)
+        except ContractError as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001 (whatever somebody's environment raises)
+            problem = f"raised {error!r}"
+        found[promise.__name__.replace("_", " ")] = problem
+    return found
+
+
+class PolicyResult(NamedTuple):
+    """How a scripted policy fares on training tasks: means over its episodes."""
+
+    success_rate: float
+    episode_return: float
+    num_turns: float
+
+
+def policy_table(environment: TextEnvironment, *, num_tasks: int) -> dict[str, PolicyResult]:
+    """Each scripted policy on the first training tasks."""
+    tasks = _tasks(environment, num_tasks)
+    table = {}
+    for name, make_policy in environment.scripted_policies().items():
+        played = [
+            play(environment, task, make_policy(), seed=seed) for seed, task in enumerate(tasks)
+        ]
+        values = [(each.success, each.episode_return, len(each.steps)) for each in played]
+        table[name] = PolicyResult(*np.mean(values, axis=0).tolist())
+    return table

@@ -1,0 +1,257 @@
+"""Each promise of the contract finds what breaks it, and nothing in an environment that keeps it.
+
+The broken ones are a frozen lake with one thing done wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ragen_apo.environments import contract
+from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.contract import (
+    PROMISES,
+    ContractError,
+    Promise,
+    check_environment,
+    policy_table,
+)
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task
+
+_CALLS = itertools.count()
+
+
+def lake() -> TextEnvironment:
+    options = {"slippery": False, "max_turns": 4, "num_train_tasks": 8, "num_test_tasks": 4}
+    return make_environment("frozen_lake", options)
+
+
+class Wrapped:
+    """Does what the lake does; what breaks a promise is overridden."""
+
+    def __init__(self) -> None:
+        self.lake = lake()
+
+    @property
+    def properties(self) -> Any:
+        return self.lake.properties
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self.lake.tasks(split)
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        return self.lake.reset(task, seed=seed)
+
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        return self.lake.step(action)
+
+    def state_key(self) -> str:
+        return self.lake.state_key()
+
+    def scripted_policies(self) -> Mapping[str, Any]:
+        return self.lake.scripted_policies()
+
+
+class NamesTasksByHand(Wrapped):
+    def tasks(self, split: str) -> Sequence[Task]:
+        numbered = enumerate(self.lake.tasks(split))
+        return [dataclasses.replace(task, task_id=str(number)) for number, task in numbered]
+
+
+class ListsATaskTwice(Wrapped):
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [*self.lake.tasks(split), self.lake.tasks(split)[0]]
+
+
+class ListsOtherTasksEachTime(Wrapped):
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self.lake.tasks(split)[next(_CALLS) % 3 :]
+
+
+class PlaysTrainingTasksAsTests(Wrapped):
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [dataclasses.replace(task, split=split) for task in self.lake.tasks("train")]
+
+
+class PlaysForeignTasks(Wrapped):
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        known = task.environment == "frozen_lake"
+        return self.lake.reset(task if known else self.tasks("train")[0], seed=seed)
+
+
+class HasEverySplit(Wrapped):
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self.lake.tasks(split) if split in ("train", "test") else ()
+
+
+class CountsItsEpisodes(Wrapped):
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        first, info = self.lake.reset(task, seed=seed)
+        return f"{first}\nEpisode {next(_CALLS)}", info
+
+
+class ShowsItsSeed(Wrapped):
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        first, info = self.lake.reset(task, seed=seed)
+        return f"{first}\nSeed {seed}", info
+
+
+class SaysThatThereIsChance(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, deterministic=False)
+
+
+class RaisesAtLongTexts(Wrapped):
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        if len(action) > 1000:
+            raise OverflowError("too long")
+        return self.lake.step(action)
+
+
+class PaysWholeNumbers(Wrapped):
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        observation, reward, *rest = self.lake.step(action)
+        return (observation, round(reward), *rest)
+
+
+class TakesAnyTextForAnAction(Wrapped):
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        return (*self.lake.step(action)[:4], {"success": False})
+
+
+class EndsAtOnce(Wrapped):
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        observation, reward, _, truncated, info = self.lake.step(action)
+        return observation, reward, True, truncated, {**info, "success": False}
+
+
+class PaysTooMuch(Wrapped):
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        observation, reward, *rest = self.lake.step(action)
+        return (observation, reward + 5.0, *rest)
+
+
+class DoesNotSayHowItEnded(Wrapped):
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        *answer, info = self.lake.step(action)
+        return (*answer, {key: value for key, value in info.items() if key != "success"})
+
+
+class GetsTired(Wrapped):
+    num_steps = 0
+
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        self.num_steps += 1
+        observation, *rest = self.lake.step(action)
+        return (f"{observation}\n{self.num_steps} steps so far", *rest)
+
+
+class HoldsAFunction(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = lambda: None
+
+
+class HasOneState(Wrapped):
+    def state_key(self) -> str:
+        return "always"
+
+
+class HasNoBaselines(Wrapped):
+    def scripted_policies(self) -> Mapping[str, Any]:
+        return {"oracle": self.lake.scripted_policies()["oracle"]}
+
+
+class CannotReadTheEnd(Wrapped):
+    def scripted_policies(self) -> Mapping[str, Any]:
+        class Strict:
+            def begin(self, task: Task, *, seed: int) -> None: ...
+
+            def act(self, observation: str) -> Any:
+                raise KeyError(observation)
+
+        return {**self.lake.scripted_policies(), "strict": Strict}
+
+
+class ChangesItsVersion(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, version=str(next(_CALLS)))
+
+
+class HasNoRules(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, rules="")
+
+
+BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
+    (contract.tasks_are_named_by_their_content, NamesTasksByHand, "is not make_task's"),
+    (contract.tasks_are_named_by_their_content, ListsATaskTwice, "twice"),
+    (contract.tasks_are_named_by_their_content, ListsOtherTasksEachTime, "list other tasks"),
+    (contract.training_tasks_are_no_test_tasks, PlaysTrainingTasksAsTests, "training task, too"),
+    (contract.foreign_tasks_and_splits_are_refused, PlaysForeignTasks, "reset with a task"),
+    (contract.foreign_tasks_and_splits_are_refused, HasEverySplit, "tasks of an unknown split"),
+    (contract.equal_environments_write_equal_texts, CountsItsEpisodes, "differs"),
+    (contract.seeds_matter_where_it_is_declared, ShowsItsSeed, "`deterministic` is declared"),
+    (contract.seeds_matter_where_it_is_declared, SaysThatThereIsChance, "changes nothing"),
+    (contract.any_text_is_answered, RaisesAtLongTexts, "OverflowError"),
+    (contract.any_text_is_answered, PaysWholeNumbers, r"step answered \[0"),
+    (
+        contract.a_text_that_is_no_action_is_marked_and_ends_nothing,
+        TakesAnyTextForAnAction,
+        "invalid_action is not set",
+    ),
+    (contract.a_text_that_is_no_action_is_marked_and_ends_nothing, EndsAtOnce, "ended the episode"),
+    (contract.returns_lie_in_the_declared_range, PaysTooMuch, "return_range is"),
+    (contract.returns_lie_in_the_declared_range, DoesNotSayHowItEnded, "has no `success`"),
+    (contract.a_reset_leaves_nothing_behind, GetsTired, "begins otherwise"),
+    (contract.an_environment_can_be_pickled_in_an_episode, HoldsAFunction, "pickling raised"),
+    (contract.equal_state_keys_mean_equal_futures, HasOneState, "in the state 'always' led to"),
+    (contract.scripted_policies_are_there_and_read_anything, HasNoBaselines, "heuristic and no"),
+    (contract.scripted_policies_are_there_and_read_anything, CannotReadTheEnd, "'strict' raised"),
+    (contract.properties_do_not_change, ChangesItsVersion, "properties changed"),
+    (contract.properties_do_not_change, HasNoRules, "`rules` is empty"),
+)
+
+
+@pytest.mark.parametrize(
+    ("promise", "make", "message"), BROKEN, ids=[make.__name__ for _, make, _ in BROKEN]
+)
+def test_a_broken_promise_is_found(
+    promise: Promise, make: Callable[[], TextEnvironment], message: str
+) -> None:
+    with pytest.raises(ContractError, match=message):
+        promise(make)
+
+
+def test_every_promise_is_broken_by_some_environment_and_kept_by_the_lake() -> None:
+    assert {promise for promise, _, _ in BROKEN} == set(PROMISES)
+    assert set(check_environment(lake).values()) == {None}
+
+
+def test_a_check_goes_on_after_an_environment_that_raises() -> None:
+    class Raising(Wrapped):
+        def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+            if task.environment != "frozen_lake":
+                raise ConfigError("no such task")
+            raise ZeroDivisionError
+
+    found = check_environment(Raising)
+    assert found["equal environments write equal texts"] == "raised ZeroDivisionError()"
+    assert found["tasks are named by their content"] is None
+
+
+def test_the_table_has_means_over_the_first_tasks() -> None:
+    table = policy_table(lake(), num_tasks=8)
+    assert table["oracle"].success_rate == 1.0
+    assert table["oracle"].episode_return == 1.0
+    assert 1 <= table["oracle"].num_turns <= 4
+    assert table["random"].success_rate < 0.5
