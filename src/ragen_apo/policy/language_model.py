@@ -9,6 +9,7 @@ training.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -200,10 +201,17 @@ class LanguageModel:
         Then the mask that it hands over with segments, which hides nothing, would be all there is.
         """
         probe = torch.tensor([[0, 1, 2]], device=self.device)
-        with torch.inference_mode():
-            causal = self.hidden_states(probe)
-            of_segments = self.hidden_states(
-                probe,
+        # Without autocast, so that both take the same kernel and are rounded alike.
+        read = functools.partial(
+            body_output,
+            self.model.base_model,
+            probe,
+            autocast=None,
+            gradient_checkpointing=False,
+        )
+        with torch.inference_mode(), self._mode():
+            causal = read()
+            of_segments = read(
                 attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
                 segments=[Segment(slot=0, tokens=slice(0, 3), length=3)],
             )
