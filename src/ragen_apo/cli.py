@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ragen_apo.config import RunConfig
-    from ragen_apo.environments.contract import PolicyResult
     from ragen_apo.run_directory import RunDirectory
 
 app = App(
@@ -279,7 +278,8 @@ def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
             console.print(f"       {problem}", highlight=False, soft_wrap=True)
     if any(found.values()):
         sys.exit(1)
-    _print_policies(policy_table(make(), num_tasks=num_tasks))
+    table = policy_table(make(), num_tasks=num_tasks)
+    _print_policies("scripted policies on training tasks", table)
 
 
 data = App(name="data", help="Get the data that an environment needs.")
@@ -412,34 +412,28 @@ def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | Non
     _print_results(results)
 
 
-def _print_policies(table: Mapping[str, PolicyResult]) -> None:
-    from rich.table import Table
-
-    shown = Table(title="scripted policies on training tasks")
-    for heading in ("policy", "success", "average return", "average turns"):
-        shown.add_column(heading, justify="left" if heading == "policy" else "right")
-    for name, row in table.items():
-        figures = f"{row.success_rate:.1%}", f"{row.episode_return:.3f}", f"{row.num_turns:.2f}"
-        shown.add_row(name, *figures)
-    console.print(shown)
-
-
 def _print_results(results: dict) -> None:
+    low, high = results["success_ci95"]
+    _print_policies(
+        f"{results['episodes']} episodes of split {results['split']!r}",
+        {
+            name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
+            for name, row in {"trained": results, **results["baselines"]}.items()
+        },
+    )
+    console.print(f"95% interval of the trained policy: {low:.1%} to {high:.1%}", highlight=False)
+
+
+def _print_policies(title: str, rows: Mapping[str, tuple[float, float, float]]) -> None:
+    """A table of success rate, reward and steps by the name of a policy."""
     from rich.table import Table
 
-    low, high = results["success_ci95"]
-    table = Table(title=f"{results['episodes']} episodes of split {results['split']!r}")
+    table = Table(title=title)
     for heading in ("policy", "success", "average reward", "average steps"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
-    for name, row in [("trained", results), *results["baselines"].items()]:
-        table.add_row(
-            name,
-            f"{row['success_rate']:.1%}",
-            f"{row['avg_reward']:.3f}",
-            f"{row['avg_steps']:.2f}",
-        )
+    for name, (success, reward, steps) in rows.items():
+        table.add_row(name, f"{success:.1%}", f"{reward:.3f}", f"{steps:.2f}")
     console.print(table)
-    console.print(f"95% interval of the trained policy: {low:.1%} to {high:.1%}", highlight=False)
 
 
 def main() -> None:

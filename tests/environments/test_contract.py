@@ -4,6 +4,7 @@ The cases are all built-in environments, some of them under several options, and
 docs/environment.md shows, installed from the document as a user would install it.
 """
 
+import json
 import math
 import os
 import re
@@ -27,13 +28,14 @@ from ragen_apo.environments.contract import (
     Promise,
     episodes,
     play,
+    random_walks,
 )
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
 from ragen_apo.training.pipeline import train
-from ragen_apo.types import Task
+from ragen_apo.types import Task, make_task
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -151,9 +153,10 @@ def test_the_documented_configuration_trains(tmp_path: Path) -> None:
     assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [32]
 
 
-@every_environment
-def test_two_processes_with_different_hash_seeds_write_the_same_text(name: str) -> None:
-    outputs = []
+@pytest.fixture(scope="module")
+def texts_by_hash_seed(documented_environment: None) -> list[dict[str, str]]:
+    """What two processes, which hash strings differently, write in each environment."""
+    written = []
     for hash_seed in ("1", "2"):
         variables = {
             **os.environ,
@@ -161,11 +164,19 @@ def test_two_processes_with_different_hash_seeds_write_the_same_text(name: str) 
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         finished = subprocess.run(
-            [sys.executable, __file__, name], env=variables, capture_output=True, check=True
+            [sys.executable, __file__], env=variables, capture_output=True, check=True
         )
-        outputs.append(finished.stdout)
-    assert outputs[0] == outputs[1]
-    assert len(outputs[0]) > 1000
+        written.append(json.loads(finished.stdout))
+    return written
+
+
+@every_environment
+def test_two_processes_with_different_hash_seeds_write_the_same_text(
+    name: str, texts_by_hash_seed: list[dict[str, str]]
+) -> None:
+    one, other = (texts[name] for texts in texts_by_hash_seed)
+    assert one == other
+    assert len(one) > 1000
 
 
 @every_environment
@@ -175,8 +186,33 @@ def test_every_promise_is_kept(name: str, promise: Promise) -> None:
 
 
 @every_environment
-def test_properties_have_the_name_of_the_environment(name: str) -> None:
-    assert small(name).properties.name == CASES[name][0]
+def test_properties_have_the_name_of_the_environment_and_no_split_is_empty(name: str) -> None:
+    environment = small(name)
+    assert environment.properties.name == CASES[name][0]
+    assert all(environment.tasks(split) for split in environment.properties.splits)
+
+
+@every_environment
+def test_the_refusal_of_a_task_of_another_world_names_it(name: str) -> None:
+    foreign = make_task(
+        environment="elsewhere", instruction="", split="train", category="", payload={}
+    )
+    with pytest.raises(ConfigError, match=foreign.task_id):
+        small(name).reset(foreign, seed=0)
+
+
+@every_environment
+def test_a_text_that_is_no_action_does_not_truncate_an_episode(name: str) -> None:
+    (step,) = play_texts(small(name), ["\x00 no action at all"])
+    assert step[4]["invalid_action"] is True
+    assert not step[3]
+
+
+@every_environment
+def test_random_walks_come_to_the_same_situations_again(name: str) -> None:
+    """Otherwise the promise about equal state keys would be kept by all."""
+    situations = [situation for situation, _ in random_walks(partial(small, name))]
+    assert len(situations) - len(set(situations)) > 100
 
 
 @every_environment
@@ -272,4 +308,5 @@ def test_an_option_of_the_wrong_kind_is_an_error_with_what_was_got(name: str) ->
 
 
 if __name__ == "__main__":
-    sys.stdout.write(repr(list(episodes(partial(small, sys.argv[1])))))
+    texts = {name: repr(list(episodes(partial(small, name)))) for name in CASES}
+    sys.stdout.write(json.dumps(texts))

@@ -10,6 +10,7 @@ Nothing found is no proof: a few tasks are played, with the scripted policies an
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,10 @@ from ragen_apo.types import Task, make_task
 
 Factory = Callable[[], TextEnvironment]
 Promise = Callable[[Factory], None]
+Situation = tuple[str, str]
+"""The key of a state, and an action."""
+Future = tuple[Any, ...]
+"""What `step` answered, and the key of the state after it."""
 
 NUM_TASKS = 5
 """Tasks of a split that are played."""
@@ -33,7 +38,7 @@ NO_ACTION = "\x00"
 LONG_TEXTS = ("9" * 10_000, "word " * 10_000)
 ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXTS)
 ROUNDING = 1e-9
-NUM_WALKS = 300
+NUM_WALKS, WALK_LENGTH = 300, 5
 
 
 class ContractError(RagenApoError):
@@ -116,9 +121,13 @@ def tasks_are_named_by_their_content(make: Factory) -> None:
         if len(set(ids)) < len(ids):
             raise ContractError(f"a task is in the split {split!r} twice")
         for task in tasks:
-            content = {"instruction": task.instruction, "split": task.split}
-            content |= {"category": task.category}
-            made = make_task(environment=name, **content, payload=task.payload)
+            made = make_task(
+                environment=name,
+                instruction=task.instruction,
+                split=task.split,
+                category=task.category,
+                payload=task.payload,
+            )
             if made.task_id != task.task_id:
                 raise ContractError(f"task {task.task_id} is not make_task's of {name!r}: {task}")
 
@@ -171,11 +180,10 @@ def seeds_matter_where_it_is_declared(make: Factory) -> None:
     In one that is not, it changes something in some task.
     """
     environment = make()
-    policy = sorted(environment.scripted_policies())[0]
+    policies = environment.scripted_policies().values()
     differ = False
-    for task in _tasks(environment, 30):
-        made = environment.scripted_policies()[policy]()
-        actions = [step.reply.action for step in play(environment, task, made).steps]
+    for task, make_policy in itertools.product(_tasks(environment, 30), policies):
+        actions = [step.reply.action for step in play(environment, task, make_policy()).steps]
         one, same, other = (_answers(environment, task, actions, seed=s) for s in (1, 1, 2))
         if one != same:
             raise ContractError(f"task {task.task_id} goes on otherwise with the same seed")
@@ -241,7 +249,7 @@ def returns_lie_in_the_declared_range(make: Factory) -> None:
 
 
 def a_reset_leaves_nothing_behind(make: Factory) -> None:
-    """An episode after another one, broken off or not, is as in a new environment."""
+    """An episode after another one, broken off or gone on with, is as in a new environment."""
     environment = make()
     task = _first_task(environment)
 
@@ -252,6 +260,7 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
     fresh = opening()
     for make_policy in environment.scripted_policies().values():
         play(environment, task, make_policy())
+        environment.step(NO_ACTION)  # after the end, too
         if opening() != fresh:
             raise ContractError(f"after an episode, task {task.task_id} begins otherwise")
 
@@ -259,8 +268,10 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
 def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
     """And goes on alike, as worker processes need it."""
     environment = make()
-    environment.reset(_first_task(environment), seed=0)
-    environment.step(NO_ACTION)
+    task = _first_task(environment)
+    policy = environment.scripted_policies()["heuristic"]()
+    policy.begin(task, seed=0)
+    environment.step(policy.act(environment.reset(task, seed=0)[0]).action)
     try:
         twin = pickle.loads(pickle.dumps(environment))
     except Exception as error:
@@ -272,7 +283,18 @@ def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
 
 
 def equal_state_keys_mean_equal_futures(make: Factory) -> None:
-    """Under the same seed; found by walks of random actions of the scripted policies."""
+    """Under the same seed, on walks of random actions of the scripted policies."""
+    future_of: dict[Situation, Future] = {}
+    for situation, future in random_walks(make):
+        if future_of.setdefault(situation, future) != future:
+            raise ContractError(
+                f"the action {situation[1]!r} in the state {situation[0]!r} led to\n"
+                f"  {future_of[situation]}\n  {future}"
+            )
+
+
+def random_walks(make: Factory) -> Iterator[tuple[Situation, Future]]:
+    """What came of each action, on walks of actions that scripted policies take in a task."""
     environment = make()
     task = _first_task(environment)
     actions = {NO_ACTION}
@@ -280,17 +302,11 @@ def equal_state_keys_mean_equal_futures(make: Factory) -> None:
         actions |= {step.reply.action for step in play(environment, task, make_policy()).steps}
     choices = sorted(actions)
     generator = np.random.default_rng(0)
-    future_of: dict[tuple[str, str], tuple[Any, ...]] = {}
     for _ in range(NUM_WALKS):
         environment.reset(task, seed=0)
-        for index in generator.integers(len(choices), size=5):
+        for index in generator.integers(len(choices), size=WALK_LENGTH):
             situation = environment.state_key(), choices[index]
-            future = (*environment.step(choices[index]), environment.state_key())
-            if future_of.setdefault(situation, future) != future:
-                raise ContractError(
-                    f"the action {situation[1]!r} in the state {situation[0]!r} led to\n"
-                    f"  {future_of[situation]}\n  {future}"
-                )
+            yield situation, (*environment.step(choices[index]), environment.state_key())
 
 
 def scripted_policies_are_there_and_read_anything(make: Factory) -> None:

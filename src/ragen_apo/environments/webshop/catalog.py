@@ -98,14 +98,12 @@ def parse_product(
     """One product from its record in the three files."""
     prices, tag = parse_prices(record.get("pricing"))
     bullets = record.get("small_description")
-    bullets = "" if bullets is None else bullets
+    listed = bullets if isinstance(bullets, list) else [bullets]
     return Product(
         asin=record["asin"],
         title=record["name"] or "",
         description=record.get("full_description") or "",
-        bullet_points=tuple(bullet or "" for bullet in bullets)
-        if isinstance(bullets, list)
-        else (bullets,),
+        bullet_points=tuple(bullet or "" for bullet in listed),
         prices=prices,
         price_tag=tag,
         options=parse_options(record.get("customization_options")),

@@ -37,7 +37,7 @@ from ragen_apo.files import PARTIAL_MARK, sync_to_disk
 from ragen_apo.progress import Progress, SilentProgress
 
 STORE_FORMAT = 4
-CONTENT_SALT: Final = "webshop store 2 index 1"
+CONTENT_SALT: Final = "webshop store 3 index 1"
 """Part of every fingerprint, and so of every environment's version. Change it when the same files
 give other products, goals or results; a new format alone leaves stored returns valid."""
 AUTO: Final = "auto"
