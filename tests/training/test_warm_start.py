@@ -295,6 +295,13 @@ def test_phrases_are_what_is_common_and_what_is_said_unread() -> None:
     assert phrase_token_ids([]) == set()
 
 
+def test_a_name_that_most_demonstrations_have_is_no_phrase() -> None:
+    """Single letters, `large` and `color` are in most pages of a shop, and have to be copied."""
+    black, white = sample_of(("task b", False), ("say b", True)), sample_of(("task w", False))
+    assert phrase_token_ids([*[black] * 90, *[white] * 10]) == set(map(ord, "ts"))
+    assert phrase_token_ids([*[black] * 96, *[white] * 4]) == set(map(ord, "tsb"))
+
+
 def test_a_name_that_is_seldom_said_unread_is_no_phrase() -> None:
     read = [sample_of((f"task {letter}", False), (f"say {letter}", True)) for letter in "abc"]
     unread = sample_of(("task", False), ("say a", True))

@@ -189,6 +189,26 @@ def test_product_splits_share_no_product(make: Make) -> None:
     assert not products["validation"] & products["test"]
 
 
+@pytest.mark.parametrize("split", ["standard", "product"])
+@pytest.mark.parametrize("goals", ["synthetic", "human"])
+def test_training_goals_of_a_product_can_be_limited_to_the_first(
+    make: Make, split: str, goals: str
+) -> None:
+    options = {"data": "generated:1000", "split": split, "goals": goals}
+    everything, limited = make(**options), make(**options, train_goals_per_product=2)
+    products = [task.payload["asin"] for task in everything.tasks("train")]
+    expected = [
+        task
+        for place, task in enumerate(everything.tasks("train"))
+        if products[:place].count(products[place]) < 2
+    ]
+    assert list(limited.tasks("train")) == expected
+    assert goals == "human" or len(expected) < len(products)
+    for other in ("validation", "test"):
+        assert limited.tasks(other) == everything.tasks(other)
+    assert limited.properties == everything.properties, "stored values stay valid"
+
+
 def test_an_unknown_split_and_a_foreign_task_are_config_errors(make: Make) -> None:
     environment = make()
     with pytest.raises(ConfigError, match="unknown split"):
@@ -249,6 +269,11 @@ def test_the_splits_of_the_real_data_have_the_documented_sizes(
 ) -> None:
     environment = make_real(split=split)
     assert [len(environment.tasks(name)) for name in ("train", "validation", "test")] == sizes
+
+
+def test_few_products_have_most_of_the_real_goals(make_real: Make) -> None:
+    limited = make_real(split="product", train_goals_per_product=8)
+    assert len(limited.tasks("train")) == 1223
 
 
 def test_the_real_human_instructions_are_thirteen_goals(make_real: Make) -> None:

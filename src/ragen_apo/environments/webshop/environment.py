@@ -86,6 +86,9 @@ class WebShopOptions(Section):
     """Instructions made of a product's data, or those that people wrote."""
     split: SplitScheme = SplitScheme.STANDARD
     """How goals are divided: as in the paper, or so that no product is in two splits."""
+    train_goals_per_product: int | None = Field(default=None, ge=1)
+    """At most so many goals of one product in the split `train`; null: all. A few products, with
+    many options, have hundreds."""
     observation: ObservationMode = ObservationMode.COMPACT
     """Ours for language models, or one of upstream's two text modes."""
     reward: RewardVariant = RewardVariant.CORRECTED
@@ -175,7 +178,8 @@ class WebShopEnvironment:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The goals of a split in upstream's order; raises ConfigError for an unknown split."""
-        return self._book.tasks(split, self.options.split)
+        per_product = self.options.train_goals_per_product if split == "train" else None
+        return self._book.tasks(split, self.options.split, per_product=per_product)
 
     @property
     def num_goals(self) -> int:

@@ -15,6 +15,7 @@ import math
 import random
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -183,7 +184,7 @@ class GoalBook:
             drawing = np.repeat(drawing, np.diff(self._index.ends))
         limits = (draw_limit(price, source)[0] for price in self.prices[drawing].tolist())
         self._limits = np.fromiter(limits, np.float64, len(drawing))
-        self._indices: dict[tuple[SplitScheme, str], Sequence[int]] = {}
+        self._indices: dict[tuple[SplitScheme, str, int | None], Sequence[int]] = {}
         self.task = functools.lru_cache(TASK_CACHE_SIZE)(self._make_task)
         """The task of the goal of this number under a scheme of splits."""
 
@@ -213,17 +214,23 @@ class GoalBook:
             return "test"
         return "validation" if index < NUM_STANDARD_TEST + NUM_STANDARD_VALIDATION else "train"
 
-    def tasks(self, split: str, scheme: SplitScheme) -> "TaskSequence":
-        """The tasks of a split in the order of the goals; raises ConfigError for an unknown
-        split.
+    def tasks(
+        self, split: str, scheme: SplitScheme, *, per_product: int | None = None
+    ) -> "TaskSequence":
+        """The tasks of a split in the order of the goals, of each product the first `per_product`.
+
+        Raises ConfigError for an unknown split.
         """
         if split not in SPLITS:
             raise ConfigError(
                 f"unknown split {split!r} of webshop; expected one of {', '.join(SPLITS)}"
             )
-        key = (scheme, split)
+        key = (scheme, split, per_product)
         if key not in self._indices:
-            self._indices[key] = self._indices_of(split, scheme)
+            indices = self._indices_of(split, scheme)
+            if per_product is not None:
+                indices = self._first_of_each_product(indices, per_product)
+            self._indices[key] = indices
         return TaskSequence(self, self._indices[key], scheme)
 
     def _indices_of(self, split: str, scheme: SplitScheme) -> Sequence[int]:
@@ -234,6 +241,17 @@ class GoalBook:
         return {"test": whole[:first], "validation": whole[first:last], "train": whole[last:]}[
             split
         ]
+
+    def _first_of_each_product(self, indices: Sequence[int], number: int) -> Sequence[int]:
+        drawn = self._index.order[np.asarray(indices, np.int64)]
+        products = self._index.products[np.searchsorted(self._index.ends, drawn, side="right") - 1]
+        num_seen: Counter[int] = Counter()
+        chosen = array("q")
+        for index, product in zip(indices, products.tolist(), strict=True):
+            num_seen[product] += 1
+            if num_seen[product] <= number:
+                chosen.append(index)
+        return chosen
 
     @functools.cached_property
     def _split_of_goal(self) -> npt.NDArray[np.uint8]:
