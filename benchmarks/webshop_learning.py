@@ -61,8 +61,9 @@ same purchases are scored under both rewards; "trained under" is the reward of S
 and standard deviations are over seeds. Published for comparison: GiGPO with Qwen2.5-7B, 75.2% and
 86.2 under `upstream` on the standard split (verl-agent's table; its validation goals are also
 trained on). Minutes are those of the run up to that policy. Sections of `careful` are from
-`--config configs/webshop_new_products.yaml`; that of `standard` is older, with 800 steps of
-demonstrations that were relabelled among the tokens of their own names alone (docs/log.md)."""
+`--config configs/webshop_new_products.yaml`, but older: that of `product` spared more tokens from
+relabelling, that of `standard` has 800 steps of demonstrations that were relabelled among the
+tokens of their own names alone (docs/log.md)."""
 
 
 def trained(reward: str) -> str:
