@@ -11,8 +11,8 @@ wrong token leads to another, as it would in play; see docs/log.md for what was 
 import argparse
 import json
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,18 @@ import torch
 
 from ragen_apo.agent.assembly import build_context
 from ragen_apo.config import load_config
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.environments.webshop.goals import goal_book
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import open_run
 from ragen_apo.training.session import open_session
 from ragen_apo.training.warm_start import play_demonstrations
-from ragen_apo.types import Task, Trajectory, training_samples
+from ragen_apo.types import Trajectory, training_samples
 
 NUM_EXAMPLES = 8
 SHOWN = 12
 """Tokens of a response that are shown before its first wrong one."""
-
-
-def few_of_each_product(tasks: Iterable[Task], number: int) -> list[Task]:
-    """The first goals of each product; some have hundreds."""
-    num_seen: Counter[str] = Counter()
-    chosen = []
-    for task in tasks:
-        num_seen[task.payload["asin"]] += 1
-        if num_seen[task.payload["asin"]] <= number:
-            chosen.append(task)
-    return chosen
 
 
 @torch.no_grad()
@@ -50,23 +41,17 @@ def responses(model: LanguageModel, episode: Trajectory) -> Iterator[tuple[str, 
     token_ids_T = torch.tensor(sample.token_ids)
     hidden_TH = model.hidden_states(token_ids_T[None], use_cache=False)[0]
     said = torch.tensor(sample.loss_mask).nonzero()[:, 0]
-    likeliest = dict(
-        zip(said.tolist(), model.logits(hidden_TH[said - 1]).argmax(-1).tolist(), strict=True)
-    )
-    end = 0
-    for turn in episode.turns:
-        start = next(place for place in likeliest if place >= end)
-        end = start + len(turn.response_token_ids)
-        kind = turn.thought.partition(":")[0]
-        wrong = [t for t in range(start, end) if likeliest[t] != sample.token_ids[t]]
+    likeliest = model.logits(hidden_TH[said - 1]).argmax(-1)
+    gaps = (said.diff() > 1).nonzero()[:, 0] + 1
+    for places, guesses in zip(said.tensor_split(gaps), likeliest.tensor_split(gaps), strict=True):
+        tokens = token_ids_T[places]
+        thought = str(model.tokenizer.decode(tokens)).partition("</think>")[0]
+        kind = thought.removeprefix("<think>").partition(":")[0]
+        wrong = (tokens != guesses).nonzero()[:, 0].tolist()
         if not wrong:
             yield kind, None
             continue
-        texts = (
-            token_ids_T[max(start, wrong[0] - SHOWN) : wrong[0]],
-            token_ids_T[wrong[0]],
-            likeliest[wrong[0]],
-        )
+        texts = tokens[max(wrong[0] - SHOWN, 0) : wrong[0]], tokens[wrong[0]], guesses[wrong[0]]
         before, right, got = (str(model.tokenizer.decode(text)) for text in texts)
         yield kind, f"{before}[{right}, got {got}]"
 
@@ -78,11 +63,14 @@ def imitation(run_folder: Path, *, split: str, per_product: int) -> dict[str, An
     session = open_session(config, run, SilentProgress())
     model = session.load_model(run.reference(0))
     teacher = config.warm_start.demonstrations.teacher
+    environment = WebShopEnvironment(**config.environment.options)
+    options = environment.options
+    book = goal_book(environment.catalog, price_seed=options.price_seed, kind=options.goals)
     episodes = play_demonstrations(
         session.environments.scripted_policies()[teacher],
         session.environments,
         build_context(config, model, session.environments),
-        few_of_each_product(session.environments.tasks(split), per_product),
+        book.tasks(split, options.split, per_product=per_product),
         num_episodes_per_task=1,
         seed=config.seed,
     )

@@ -243,8 +243,7 @@ class GoalBook:
         ]
 
     def _first_of_each_product(self, indices: Sequence[int], number: int) -> Sequence[int]:
-        drawn = self._index.order[np.asarray(indices, np.int64)]
-        products = self._index.products[np.searchsorted(self._index.ends, drawn, side="right") - 1]
+        products = self._index.products[self._rows()[np.asarray(indices, np.int64)]]
         num_seen: Counter[int] = Counter()
         chosen = array("q")
         for index, product in zip(indices, products.tolist(), strict=True):
@@ -258,7 +257,12 @@ class GoalBook:
         """The split of each goal by its number, as a place in SPLITS, under `product`."""
         asins = self.catalog.asins[self._index.products]
         of_row = np.array([SPLITS.index(product_split(asin.decode())) for asin in asins], np.uint8)
-        return np.repeat(of_row, np.diff(self._index.ends))[self._index.order]
+        return of_row[self._rows()]
+
+    def _rows(self) -> npt.NDArray[np.int64]:
+        """The place of each goal's product in the index, by the goal's number."""
+        ends = self._index.ends
+        return np.repeat(np.arange(len(ends) - 1), np.diff(ends))[self._index.order]
 
     def _make_task(self, index: int, scheme: SplitScheme) -> Task:
         goal = self.goal(index)
