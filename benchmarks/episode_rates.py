@@ -13,7 +13,6 @@ For a clean figure give a run that had the machine to itself, with evaluations l
 import argparse
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.tables import write_page
 from safetensors.numpy import load_file
@@ -34,18 +33,21 @@ def row(run: RunDirectory) -> list[object]:
     config = load_config(run.config)
     steps = read_json_lines(run.metrics)
 
-    def typical(value: Any) -> float:
-        return median(value(step) for step in steps)
+    def typical(number: str, per: str) -> float:
+        """The median over steps of a number that each step counted, per something else."""
+        return median(step[number] / step[per] for step in steps)
 
-    tokens = typical(lambda step: step["num_generated_tokens"] / step["num_episodes"])
     return [
         f"{config.environment.name}, {config.algorithm}",
         f"{num_parameters(run.reference(0)) / 1e6:.2f} M",
         len(steps),
-        f"{typical(lambda step: step['num_turns_mean']):.1f}",
-        f"{tokens:.0f}",
-        f"{typical(lambda step: step['num_episodes'] / step['rollout_seconds']):.1f}",
-        f"{typical(lambda step: step['num_episodes'] / step['training_seconds']):.1f}",
+        f"{median(step['num_turns_mean'] for step in steps):.1f}",
+        f"{typical('num_context_tokens', 'num_episodes'):,.0f}",
+        f"{typical('num_generated_tokens', 'num_episodes'):.0f}",
+        f"{typical('num_episodes', 'rollout_seconds'):.1f}",
+        f"{typical('num_context_tokens', 'rollout_seconds'):,.0f}",
+        f"{typical('num_episodes', 'training_seconds'):.1f}",
+        f"{typical('num_context_tokens', 'training_seconds'):,.0f}",
     ]
 
 
@@ -59,16 +61,19 @@ def main() -> None:
         title="Episodes per second in Stage 2",
         notes=(
             "Medians over the steps of each run; what is counted is described in "
-            "benchmarks/episode_rates.py."
+            "benchmarks/episode_rates.py. Tokens are those of the contexts, prompts included."
         ),
         header=[
             "run",
             "parameters",
             "steps",
             "turns per episode",
-            "sampled tokens per episode",
+            "tokens per episode",
+            "of them sampled",
             "rollouts, episodes/s",
+            "rollouts, tokens/s",
             "training, episodes/s",
+            "training, tokens/s",
         ],
         rows=[row(run) for run in runs],
     )

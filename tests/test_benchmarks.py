@@ -73,13 +73,16 @@ def test_episode_rates_are_medians_over_the_steps_of_a_run(
     run = open_run(tmp_path / "run")
     steps = [
         {"rollout_seconds": seconds, "training_seconds": 2 * seconds}
-        | {"num_episodes": 8, "num_generated_tokens": 80, "num_turns_mean": 2.5}
+        | {"num_episodes": 8, "num_generated_tokens": 80, "num_context_tokens": 8800}
+        | {"num_turns_mean": 2.5}
         for seconds in (1.0, 4.0, 100.0)
     ]
     run.metrics.write_text("".join(f"{json.dumps(step)}\n" for step in steps), encoding="utf-8")
     model = AutoModelForCausalLM.from_pretrained(run.reference(0))
     size = f"{model.num_parameters() / 1e6:.2f} M"
-    assert episode_rates.row(run) == ["shop, apo", size, 3, "2.5", "10", "2.0", "1.0"]
+    tokens = ["1,100", "10"]
+    rates = ["2.0", "2,200", "1.0", "1,100"]
+    assert episode_rates.row(run) == ["shop, apo", size, 3, "2.5", *tokens, *rates]
 
 
 class Says:

@@ -111,6 +111,7 @@ def test_the_return_is_the_sum_of_rewards_and_tokens_are_counted_over_turns() ->
     episode = trajectory(turn(reward=0.1, response=(3, 4)), turn(reward=-0.05), turn(reward=1.0))
     assert episode.episode_return == pytest.approx(1.05)  # 0.1 - 0.05 + 1.0
     assert episode.num_response_tokens == 4  # 2 + 1 + 1
+    assert episode.num_context_tokens == 10  # 4 and three prompts of 2
     assert trajectory().episode_return == 0
 
 

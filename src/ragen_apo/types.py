@@ -124,6 +124,11 @@ class Trajectory:
         """The number of sampled tokens of all turns."""
         return sum(len(turn.response_token_ids) for turn in self.turns)
 
+    @property
+    def num_context_tokens(self) -> int:
+        """The number of tokens of all its contexts, prompts and sampled ones."""
+        return self.num_response_tokens + sum(len(turn.prompt_token_ids) for turn in self.turns)
+
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values; `trajectory_from_json` is its inverse."""
         return dataclasses.asdict(self)

@@ -202,6 +202,7 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "num_episodes_total": 64 * step,
             "num_generated_tokens": 64 * 45,
             "num_generated_tokens_total": 64 * 45 * step,
+            "num_context_tokens": 64 * 300,
             "rollout_seconds": 0.5,
             "training_seconds": 0.7,
         }

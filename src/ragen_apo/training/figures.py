@@ -124,6 +124,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
     return {
         "num_episodes": num_episodes,
         "num_generated_tokens": sum(t.num_response_tokens for t in trajectories),
+        "num_context_tokens": sum(t.num_context_tokens for t in trajectories),
         "return_mean": sum(t.episode_return for t in trajectories) / num_episodes,
         "success_rate": sum(t.success for t in trajectories) / num_episodes,
         "num_turns_mean": len(turns) / num_episodes,
