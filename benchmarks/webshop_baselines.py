@@ -59,7 +59,7 @@ def main() -> None:
                 data=arguments.data,
                 store=arguments.store or Path(temporary),
                 price_seed=arguments.price_seed,
-                split=arguments.split,
+                split_scheme=arguments.split,
                 reward=reward,
                 max_turns=MAX_TURNS,
             )

@@ -121,7 +121,7 @@ def results_of_seed(
     rewards: Sequence[str],
 ) -> Iterator[tuple[str, Result]]:
     """Trains what is not trained yet; yields each policy's name and result when it is there."""
-    base = ["--seed", str(seed), "--environment.split", split, *overrides]
+    base = ["--seed", str(seed), "--environment.split_scheme", split, *overrides]
     first = finished_run(folder / f"{split}-{seed}-corrected", load_config(config_path, base))
     before = minutes(first, phases=("copy", "demonstrations"))
     yield REFERENCE, result(first, first.reference(0)) | {"minutes": before}
@@ -138,7 +138,7 @@ def baseline(name: str, *, data: str, split: str) -> Result:
     """A scripted policy on the same goals, under both rewards."""
     found: Result = {}
     for reward in REWARDS:
-        environment = WebShopEnvironment(data=data, split=split, reward=reward, max_turns=15)
+        environment = WebShopEnvironment(data=data, split_scheme=split, reward=reward, max_turns=15)
         outcome = play(environment, name, environment.tasks("test")[:NUM_GOALS])
         found[reward] = {"success": 100 * outcome["success"], "score": outcome["score"]}
         found["turns"] = outcome["mean_turns"]

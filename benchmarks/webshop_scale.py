@@ -131,7 +131,10 @@ def queries(environment: Any) -> list[str]:
     for index in range(min(environment.num_goals, NUM_QUERIES)):
         task = environment.goal_task(index)
         goal = goal_of_task(task, catalog)
-        texts = [*instruction_queries(task.instruction, goal), catalog.product(goal.product).title]
+        texts = [
+            *instruction_queries(task.instruction, goal.options),
+            catalog.product(goal.product).title,
+        ]
         found |= dict.fromkeys(text.lower() for text in texts)
     return random.Random(0).sample(list(found), min(NUM_QUERIES, len(found)))
 

@@ -73,7 +73,10 @@ def test_a_generated_catalogue_is_prepared_ahead(command: Command, tmp_path: Pat
     assert (tmp_path / "data" / "webshop" / "prepared").is_dir()
 
 
-@pytest.mark.parametrize("arguments", [["--generated", 0], ["--generated", 5, "--force"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--generated", 0], ["--generated", 5, "--force"], ["--generated", 5, "--size", "full"]],
+)
 def test_generated_goes_with_nothing_else(arguments: list, command: Command) -> None:
     status, _, err = command("data", "webshop", *arguments)
     assert status == 2

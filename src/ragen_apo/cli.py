@@ -314,9 +314,11 @@ def data_webshop(
     from ragen_apo.environments.webshop.download import download_data
     from ragen_apo.environments.webshop.store import open_catalog
 
-    if generated is not None and (source is not None or force or generated < 1):
+    beside = source is not None or force or size != "small"
+    if generated is not None and (beside or generated < 1):
         raise ConfigError(
-            f"--generated takes a positive number, got {generated}, and neither --from nor --force"
+            f"--generated takes a positive number, got {generated}, and none of --size, --from and "
+            "--force"
         )
     with ConsoleProgress(console) as progress:
         chosen = f"generated:{generated}"

@@ -12,6 +12,7 @@ from ragen_apo.environments.gymnasium import (
     register_environments,
 )
 from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.errors import ConfigError
 
 
@@ -67,6 +68,38 @@ def test_a_task_can_be_asked_for_by_its_id() -> None:
         task.category,
     )
     assert task.instruction in observation
+
+
+def test_a_task_can_be_asked_for_by_its_number_in_the_split() -> None:
+    environment = GymnasiumTextEnv("shop")
+    tasks = ShopEnvironment().tasks("test")
+    for index in (0, 3, len(tasks) - 1):
+        _, info = environment.reset(options={"split": "test", "task_index": index})
+        assert info["task_id"] == tasks[index].task_id
+    for index in (-1, len(tasks)):
+        with pytest.raises(ConfigError, match=f"task_index {index}; expected a number from 0 to"):
+            environment.reset(options={"task_index": index, "split": "test"})
+
+
+def test_webshops_own_division_of_the_goals_is_an_option_beside_the_split(tmp_path: Path) -> None:
+    register_environments()
+    options = {"data": "generated:1000", "store": tmp_path, "split_scheme": "product"}
+    environment = gymnasium.make("ragen_apo/WebShop-v0", split="test", **options)
+    _, info = environment.reset(options={"task_index": 5})
+    expected = WebShopEnvironment(**options).tasks("test")[5]
+    assert (info["task_id"], info["split"]) == (expected.task_id, "test")
+    assert expected != WebShopEnvironment(**options | {"split_scheme": "standard"}).tasks("test")[5]
+
+
+def test_a_split_without_tasks_is_refused_when_it_is_chosen(tmp_path: Path) -> None:
+    # 140 products of the generated catalogue have fewer goals than the splits for test take first.
+    options = {"data": "generated:140", "store": tmp_path, "goals": "human"}
+    with pytest.raises(ConfigError, match="the split 'train' has no tasks; expected test"):
+        GymnasiumTextEnv("webshop", **options)
+    environment = GymnasiumTextEnv("webshop", split="test", **options)
+    with pytest.raises(ConfigError, match="the split 'validation' has no tasks"):
+        environment.reset(options={"split": "validation"})
+    assert environment.reset(seed=0)[1]["split"] == "test"
 
 
 def test_a_split_asked_for_stays_for_the_following_resets() -> None:

@@ -41,6 +41,12 @@ seed: 0
 environment:
   name: shop
   max_turns: 10
+warm_start:
+  enabled: true
+  demonstrations:
+    teacher: teacher
+    recordings: null
+    num_steps: 250
 apo:
   beta1: 0.5
   beta2: 0.05

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.style import duration, interval, percent, printable
@@ -75,6 +77,7 @@ def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(
     assert key_sentences(run) == [
         "+52.2 points against the reference (warm start): 38.8% to 91.0%; "
         "the intervals do not overlap.",
+        "The reference imitates the scripted policy teacher.",
         "2.34 turns per episode on average, 4.31 before training; average reward 1.00.",
         "Weakest category: home, 75.0% of 12 episodes.",
         "Most frequent failure: wrong purchase, 4 of 9.",
@@ -82,9 +85,50 @@ def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(
     ]
 
 
+@pytest.mark.parametrize(
+    ("config", "record", "sentence"),
+    [
+        (
+            {"warm_start": {"enabled": False}, "policy": {"path": "Qwen/Qwen3-0.6B"}},
+            {},
+            "The reference is the model Qwen/Qwen3-0.6B.",
+        ),
+        ({"warm_start": {"enabled": False}}, {}, "The reference is untrained."),
+        (
+            {"warm_start": {"enabled": True, "demonstrations": {"num_steps": 0}}},
+            {},
+            "The reference has seen no demonstrations.",
+        ),
+        (
+            {
+                "warm_start": {
+                    "enabled": True,
+                    "demonstrations": {"num_steps": 9, "recordings": "mine.jsonl"},
+                }
+            },
+            {"data": "1,000 products of generated"},
+            "The reference imitates the episodes of mine.jsonl; tasks are made of 1,000 products "
+            "of generated.",
+        ),
+        ({}, {"data": "8 levels"}, "Tasks are made of 8 levels."),
+    ],
+)
+def test_the_findings_say_what_the_reference_has_learned_from(
+    config: dict, record: dict, sentence: str, build_run: Callable[..., Path]
+) -> None:
+    run = dataclasses.replace(load_run(build_run()), config=config, record=record)
+    assert sentence in key_sentences(run)
+    methods = [row.method for row in method_rows(run)]
+    enabled = config.get("warm_start", {}).get("enabled")
+    assert ("reference (warm start)" if enabled else "reference") in methods
+
+
 def test_findings_without_numbers_are_left_out(build_run: Callable[..., Path]) -> None:
     run = dataclasses.replace(
-        load_run(build_run()), results={"success_rate": math.nan, "baselines": None}, record={}
+        load_run(build_run()),
+        results={"success_rate": math.nan, "baselines": None},
+        config={},
+        record={},
     )
     assert headline(run) == "A*-PO solves – of 100 tasks"
     assert key_sentences(run) == []

@@ -39,6 +39,8 @@ class EnvironmentProperties:
     category_weights: Mapping[str, float] = field(default_factory=dict)
     """How often tasks of each category come up in training, relative to each other; empty where
     every task comes up equally often. Positive, and all categories or none."""
+    data: str = ""
+    """Which data its tasks are made of, in words, where the machine or an option decides it."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the environment.
 """
 
 import string
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,7 @@ from ragen_apo.types import Task
 
 MAX_TEXT_CHARACTERS = 100_000
 _MAX_SAMPLED_CHARACTERS = 100
-_RESET_OPTIONS = ("split", "task_id")
+_RESET_OPTIONS = ("split", "task_id", "task_index")
 
 REGISTERED = {
     "ragen_apo/Bandit-v0": "bandit",
@@ -46,8 +47,9 @@ class FreeText(Text):
 class GymnasiumTextEnv(gymnasium.Env[str, str]):
     """Plays tasks of one split, each chosen with the adapter's seeded generator.
 
-    `reset(options=...)` takes `split` for this and later episodes' choice, and `task_id` for one
-    particular task of any split. `info` of a reset holds `task_id`, `split` and `category`.
+    `reset(options=...)` takes `split` for this and later episodes' choice, and one particular task
+    by `task_id`, whatever its split, or by `task_index`, its number in the split from 0. `info` of
+    a reset holds `task_id`, `split` and `category`.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - Gymnasium reads a plain dict here
@@ -73,7 +75,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         self.action_space = FreeText()
         self._split = split
         self._page = ""
-        self.text_environment.tasks(split)
+        self._tasks(split)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -105,9 +107,27 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         if "task_id" in options:
             return self._task_with_id(options["task_id"], options.get("split"))
         split = options.get("split", self._split)
-        tasks = self.text_environment.tasks(split)
+        tasks = self._tasks(split)
+        index = options.get("task_index")
+        if index is None:
+            index = int(self.np_random.integers(len(tasks)))
+        elif not isinstance(index, int) or not 0 <= index < len(tasks):
+            raise ConfigError(
+                f"reset got task_index {index!r}; expected a number from 0 to {len(tasks) - 1}, as "
+                f"the split {split!r} has {len(tasks)} tasks"
+            )
         self._split = split
-        return tasks[int(self.np_random.integers(len(tasks)))]
+        return tasks[index]
+
+    def _tasks(self, split: str) -> Sequence[Task]:
+        tasks = self.text_environment.tasks(split)
+        if not tasks:
+            names = self.text_environment.properties.splits
+            filled = " or ".join(name for name in names if self.text_environment.tasks(name))
+            raise ConfigError(
+                f"the split {split!r} has no tasks; expected {filled or 'other options'}"
+            )
+        return tasks
 
     def _task_with_id(self, task_id: str, split: str | None) -> Task:
         splits = (split,) if split else self.text_environment.properties.splits

@@ -185,11 +185,11 @@ def _combined(
         rules = [opening, *(f"- {text}" for text in rules)]
     return EnvironmentProperties(
         name=NAME,
-        version=", ".join(
-            f"{label}={part.name} {part.version}" for label, part in properties.items()
+        version=_of_parts(
+            {label: f"{part.name} {part.version}" for label, part in properties.items()}
         ),
-        reward_version=", ".join(
-            f"{label}={part.reward_version}" for label, part in properties.items()
+        reward_version=_of_parts(
+            {label: part.reward_version for label, part in properties.items()}
         ),
         deterministic=all(part.deterministic for part in each),
         return_range=(
@@ -201,7 +201,13 @@ def _combined(
         ),
         rules="\n".join(rules),
         category_weights=dict(weights),
+        data=_of_parts({label: part.data for label, part in properties.items()}),
     )
+
+
+def _of_parts(texts: Mapping[str, str]) -> str:
+    """What the parts say, with their labels; without those that say nothing."""
+    return ", ".join(f"{label}={text}" for label, text in texts.items() if text)
 
 
 def _wrapped(task: Task, label: str) -> Task:

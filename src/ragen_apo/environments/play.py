@@ -48,6 +48,8 @@ def play(
     write: Callable[[str], object] = print,
 ) -> PlayedEpisode:
     """Plays one episode until its end, or until the person types `quit`, Ctrl-D or Ctrl-C."""
+    if environment.properties.data:
+        write(f"{environment.properties.name}: {environment.properties.data}\n")
     write(environment.properties.rules)
     write(f"Type {QUIT} to leave.\n")
     observation, _ = environment.reset(task, seed=seed)

@@ -33,9 +33,13 @@ def evaluated_tasks(run: RunData) -> str:
 
 
 def key_sentences(run: RunData) -> list[str]:
-    """Comparison, steps, weakest category, most frequent failure, time; each where it is known."""
+    """The gain, what came before it, steps, weakest category, most frequent failure and time.
+
+    Each where it is known.
+    """
     sentences = [
         _comparison(run),
+        _origin(run),
         _steps(run),
         _weakest_category(run),
         _most_frequent_failure(run),
@@ -73,6 +77,26 @@ def _comparison(run: RunData) -> str | None:
                 f"{_overlap(policy, baseline)}."
             )
     return None
+
+
+def _origin(run: RunData) -> str | None:
+    """What made the reference what it is, and what its tasks are made of."""
+    warm_start = mapping(run.config.get("warm_start"))
+    demonstrations = mapping(warm_start.get("demonstrations"))
+    path = mapping(run.config.get("policy")).get("path")
+    if not warm_start:
+        sentence = ""
+    elif not warm_start.get("enabled"):
+        sentence = f"The reference is the model {path}" if path else "The reference is untrained"
+    elif not demonstrations.get("num_steps"):
+        sentence = "The reference has seen no demonstrations"
+    elif demonstrations.get("recordings"):
+        sentence = f"The reference imitates the episodes of {demonstrations['recordings']}"
+    else:
+        sentence = f"The reference imitates the scripted policy {demonstrations.get('teacher')}"
+    data = f"tasks are made of {run.record['data']}" if run.record.get("data") else ""
+    parts = "; ".join(part for part in (sentence, data) if part)
+    return f"{parts[0].upper()}{parts[1:]}." if parts else None
 
 
 def _overlap(policy: MethodRow, baseline: MethodRow) -> str:

@@ -16,11 +16,8 @@ from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
-BASELINE_NAMES = {
-    "reference": "reference (warm start)",
-    "heuristic": "heuristic",
-    "random": "random",
-}
+BASELINES = ("reference", "heuristic", "random")
+"""In this order, before others by name."""
 
 MONITORS = {
     "success_rate": "success rate (training rollouts)",
@@ -82,10 +79,11 @@ def method_rows(run: RunData) -> list[MethodRow]:
     method = "A*-PO (trained)" if run.trained else "policy (not trained)"
     rows = [MethodRow(method=method, evaluated=True, summary=run.results)]
     baselines = mapping(run.results.get("baselines"))
-    known = [name for name in BASELINE_NAMES if name in baselines]
+    known = [name for name in BASELINES if name in baselines]
     others = sorted(set(baselines) - set(known))
     for name in known + others:
-        label = BASELINE_NAMES.get(name, name)
+        warm = name == "reference" and mapping(run.config.get("warm_start")).get("enabled")
+        label = f"{name} (warm start)" if warm else name
         rows.append(MethodRow(method=label, evaluated=False, summary=mapping(baselines[name])))
     return rows
 

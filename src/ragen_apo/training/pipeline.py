@@ -52,7 +52,7 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     session = open_session(config, run, progress)
     refuse_luck(config.apo.replay, session.environments.properties)
     with run.locked():
-        _note_versions(run)
+        _note_origin(session)
         tasks = session.training_tasks()
         for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
             remove_partial_files(folder)
@@ -178,7 +178,9 @@ def _note_peak_memory(run: RunDirectory, device: torch.device) -> None:
     write_json_atomically(run.status, status)
 
 
-def _note_versions(run: RunDirectory) -> None:
+def _note_origin(session: Session) -> None:
+    """What the run is made with and from: versions, and the environment's data."""
+    run, properties = session.run, session.environments.properties
     versions = {
         "ragen_apo": ragen_apo.__version__,
         "torch": torch.__version__,
@@ -186,4 +188,8 @@ def _note_versions(run: RunDirectory) -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    write_json_atomically(run.status, run.read_status() | {"versions": versions})
+    noted: dict[str, Any] = {"versions": versions}
+    if properties.data:
+        noted["data"] = properties.data
+        session.progress.say(f"{properties.name}: {properties.data}")
+    write_json_atomically(run.status, run.read_status() | noted)

@@ -142,7 +142,7 @@ def test_a_malformed_file_is_named_in_the_error(tmp_path: Path, broken: str) -> 
     assert not list((tmp_path / "store").glob("*catalog*"))
 
 
-@pytest.mark.parametrize("broken", ["", "[]", "{", '{"B1": 1', '{"B1": {}} {'])
+@pytest.mark.parametrize("broken", ["", "[]", "{", '{"B1": 1}', '{"B1": null}', '{"B1": {}} {'])
 def test_a_malformed_attributes_file_is_named_in_the_error(tmp_path: Path, broken: str) -> None:
     folder = write(tmp_path / "data", [record("B1")])
     (folder / "items_ins_v2_9.json").write_text(broken)
@@ -150,6 +150,18 @@ def test_a_malformed_attributes_file_is_named_in_the_error(tmp_path: Path, broke
         assert open_catalog(str(folder), store=tmp_path / "store").num_products == 1
         return
     with pytest.raises(EnvironmentDataError, match="items_ins_v2_9"):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("broken", "place"), [("[]", ""), ("{", ""), ('{"B1": null}', "B1"), ('{"B1": [{}]}', "B1")]
+)
+def test_a_malformed_file_of_human_instructions_is_named_in_the_error(
+    tmp_path: Path, broken: str, place: str
+) -> None:
+    folder = write(tmp_path / "data", [record("B1")])
+    (folder / "items_human_ins.json").write_text(broken)
+    with pytest.raises(EnvironmentDataError, match=f"items_human_ins.*{place}"):
         open_catalog(str(folder), store=tmp_path / "store")
 
 

@@ -1,7 +1,9 @@
 import dataclasses
+import functools
 import gc
 import pickle
 import random
+import sys
 import tracemalloc
 from collections.abc import Callable
 
@@ -9,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragen_apo.environments.play import play
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.session import parse_action, parse_plain_action
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentDataError
 
 Make = Callable[..., WebShopEnvironment]
 MODES = ("compact", "text", "text_rich")
@@ -245,7 +248,9 @@ def test_similar_states_forget_the_way_and_keep_what_can_be_bought(make: Make) -
     assert keys(f"click[{product.asin}]", "click[< prev]")[1] == results
     assert exact.state_key() != on_results  # the turn is another one
     assert keys("search[shoe]")[1] != results
-    assert exact.properties.version != similar.properties.version
+    # The episodes are the same: a recording under one is a demonstration under the other. Stored
+    # returns have all options of the environment in their key.
+    assert exact.properties.version == similar.properties.version
 
 
 def test_the_version_names_data_and_text_and_the_reward_version_the_reward(make: Make) -> None:
@@ -265,6 +270,31 @@ def test_a_noun_rule_of_ones_own_is_used(make: Make) -> None:
     parts = environment.step("click[buy now]")[4]["reward_parts"]
     assert parts["title_score"] == 0.2
     assert "no_nouns" in environment.properties.reward_version
+
+
+def test_a_noun_rule_without_a_name_of_its_own_is_refused(make: Make) -> None:
+    def local(title: str) -> tuple[str, ...]:
+        return (title,)
+
+    for rule in (lambda title: (title,), functools.partial(no_nouns), local):
+        with pytest.raises(ConfigError, match=r"environment.nouns: .* function that a module"):
+            make(nouns=rule)
+
+
+def test_spacy_is_missing_when_the_environment_is_made_not_at_the_first_purchase(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(EnvironmentDataError, match="spacy download en_core_web_sm"):
+        make(nouns="spacy")
+
+
+def test_a_player_is_told_which_data_the_tasks_are_made_of(make: Make) -> None:
+    environment = make(data="generated:200")
+    assert environment.properties.data == "200 products of generated:200"
+    said: list[str] = []
+    play(environment, environment.tasks("test")[0], read=lambda _: "quit", write=said.append)
+    assert said[0] == "webshop: 200 products of generated:200\n"
 
 
 def no_nouns(_: str) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ def test_ids_are_unique_and_depend_on_content_alone(make: Make) -> None:
     environment = make()
     tasks = [task for split in ("train", "validation", "test") for task in environment.tasks(split)]
     assert len({task.task_id for task in tasks}) == len(tasks) == environment.num_goals
-    by_product = make(split="product")
+    by_product = make(split_scheme="product")
     moved = {
         t.task_id for split in ("train", "validation", "test") for t in by_product.tasks(split)
     }
@@ -178,7 +178,7 @@ def test_standard_splits_go_by_the_goals_number(make: Make) -> None:
 
 
 def test_product_splits_share_no_product(make: Make) -> None:
-    environment = make(data="generated:1000", split="product")
+    environment = make(data="generated:1000", split_scheme="product")
     products = {
         split: {task.payload["asin"] for task in environment.tasks(split)}
         for split in ("train", "validation", "test")
@@ -194,7 +194,7 @@ def test_product_splits_share_no_product(make: Make) -> None:
 def test_training_goals_of_a_product_can_be_limited_to_the_first(
     make: Make, split: str, goals: str
 ) -> None:
-    options = {"data": "generated:1000", "split": split, "goals": goals}
+    options = {"data": "generated:1000", "split_scheme": split, "goals": goals}
     everything, limited = make(**options), make(**options, train_goals_per_product=2)
     products = [task.payload["asin"] for task in everything.tasks("train")]
     expected = [
@@ -267,12 +267,12 @@ def test_another_seed_gives_other_goals_and_another_version(make: Make) -> None:
 def test_the_splits_of_the_real_data_have_the_documented_sizes(
     make_real: Make, split: str, sizes: list[int]
 ) -> None:
-    environment = make_real(split=split)
+    environment = make_real(split_scheme=split)
     assert [len(environment.tasks(name)) for name in ("train", "validation", "test")] == sizes
 
 
 def test_few_products_have_most_of_the_real_goals(make_real: Make) -> None:
-    limited = make_real(split="product", train_goals_per_product=8)
+    limited = make_real(split_scheme="product", train_goals_per_product=8)
     assert len(limited.tasks("train")) == 1223
 
 

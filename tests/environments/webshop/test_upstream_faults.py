@@ -130,7 +130,7 @@ def test_fault_most_products_of_test_goals_are_also_trained_on(make_real: Make) 
     """95.8% of the standard test goals; none under the split `product`."""
     shares = {}
     for split in ("standard", "product"):
-        environment = make_real(split=split)
+        environment = make_real(split_scheme=split)
         trained = {task.payload["asin"] for task in environment.tasks("train")}
         test = environment.tasks("test")
         shares[split] = sum(task.payload["asin"] in trained for task in test) / len(test)

@@ -157,15 +157,27 @@ def _load_json(path: Path) -> Any:
         ) from error
 
 
-def _human_instructions(records: list[Mapping[str, Any]]) -> tuple[HumanInstruction, ...]:
-    return tuple(
-        HumanInstruction(
-            text=record["instruction"],
-            attributes=tuple(record["instruction_attributes"]),
-            options=tuple(record["instruction_options"]),
-        )
-        for record in records
-    )
+def _human_instructions(path: Path) -> Mapping[str, tuple[HumanInstruction, ...]]:
+    """What people wrote about each product, by asin."""
+    content, place = _load_json(path), ""
+    found: dict[str, tuple[HumanInstruction, ...]] = {}
+    try:
+        for asin, records in content.items():
+            place = f" at {asin}"
+            found[asin] = tuple(
+                HumanInstruction(
+                    text=record["instruction"],
+                    attributes=tuple(record["instruction_attributes"]),
+                    options=tuple(record["instruction_options"]),
+                )
+                for record in records
+            )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise EnvironmentDataError(
+            f"{path} is malformed{place} ({type(error).__name__}: {error}); "
+            "expected upstream's JSON object with a list for each product; get it anew"
+        ) from error
+    return found
 
 
 class _Labels:
@@ -186,6 +198,8 @@ class _Labels:
 
     def _copy(self, path: Path, progress: Progress) -> None:
         for number, ((asin, value), share) in enumerate(stream_json_object(path)):
+            if not isinstance(value, dict):
+                raise ValueError(f"got {str(value)[:100]!r} for {asin}, expected an object")
             if len(asin) <= MAX_ASIN_LENGTH:
                 self._places[asin] = self._file.tell()
                 self._file.write(json.dumps(value).encode() + b"\n")
@@ -213,7 +227,7 @@ def read_products(
     The attributes are copied to a temporary file in `scratch`.
     """
     progress = progress or SilentProgress()
-    human = _load_json(files.human) if files.human else {}
+    human = _human_instructions(files.human) if files.human else {}
     seen: set[str] = set()
     record: Any = None
     with contextlib.closing(_Labels(files.attributes, scratch, progress)) as labels:
@@ -226,8 +240,7 @@ def read_products(
                 seen.add(asin)
                 if len(seen) % PROGRESS_EVERY == 0:
                     progress.update(int(100 * share), f"{len(seen):,} products")
-                written = _human_instructions(human.get(asin, []))
-                yield parse_product(record, labels.of(asin), written)
+                yield parse_product(record, labels.of(asin), human.get(asin, ()))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise EnvironmentDataError(
                 f"{files.items} is malformed at or after {str(record)[:200]!r} "

@@ -94,6 +94,8 @@ def download_data(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             remove_partial_files(folder.parent)
+            if source is not None:
+                _check_source(size, source)
             if folder.is_dir() and not force:
                 _check_present(size, folder, source, progress)
             else:
@@ -138,8 +140,6 @@ def _fill(
     size: str, staging: Path, source: Path | None, progress: Progress, patience: Patience
 ) -> None:
     """Gathers every file of a size in `staging`, each with its checksum."""
-    if source is not None:
-        _check_source(size, source)
     for remote in SOURCES[size]:
         path = staging / remote.name
         if source is None:

@@ -42,7 +42,7 @@ from ragen_apo.environments.webshop.pages import (
 from ragen_apo.environments.webshop.policies import policies_for
 from ragen_apo.environments.webshop.reward import RewardRule, RewardVariant, Score
 from ragen_apo.environments.webshop.session import Page, Session, parse_action, parse_plain_action
-from ragen_apo.environments.webshop.store import AUTO, open_catalog, open_prepared
+from ragen_apo.environments.webshop.store import AUTO, open_catalog, open_prepared, resolve_data
 from ragen_apo.environments.webshop.views import ProductViews, product_views
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
@@ -84,7 +84,7 @@ class WebShopOptions(Section):
     """The seed of prices, price limits and so of the goals."""
     goals: GoalKind = GoalKind.SYNTHETIC
     """Instructions made of a product's data, or those that people wrote."""
-    split: SplitScheme = SplitScheme.STANDARD
+    split_scheme: SplitScheme = SplitScheme.STANDARD
     """How goals are divided: as in the paper, or so that no product is in two splits."""
     train_goals_per_product: int | None = Field(default=None, ge=1)
     """At most so many goals of one product in the split `train`; null: all. A few products, with
@@ -104,15 +104,27 @@ class WebShopOptions(Section):
 
 
 def _noun_rule(choice: str | NounRule) -> tuple[str, NounRule]:
-    """The name and the function of a noun rule; raises ConfigError for an unknown name."""
+    """The name and the function of a noun rule.
+
+    The name is part of the reward's version, so a rule without one of its own is refused. Raises
+    ConfigError, and EnvironmentDataError where spaCy or its model is missing.
+    """
     if not isinstance(choice, str):
-        return f"{choice.__module__}.{choice.__qualname__}", choice
+        name = getattr(choice, "__qualname__", "")
+        if not name or "<" in name:
+            raise ConfigError(
+                f"environment.nouns: got {choice!r}, expected a function that a module defines: "
+                "its name tells stored rewards from those of other rules"
+            )
+        return f"{choice.__module__}.{name}", choice
     if choice not in NOUN_RULES:
         raise ConfigError(
             f"environment.nouns: got {choice!r}, expected one of {', '.join(NOUN_RULES)} "
             "or a function"
         )
-    return choice, NOUN_RULES[choice]
+    rule = NOUN_RULES[choice]
+    rule("")  # spaCy's model is missing now, not at the first purchase
+    return choice, rule
 
 
 class WebShopEnvironment:
@@ -147,10 +159,9 @@ class WebShopEnvironment:
         content = f"{self._catalog.fingerprint}|{options.price_seed}|{options.goals.value}"
         data = hashlib.sha256(content.encode()).hexdigest()[:12]
         turns = "" if options.max_turns is None else f"-turns{options.max_turns}"
-        states = "" if options.states == "exact" else f"-states:{options.states}"
         return EnvironmentProperties(
             name=ENVIRONMENT_NAME,
-            version=f"{data}-{options.observation.value}{TEXT_VERSION}{turns}{states}",
+            version=f"{data}-{options.observation.value}{TEXT_VERSION}{turns}",
             reward_version=(
                 f"{options.reward.value}{REWARD_VERSION}-{options.payoff}-nouns:{self._noun_rule_name}"
             ),
@@ -158,6 +169,7 @@ class WebShopEnvironment:
             return_range=(0.0, 1.0),
             splits=SPLITS,
             rules=rules(options.observation),
+            data=f"{self._catalog.num_products:,} products of {resolve_data(str(options.data))}",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,7 +191,7 @@ class WebShopEnvironment:
     def tasks(self, split: str) -> Sequence[Task]:
         """The goals of a split in upstream's order; raises ConfigError for an unknown split."""
         per_product = self.options.train_goals_per_product if split == "train" else None
-        return self._book.tasks(split, self.options.split, per_product=per_product)
+        return self._book.tasks(split, self.options.split_scheme, per_product=per_product)
 
     @property
     def num_goals(self) -> int:
@@ -188,7 +200,7 @@ class WebShopEnvironment:
 
     def goal_task(self, index: int) -> Task:
         """The task of a goal by the number that upstream gives it."""
-        return self._book.task(index, self.options.split)
+        return self._book.task(index, self.options.split_scheme)
 
     def prices(self) -> Mapping[str, float]:
         """The price of each product by its id."""
