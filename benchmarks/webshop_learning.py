@@ -54,13 +54,14 @@ NOTES = """Greedy play, at most 15 turns, the first 500 goals of the split `test
 chosen on the split `validation`. The model starts from random weights and sees one episode of a
 scripted shopper for each training goal, several times over. `careful` knows no more than it reads
 and is among the baselines; `teacher` knows the goal and solves 99.8%; `forgetful` does, too, but
-sometimes misnames the product and goes on as `careful`. Published agents start from a
-pretrained model and see no demonstrations. 95.8% of the standard test goals are about products of
-training goals; those of the split `product` are about none. Success is a purchase with score 1. The
-same purchases are scored under both rewards; "trained under" is the reward of Stages 1 and 2. Means
-and standard deviations are over seeds. Published for comparison: GiGPO with Qwen2.5-7B, 75.2% and
-86.2 under `upstream` on the standard split (verl-agent's table; its validation goals are also
-trained on). Minutes are those of the run up to that policy. Sections of `careful` are from
+sometimes misnames the product and goes on as `careful`. Published agents start from a pretrained
+model and see no demonstrations. 95.8% of the standard test goals are about products of training
+goals; those of the split `product` are about none. Success is a purchase with score 1. The same
+purchases are scored under both rewards, with the noun rule `rule` and price seed 0; "trained under"
+is the reward of Stages 1 and 2. Means and standard deviations are over seeds. Published for
+comparison: GiGPO with Qwen2.5-7B, 75.2% and 86.2 under `upstream` on the standard split
+(verl-agent's table; its validation goals are also trained on; nouns by spaCy, price limits drawn
+without a seed). Minutes are those of the run up to that policy. Sections of `careful` are from
 `--config configs/webshop_new_products.yaml`, but older: that of `product` spared more tokens from
 relabelling, that of `standard` has 800 steps of demonstrations that were relabelled among the
 tokens of their own names alone (docs/log.md)."""

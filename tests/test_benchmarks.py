@@ -85,6 +85,22 @@ def test_episode_rates_are_medians_over_the_steps_of_a_run(
     assert episode_rates.row(run) == ["shop, apo", size, 3, "2.5", *tokens, *rates]
 
 
+def test_the_scale_of_webshop_is_measured_with_different_queries_that_find_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import webshop_scale
+
+    environment = WebShopEnvironment(data="generated:200", store=tmp_path)
+    queries = webshop_scale.queries(environment)
+    assert len(set(queries)) == webshop_scale.NUM_QUERIES
+    found = [len(environment.catalog.index.search(query)) for query in queries]
+    assert sum(number > 0 for number in found) > 0.9 * len(queries)
+    used = webshop_scale.use(200, tmp_path)
+    assert 0 < used["p50"] <= used["p95"]
+    assert 0 < used["private"] <= used["proportional"] <= used["resident"]
+
+
 class Says:
     """A scripted policy that gives the same actions whatever it reads, the last one again."""
 

@@ -184,7 +184,7 @@ def _results(slide: Any, run: RunData) -> None:
         )
     table = Box(left.left, left.top, left.width, 0.4 * len(rows))
     add_table(slide, table, rows, widths=(2.15, 0.95, 1.3, 0.8, 0.8), strong_row=1)
-    sentences = [Line(text, size=15, space_after=9) for text in key_sentences(run)]
+    sentences = [Line(text, size=13, space_after=7) for text in key_sentences(run)]
     area = Box(left.left, table.bottom + 0.4, left.width, HEIGHT - 0.5 - table.bottom - 0.4)
     add_text(slide, area, sentences)
     if run.trained:
