@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -257,20 +258,25 @@ def test_what_a_killed_builder_left_is_ignored(tmp_path: Path) -> None:
     assert open_catalog("generated:5", store=tmp_path).num_products == 5
 
 
-def test_a_worker_process_maps_the_same_folder(
-    make: Callable[..., WebShopEnvironment], store: Path
+def test_a_pickled_environment_goes_on_in_a_worker_process_that_maps_the_same_folder(
+    make: Callable[..., WebShopEnvironment],
 ) -> None:
-    folder = make().catalog.folder
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    environment.step("search[soft cotton shirt]")
     program = (
-        "import sys; from pathlib import Path\n"
-        "from ragen_apo.environments.webshop import WebShopEnvironment\n"
-        "e = WebShopEnvironment(data='generated:200', store=Path(sys.argv[1]))\n"
-        "maps = Path('/proc/self/maps').read_text()\n"
-        "print(e.catalog.folder, 'scores.npy' in maps, 'records.bin' in maps)\n"
+        "import json, pickle, sys; from pathlib import Path\n"
+        "e = pickle.loads(sys.stdin.buffer.read())\n"
+        "step, maps = e.step('click[next >]'), Path('/proc/self/maps').read_text()\n"
+        "mapped = 'scores.npy' in maps and 'records.bin' in maps\n"
+        "print(json.dumps([str(e.catalog.folder), mapped, step, e.state_key()]))\n"
     )
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     finished = subprocess.run(
-        [sys.executable, "-c", program, str(store)],
-        env=variables, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", program],
+        env=variables, input=pickle.dumps(environment), capture_output=True, check=True,
     )  # fmt: skip
-    assert finished.stdout.split() == [str(folder), "True", "True"]
+    folder, mapped, step, key = json.loads(finished.stdout)
+    assert (folder, mapped) == (str(environment.catalog.folder), True)
+    assert step == json.loads(json.dumps(environment.step("click[next >]")))
+    assert key == environment.state_key()
