@@ -63,6 +63,16 @@ def test_it_runs_from_stage_one_to_the_report(run: RunDirectory) -> None:
     assert list_checkpoints(run.checkpoints)
 
 
+def test_the_report_says_where_the_policy_came_from_and_what_its_tasks_are_made_of(
+    run: RunDirectory, qwen_folder: Path
+) -> None:
+    data = "500 products of generated:500"
+    assert run.read_status()["data"] == data
+    sentence = f"The reference is the model {qwen_folder}; tasks are made of {data}."
+    assert sentence in (run.report / "report.html").read_text(encoding="utf-8")
+    assert "(warm start)" not in (run.report / "summary.csv").read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def prompts(run: RunDirectory) -> list[list[int]]:
     """What the agent reads first in three test episodes."""
