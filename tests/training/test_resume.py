@@ -98,6 +98,23 @@ def test_a_run_killed(
     assert_same_run(tmp_path / "run", finished_run)
 
 
+@pytest.mark.parametrize(
+    ("fault", "phases"),
+    [
+        ("in the demonstrations", {"copy", "demonstrations"}),
+        ("in Stage 2 between checkpoints", {"copy", "demonstrations", "stage 1", "stage 2"}),
+    ],
+)
+def test_the_time_up_to_the_last_checkpoint_is_not_lost_in_a_kill(
+    fault: str, phases: set[str], run_until_killed: Callable[..., int], tmp_path: Path
+) -> None:
+    target, call = FAULTS[fault]
+    run_until_killed(tmp_path, target=target, call=call)
+    noted = RunDirectory(tmp_path / "run").read_status()["phases"]
+    assert phases <= set(noted)
+    assert all(phase["seconds"] > 0 for phase in noted.values())
+
+
 def test_a_run_killed_again_and_again_at_every_fiftieth_flush_to_disk(
     run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -40,6 +40,8 @@ class Session:
     device: torch.device
     dtype: torch.dtype
     progress: Progress
+    _clocks: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """For each phase under way, until when its seconds are noted."""
 
     def training_tasks(self) -> list[Task]:
         """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
@@ -105,11 +107,23 @@ class Session:
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Notes the seconds of a phase in run.json, an interrupted one included."""
-        started = time.perf_counter()
+        self._clocks[phase] = time.perf_counter()
         try:
             yield
         finally:
-            self.run.add_seconds(phase, time.perf_counter() - started)
+            self.note_seconds()
+            del self._clocks[phase]
+
+    def note_seconds(self, *, every: float = 0.0) -> None:
+        """Notes what the phases under way have taken so far, so that a kill loses no more.
+
+        Nothing is written for a phase that was noted less than `every` seconds ago.
+        """
+        now = time.perf_counter()
+        for phase, noted in self._clocks.items():
+            if now - noted >= every:
+                self.run.add_seconds(phase, now - noted)
+                self._clocks[phase] = now
 
 
 def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:

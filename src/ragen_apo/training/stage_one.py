@@ -30,6 +30,9 @@ from ragen_apo.values.report import coverage_report, coverage_sentence
 from ragen_apo.values.state_values import state_coverage, state_values
 from ragen_apo.values.store import ValueStore
 
+SECONDS_NOTED_EVERY = 10.0
+"""What of its time Stage 1 may lose in a kill; its samples are all kept."""
+
 
 def sample_schedule(apo: ApoConfig) -> SampleSchedule:
     """A fixed number of samples a task, or doubling rounds for tasks that seldom succeed."""
@@ -178,6 +181,7 @@ def estimate_values(
             session.progress.start("stage 1", total)
             round_total = total
         session.progress.update(done)
+        session.note_seconds(every=SECONDS_NOTED_EVERY)
 
     with ValueStore(session.run.values, synchronous="NORMAL") as store:
         collect_values(

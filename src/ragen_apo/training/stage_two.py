@@ -123,6 +123,7 @@ def _save(session: Session, trainer: Trainer, position: Position) -> None:
         files=trainer.replay.files(),
         keep=session.config.training.keep_checkpoints,
     )
+    session.note_seconds()
 
 
 def _all_solved(step: int) -> EarlyStop:

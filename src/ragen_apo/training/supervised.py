@@ -224,3 +224,4 @@ def _save(session: Session, model: LanguageModel, optimizer: Optimizer, position
         optimizer=optimizer,
         keep=session.config.training.keep_checkpoints,
     )
+    session.note_seconds()
