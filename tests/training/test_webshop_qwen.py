@@ -66,7 +66,7 @@ def test_it_runs_from_stage_one_to_the_report(run: RunDirectory) -> None:
 def test_the_report_says_where_the_policy_came_from_and_what_its_tasks_are_made_of(
     run: RunDirectory, qwen_folder: Path
 ) -> None:
-    data = "500 products of generated:500"
+    data = "500 generated products"
     assert run.read_status()["data"] == data
     sentence = f"The reference is the model {qwen_folder}; tasks are made of {data}."
     assert sentence in (run.report / "report.html").read_text(encoding="utf-8")

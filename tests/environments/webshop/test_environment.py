@@ -6,6 +6,7 @@ import random
 import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -291,10 +292,20 @@ def test_spacy_is_missing_when_the_environment_is_made_not_at_the_first_purchase
 
 def test_a_player_is_told_which_data_the_tasks_are_made_of(make: Make) -> None:
     environment = make(data="generated:200")
-    assert environment.properties.data == "200 products of generated:200"
+    assert environment.properties.data == "200 generated products"
     said: list[str] = []
     play(environment, environment.tasks("test")[0], read=lambda _: "quit", write=said.append)
-    assert said[0] == "webshop: 200 products of generated:200\n"
+    assert said[0] == "webshop: 200 generated products\n"
+
+
+def test_it_says_where_real_products_come_from_when_it_found_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Path, real_data: Path
+) -> None:
+    monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path))
+    data = WebShopEnvironment().properties.data
+    assert data == "1,000 generated products (`ragen-apo data webshop` gets real ones)"
+    real = WebShopEnvironment(data=real_data, store=store)
+    assert real.properties.data == f"1,000 products of {real_data}"
 
 
 def no_nouns(_: str) -> tuple[str, ...]:

@@ -42,7 +42,13 @@ from ragen_apo.environments.webshop.pages import (
 from ragen_apo.environments.webshop.policies import policies_for
 from ragen_apo.environments.webshop.reward import RewardRule, RewardVariant, Score
 from ragen_apo.environments.webshop.session import Page, Session, parse_action, parse_plain_action
-from ragen_apo.environments.webshop.store import AUTO, open_catalog, open_prepared, resolve_data
+from ragen_apo.environments.webshop.store import (
+    AUTO,
+    is_generated,
+    open_catalog,
+    open_prepared,
+    resolve_data,
+)
 from ragen_apo.environments.webshop.views import ProductViews, product_views
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
@@ -169,8 +175,15 @@ class WebShopEnvironment:
             return_range=(0.0, 1.0),
             splits=SPLITS,
             rules=rules(options.observation),
-            data=f"{self._catalog.num_products:,} products of {resolve_data(str(options.data))}",
+            data=self._data_in_words(),
         )
+
+    def _data_in_words(self) -> str:
+        number, data = f"{self._catalog.num_products:,}", resolve_data(str(self.options.data))
+        if not is_generated(data):
+            return f"{number} products of {data}"
+        instead = " (`ragen-apo data webshop` gets real ones)" if self.options.data == AUTO else ""
+        return f"{number} generated products{instead}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what is shared, which the other process maps for itself."""

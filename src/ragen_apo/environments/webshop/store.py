@@ -85,7 +85,7 @@ def open_catalog(
         root.mkdir(parents=True, exist_ok=True)
         files = (
             _generated_files(data, root, progress)
-            if _is_generated(data)
+            if is_generated(data)
             else find_data_files(Path(data))
         )
         fingerprint = fingerprint_files(files.paths, stamps=root)
@@ -115,7 +115,8 @@ def open_prepared(folder: Path) -> Catalog:
     return catalog
 
 
-def _is_generated(data: str) -> bool:
+def is_generated(data: str) -> bool:
+    """Whether this stands for a generated catalogue, of whatever size."""
     return data.split(":", maxsplit=1)[0] == GENERATED
 
 
