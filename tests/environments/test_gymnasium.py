@@ -2,6 +2,7 @@ import warnings
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
@@ -76,6 +77,8 @@ def test_a_task_can_be_asked_for_by_its_number_in_the_split() -> None:
     for index in (0, 3, len(tasks) - 1):
         _, info = environment.reset(options={"split": "test", "task_index": index})
         assert info["task_id"] == tasks[index].task_id
+    _, info = environment.reset(options={"task_index": np.int64(2)})
+    assert info["task_id"] == tasks[2].task_id
     for index in (-1, len(tasks)):
         with pytest.raises(ConfigError, match=f"task_index {index}; expected a number from 0 to"):
             environment.reset(options={"task_index": index, "split": "test"})

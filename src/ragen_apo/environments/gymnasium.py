@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Text
 
 from ragen_apo.environments.base import TextEnvironment, make_environment
@@ -111,13 +112,13 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         index = options.get("task_index")
         if index is None:
             index = int(self.np_random.integers(len(tasks)))
-        elif not isinstance(index, int) or not 0 <= index < len(tasks):
+        elif not isinstance(index, (int, np.integer)) or not 0 <= index < len(tasks):
             raise ConfigError(
                 f"reset got task_index {index!r}; expected a number from 0 to {len(tasks) - 1}, as "
                 f"the split {split!r} has {len(tasks)} tasks"
             )
         self._split = split
-        return tasks[index]
+        return tasks[int(index)]
 
     def _tasks(self, split: str) -> Sequence[Task]:
         tasks = self.text_environment.tasks(split)
