@@ -10,7 +10,8 @@ results/webshop_learning.json; the page and its picture, the curves of Stage 2, 
 there: a seed takes an hour or two, so they need not come from one call. Further arguments change
 keys of the configuration, such as `--run.num_threads 1`; `--config
 configs/webshop_new_products.yaml` takes the other configuration, whose demonstrations are by
-another shopper and have sections of their own.
+another shopper and have sections of their own. `--name "careful, relabel_spares 0.95"` opens a
+section for a configuration with changed keys.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ is the reward of Stages 1 and 2. Means and standard deviations are over seeds. P
 comparison: GiGPO with Qwen2.5-7B, 75.2% and 86.2 under `upstream` on the standard split
 (verl-agent's table; its validation goals are also trained on; nouns by spaCy, price limits drawn
 without a seed). Minutes are those of the run up to that policy. Sections of `careful` are from
-`--config configs/webshop_new_products.yaml`, but older: that of `product` spared more tokens from
-relabelling, that of `standard` has 800 steps of demonstrations that were relabelled among the
-tokens of their own names alone (docs/log.md)."""
+`--config configs/webshop_new_products.yaml`; that of the split `standard` is older: 800 steps of
+demonstrations, relabelled among the tokens of their own names alone. `careful, relabel_spares 0.95`
+has `--warm_start.demonstrations.relabel_spares 0.95`, so that more has to be copied and less can be
+known (docs/log.md)."""
 
 
 def trained(reward: str) -> str:
@@ -146,14 +148,14 @@ def baseline(name: str, *, data: str, split: str) -> Result:
     return found
 
 
-def keep(found: Result, name: str, *, split: str, teacher: str, seed: int, data: str) -> None:
+def keep(found: Result, name: str, *, split: str, section: str, seed: int, data: str) -> None:
     """Adds a policy's result to those that are kept, and the baselines of its section once."""
     results: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    section = results.setdefault(split, {}).setdefault(teacher, {"baselines": {}, "seeds": {}})
+    kept = results.setdefault(split, {}).setdefault(section, {"baselines": {}, "seeds": {}})
     for rule in BASELINES:
-        if rule not in section["baselines"]:
-            section["baselines"][rule] = baseline(rule, data=data, split=split)
-    section["seeds"].setdefault(str(seed), {})[name] = found
+        if rule not in kept["baselines"]:
+            kept["baselines"][rule] = baseline(rule, data=data, split=split)
+    kept["seeds"].setdefault(str(seed), {})[name] = found
     write_json_atomically(KEPT, results)
 
 
@@ -170,14 +172,14 @@ def cells(results: Sequence[Result]) -> list[str]:
     return [percent(value / 100 for value in column) for column in columns]
 
 
-def table(split: str, teacher: str, kept: Mapping[str, Any]) -> list[str]:
-    """The section of a split and a teacher: baselines, policies, each seed, and the failures."""
+def table(split: str, section: str, kept: Mapping[str, Any]) -> list[str]:
+    """A section: baselines, policies, each seed, and the failures."""
     seeds: dict[str, dict[str, Result]] = kept["seeds"]
     names = [REFERENCE, *(trained(reward) for reward in REWARDS)]
     figures = [f"{reward}: {figure}" for reward in REWARDS for figure in ("success, %", "score")]
     header = ["seeds", *figures, "turns", "minutes"]
     lines = [
-        f"## Split `{split}`, demonstrations by `{teacher}`",
+        f"## Split `{split}`, demonstrations by {section}",
         "",
         f"| policy | {' | '.join(header)} |",
         f"|---|{'---:|' * len(header)}",
@@ -258,21 +260,23 @@ def main() -> None:
     parser.add_argument("--splits", nargs="+", default=SPLITS, choices=SPLITS)
     parser.add_argument("--rewards", nargs="+", default=REWARDS, choices=REWARDS)
     parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--name", help="of the section; the teacher's without it")
     parser.add_argument("--runs", type=Path, default=Path("runs/webshop_learning"))
     arguments, changes = parser.parse_known_args()
     overrides = ["--environment.data", arguments.data, *changes]
     teacher = load_config(arguments.config, overrides).warm_start.demonstrations.teacher
+    name = arguments.name or teacher
     for split in arguments.splits:
         for seed in arguments.seeds:
-            for name, found in results_of_seed(
-                arguments.runs / teacher,
+            for policy, found in results_of_seed(
+                arguments.runs / name,
                 arguments.config,
                 overrides,
                 split=split,
                 seed=seed,
                 rewards=arguments.rewards,
             ):
-                keep(found, name, split=split, teacher=teacher, seed=seed, data=arguments.data)
+                keep(found, policy, split=split, section=name, seed=seed, data=arguments.data)
     lines = ["# Learning the real WebShop", "", NOTES, ""]
     lines += ["Command: `python -m benchmarks.webshop_learning --data FOLDER`", ""]
     lines += [
@@ -281,13 +285,13 @@ def main() -> None:
     ]
     lines += [f"![curves]({CURVES_FILE.name})", ""]
     sections = [
-        (split, teacher, kept)
-        for split, by_teacher in json.loads(KEPT.read_text()).items()
-        for teacher, kept in by_teacher.items()
+        (split, name, kept)
+        for split, by_name in json.loads(KEPT.read_text()).items()
+        for name, kept in by_name.items()
     ]
     for section in sections:
         lines += table(*section)
-    picture = curves((f"{split}, {teacher}", kept["seeds"]) for split, teacher, kept in sections)
+    picture = curves((f"{split}, {name}", kept["seeds"]) for split, name, kept in sections)
     write_bytes_atomically(CURVES_FILE, picture)
     page = "\n".join(lines)
     (RESULTS / "webshop_learning.md").write_text(page, encoding="utf-8")

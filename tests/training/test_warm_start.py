@@ -291,22 +291,23 @@ def test_phrases_are_what_is_common_and_what_is_said_unread() -> None:
         sample_of(("task violet", False), ("has no violet", True)),
     ]
     # t is in every sample; c, h and n are said unread
-    assert phrase_token_ids(samples) == set(map(ord, "tchn"))
-    assert phrase_token_ids([]) == set()
+    assert phrase_token_ids(samples, share=0.95) == set(map(ord, "tchn"))
+    assert phrase_token_ids([], share=0.95) == set()
 
 
 def test_a_name_that_most_demonstrations_have_is_no_phrase() -> None:
     """Single letters, `large` and `color` are in most pages of a shop, and have to be copied."""
     black, white = sample_of(("task b", False), ("say b", True)), sample_of(("task w", False))
-    assert phrase_token_ids([*[black] * 90, *[white] * 10]) == set(map(ord, "ts"))
-    assert phrase_token_ids([*[black] * 96, *[white] * 4]) == set(map(ord, "tsb"))
+    assert phrase_token_ids([*[black] * 90, *[white] * 10], share=0.95) == set(map(ord, "ts"))
+    assert phrase_token_ids([*[black] * 90, *[white] * 10], share=0.9) == set(map(ord, "tsb"))
+    assert phrase_token_ids([*[black] * 96, *[white] * 4], share=0.95) == set(map(ord, "tsb"))
 
 
 def test_a_name_that_is_seldom_said_unread_is_no_phrase() -> None:
     read = [sample_of((f"task {letter}", False), (f"say {letter}", True)) for letter in "abc"]
     unread = sample_of(("task", False), ("say a", True))
-    assert ord("a") not in phrase_token_ids([*read * 400, unread])
-    assert ord("a") in phrase_token_ids([*read * 100, unread])
+    assert ord("a") not in phrase_token_ids([*read * 400, unread], share=0.95)
+    assert ord("a") in phrase_token_ids([*read * 100, unread], share=0.95)
 
 
 def test_number_tokens_are_the_ids_of_the_shop(tiny_model) -> None:

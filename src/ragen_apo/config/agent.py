@@ -204,10 +204,13 @@ class DemonstrationsConfig(Section):
     relabel: Literal["none", "numbers", "copied"] = "none"
     """Renames tokens at random, each in the same way throughout a demonstration, so that the model
     must copy them and cannot know them by heart. `numbers`: all numbers, where they are names;
-    `copied`: all tokens but those of fixed phrases, which nearly all demonstrations have or which
-    the teacher says without having read them."""
+    `copied`: all tokens but those of fixed phrases, which most demonstrations have (see
+    `relabel_spares`) or which the teacher says without having read them."""
     relabel_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the demonstrations that are relabelled; the others stay as they are."""
+    relabel_spares: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """With `copied`: tokens that this share of the demonstrations have keep their meaning. The
+    smaller it is, the less has to be copied and the more can be known."""
     num_steps: CountOrZero = 250
     """Optimizer steps; 0 leaves it out."""
     batch_size: Count = 64

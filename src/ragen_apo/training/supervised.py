@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
 
 from ragen_apo.agent.assembly import build_context
+from ragen_apo.config.agent import DemonstrationsConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel
@@ -86,7 +86,7 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         purpose="demonstration-order",
     )
     pad_id = model.pad_id
-    names = _names(config.relabel, model, [sample for samples in episodes for sample in samples])
+    names = _names(config, model, [sample for samples in episodes for sample in samples])
 
     def batch(step: int) -> list[SupervisedBatch]:
         indices = order.items(step, batch_size=config.batch_size)
@@ -112,16 +112,16 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
 
 
 def _names(
-    kind: Literal["none", "numbers", "copied"],
+    config: DemonstrationsConfig,
     model: LanguageModel,
     samples: Sequence[TrainingSample],
 ) -> list[int]:
     """The tokens that take each other's place; none to leave the demonstrations as they are."""
-    if kind == "none":
+    if config.relabel == "none":
         return []
-    if kind == "numbers":
+    if config.relabel == "numbers":
         return number_token_ids(model)
-    phrases = phrase_token_ids(samples)
+    phrases = phrase_token_ids(samples, share=config.relabel_spares)
     return [token for token in copyable_token_ids(model) if token not in phrases]
 
 

@@ -34,8 +34,6 @@ SMALLEST_ALPHABET = 4
 """Different tokens in a row of the copy curriculum, at least."""
 UNREAD_EXCEPTIONS = 0.001
 """In which share of the demonstrations a token that is a name may be said unread."""
-ALWAYS_THERE = 0.95
-"""Tokens in this share of the demonstrations belong to every page or response."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +90,11 @@ def number_token_ids(model: LanguageModel) -> list[int]:
     return sorted(index for token, index in vocabulary.items() if token.isdecimal())
 
 
-def phrase_token_ids(samples: Sequence[TrainingSample]) -> set[int]:
+def phrase_token_ids(samples: Sequence[TrainingSample], *, share: float) -> set[int]:
     """The tokens of these demonstrations that are no names: those of what is always said and read.
 
-    They are in nearly all demonstrations, or are said without having been read, but for a few
-    exceptions. What else is said was read before, and only that it is the same matters.
+    They are in at least this share of the demonstrations, or are said without having been read, but
+    for a few exceptions. What else is said was read before, and only that it is the same matters.
     """
     num_with: Counter[int] = Counter()
     num_unread: Counter[int] = Counter()
@@ -113,7 +111,7 @@ def phrase_token_ids(samples: Sequence[TrainingSample]) -> set[int]:
     return {
         token
         for token, number in num_with.items()
-        if number >= ALWAYS_THERE * len(samples) or num_unread[token] > few
+        if number >= share * len(samples) or num_unread[token] > few
     }
 
 
