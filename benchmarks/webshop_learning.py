@@ -264,19 +264,19 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/webshop_learning"))
     arguments, changes = parser.parse_known_args()
     overrides = ["--environment.data", arguments.data, *changes]
-    teacher = load_config(arguments.config, overrides).warm_start.demonstrations.teacher
-    name = arguments.name or teacher
+    config = load_config(arguments.config, overrides)
+    section = arguments.name or config.warm_start.demonstrations.teacher
     for split in arguments.splits:
         for seed in arguments.seeds:
             for policy, found in results_of_seed(
-                arguments.runs / name,
+                arguments.runs / section,
                 arguments.config,
                 overrides,
                 split=split,
                 seed=seed,
                 rewards=arguments.rewards,
             ):
-                keep(found, policy, split=split, section=name, seed=seed, data=arguments.data)
+                keep(found, policy, split=split, section=section, seed=seed, data=arguments.data)
     lines = ["# Learning the real WebShop", "", NOTES, ""]
     lines += ["Command: `python -m benchmarks.webshop_learning --data FOLDER`", ""]
     lines += [
@@ -289,8 +289,8 @@ def main() -> None:
         for split, by_name in json.loads(KEPT.read_text()).items()
         for name, kept in by_name.items()
     ]
-    for section in sections:
-        lines += table(*section)
+    for each in sections:
+        lines += table(*each)
     picture = curves((f"{split}, {name}", kept["seeds"]) for split, name, kept in sections)
     write_bytes_atomically(CURVES_FILE, picture)
     page = "\n".join(lines)

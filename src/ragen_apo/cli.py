@@ -225,15 +225,15 @@ def play(
         warm_start.demonstrations.recordings takes it as a demonstration.
     """
     from ragen_apo.config.overrides import parse_options
-    from ragen_apo.environments.base import make_environment
+    from ragen_apo.environments.base import make_environment, splits_with_tasks
     from ragen_apo.environments.play import play as play_episode
     from ragen_apo.environments.recordings import SUFFIX, Recording, append_recording
 
     world = make_environment(environment, parse_options(options))
     tasks = world.tasks(split)
     if not tasks:
-        filled = [name for name in world.properties.splits if world.tasks(name)]
-        raise ConfigError(f"the split {split!r} has no tasks; take --split {' or '.join(filled)}")
+        filled = " or ".join(splits_with_tasks(world))
+        raise ConfigError(f"the split {split!r} has no tasks; take --split {filled}")
     if not 0 <= task < len(tasks):
         raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
     if record is not None and record.suffix != SUFFIX:

@@ -95,7 +95,7 @@ def test_webshops_own_division_of_the_goals_is_an_option_beside_the_split(tmp_pa
 
 
 def test_a_split_without_tasks_is_refused_when_it_is_chosen(tmp_path: Path) -> None:
-    # 140 products of the generated catalogue have fewer goals than the splits for test take first.
+    # The human goals of 140 products are too few: the split test takes them all.
     options = {"data": "generated:140", "store": tmp_path, "goals": "human"}
     with pytest.raises(ConfigError, match="the split 'train' has no tasks; expected test"):
         GymnasiumTextEnv("webshop", **options)

@@ -99,6 +99,11 @@ class TextEnvironment(Protocol):
         ...
 
 
+def splits_with_tasks(environment: TextEnvironment) -> list[str]:
+    """The splits from which there is something to play, in the environment's order."""
+    return [name for name in environment.properties.splits if environment.tasks(name)]
+
+
 EnvironmentFactory = Callable[..., TextEnvironment]
 """Takes the options as keyword arguments and raises ConfigError for those it does not accept."""
 

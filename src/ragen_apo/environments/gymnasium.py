@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.base import TextEnvironment, make_environment, splits_with_tasks
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
 
@@ -123,11 +123,8 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
     def _tasks(self, split: str) -> Sequence[Task]:
         tasks = self.text_environment.tasks(split)
         if not tasks:
-            names = self.text_environment.properties.splits
-            filled = " or ".join(name for name in names if self.text_environment.tasks(name))
-            raise ConfigError(
-                f"the split {split!r} has no tasks; expected {filled or 'other options'}"
-            )
+            filled = " or ".join(splits_with_tasks(self.text_environment)) or "other options"
+            raise ConfigError(f"the split {split!r} has no tasks; expected {filled}")
         return tasks
 
     def _task_with_id(self, task_id: str, split: str | None) -> Task:

@@ -143,7 +143,9 @@ def test_a_malformed_file_is_named_in_the_error(tmp_path: Path, broken: str) -> 
     assert not list((tmp_path / "store").glob("*catalog*"))
 
 
-@pytest.mark.parametrize("broken", ["", "[]", "{", '{"B1": 1}', '{"B1": null}', '{"B1": {}} {'])
+@pytest.mark.parametrize(
+    "broken", ["", "[]", "{", '{"B1": 1', '{"B1": {}', '{"B1": 1}', '{"B1": null}', '{"B1": {}} {']
+)
 def test_a_malformed_attributes_file_is_named_in_the_error(tmp_path: Path, broken: str) -> None:
     folder = write(tmp_path / "data", [record("B1")])
     (folder / "items_ins_v2_9.json").write_text(broken)
