@@ -1,12 +1,15 @@
 """Loading, saving and identifying a model; what is refused."""
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -292,6 +295,133 @@ def test_logits_that_are_scaled_after_the_projection_are_refused(
     save_model(GraniteForCausalLM(config), shop_tokenizer, tmp_path)
     with pytest.raises(ModelError, match="after the vocabulary projection"):
         load_language_model(tmp_path, device=CPU)
+
+
+def test_logits_that_are_capped_after_the_projection_are_refused_however_small_they_are(
+    tiny_model: LanguageModel,
+) -> None:
+    capped = copy.deepcopy(tiny_model.model)
+    plain = capped.forward
+
+    def forward(**kwargs: Any) -> Any:
+        output = plain(**kwargs)
+        output.logits = 30.0 * torch.tanh(output.logits / 30.0)
+        return output
+
+    token_ids = torch.arange(8, 40)[None]
+    assert capped(input_ids=token_ids).logits.abs().max() < 3.0
+    capped.forward = forward
+    with pytest.raises(ModelError, match="after the vocabulary projection"):
+        LanguageModel(capped, tiny_model.tokenizer)
+
+
+def test_hidden_states_that_are_scaled_before_the_projection_are_refused(
+    tiny_model: LanguageModel,
+) -> None:
+    scaled = copy.deepcopy(tiny_model.model)
+    scaled.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0] / 4.0,))
+    with pytest.raises(ModelError, match="before or after the vocabulary projection"):
+        LanguageModel(scaled, tiny_model.tokenizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_model_with_logits_as_large_as_a_pretrained_ones_is_accepted_in_every_precision(
+    shop_tokenizer, tmp_path: Path, dtype: torch.dtype, autocast: torch.dtype | None
+) -> None:
+    """Rounding grows with the logits: SmolLM2's reach 33 and differ by 1.3 under autocast."""
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(shop_tokenizer), **SIZES))
+    with torch.no_grad():
+        model.lm_head.weight *= 400.0
+    save_model(model, shop_tokenizer, tmp_path)
+    loaded = load_language_model(tmp_path, device=CPU, dtype=dtype, autocast=autocast)
+    token_ids = torch.arange(8, 40)[None]
+    with torch.inference_mode():
+        logits = loaded.logits(loaded.hidden_states(token_ids)[0])
+    assert logits.abs().max() > 30.0
+
+
+Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+def without_a_tensor(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in weights.items() if "layers.0.mlp.up" not in name}
+
+
+def renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.replace("layers", "blocks"): tensor for name, tensor in weights.items()}
+
+
+def narrower(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return weights | {"model.norm.weight": weights["model.norm.weight"][:16].clone()}
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (without_a_tensor, ["model.layers.0.mlp.up_proj.weight is missing", "1 such tensors"]),
+        (renamed, ["is missing", "without a place in it", "model.blocks.0"]),
+        (narrower, ["model.norm.weight has shape (16,), expected (32,)"]),
+    ],
+)
+def test_weights_that_are_missing_or_renamed_are_refused_and_not_made_up(
+    folder: Path, change: Change, parts: list[str]
+) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    with pytest.raises(ModelError) as error:
+        load_language_model(folder, device=CPU)
+    assert all(part in str(error.value) for part in [*parts, "save_pretrained"])
+
+
+def test_weights_that_are_no_numbers_are_called_so(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="not finite numbers"):
+        load_language_model(folder, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": "abc"}, "hidden_size"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "optimum"),
+    ],
+)
+def test_a_configuration_that_no_model_can_be_made_of_is_one_message(
+    folder: Path, changes: dict[str, Any], reason: str
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelError, match=reason) as error:
+        load_language_model(folder, device=CPU)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% for %}", "{{ 1 / 0 }}"])
+def test_a_chat_template_that_fails_is_refused(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ModelError, match="chat template of .* fails on a conversation"):
+        load_language_model(folder, device=CPU)
+
+
+def test_special_tokens_beyond_the_embeddings_are_refused(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    tokenizer.chat_template = "{% for m in messages %}<|turn|>{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"<\|turn\|>.*embeddings for 0 to"):
+        load_language_model(folder, device=CPU)
+
+
+@pytest.mark.parametrize("name", ["./nothere", "../nothere/model", "/nothere"])
+def test_a_path_is_not_advised_to_be_downloaded(name: str) -> None:
+    with pytest.raises(ModelError, match="Expected a folder") as error:
+        check_model(name, max_context_tokens=64, trust_remote_code=False)
+    assert "hf download" not in str(error.value)
 
 
 def stablelm(vocab_size: int) -> PreTrainedModel:

@@ -9,7 +9,6 @@ training.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import re
@@ -33,9 +32,16 @@ from transformers import (
 )
 
 from ragen_apo.config.agent import SmallModelConfig
-from ragen_apo.errors import ConfigError, ModelError
-from ragen_apo.policy.attention import ATTENTION, Segment
+from ragen_apo.errors import ModelError
+from ragen_apo.policy.attention import ATTENTION
 from ragen_apo.policy.lora import adapters_disabled, plain_weights
+from ragen_apo.policy.model_checks import (
+    check_chat,
+    check_positions,
+    probe_model,
+    refuse_foreign_weights,
+    refuse_short_attention,
+)
 from ragen_apo.policy.passes import body_output, can_recompute
 from ragen_apo.seeding import derive_seed
 
@@ -43,7 +49,7 @@ CLOSING_TAG = "</answer>"
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best place is about 4 nats behind."""
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HOUSEKEEPING = ("_name_or_path", "architectures", "dtype", "transformers_version")
 """Keys of a model's configuration that change when it is saved, and change nothing it computes."""
 
@@ -73,8 +79,8 @@ class LanguageModel:
                 "assistant messages. Use an instruction-tuned model or set tokenizer.chat_template."
             )
         self.model.set_attn_implementation(ATTENTION)
-        self._refuse_scaled_logits()
-        self._refuse_lost_segments()
+        with self._mode(), torch.inference_mode():
+            probe_model(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -180,48 +186,6 @@ class LanguageModel:
     def _mode(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.adapters else adapters_disabled(self.model)
 
-    def _refuse_scaled_logits(self) -> None:
-        """Raises ModelError if the model changes logits after the vocabulary projection."""
-        probe = torch.tensor([[0, 1, 2]], device=self.device)
-        with torch.inference_mode():
-            with self._mode():
-                whole = self.model(input_ids=probe).logits.float()
-            parts = self.logits(self.hidden_states(probe))
-        tolerance = 1e-3 if self.autocast is None else 0.1
-        if not torch.allclose(whole, parts, rtol=tolerance, atol=tolerance):
-            raise ModelError(
-                f"{type(self.model).__name__} changes its logits after the vocabulary projection "
-                "(soft-capping or scaling), which sampling and training here would leave out. "
-                "Use an architecture without it, such as Qwen or Llama."
-            )
-
-    def _refuse_lost_segments(self) -> None:
-        """Raises ModelError if `attend` does not get what generation says about a pass.
-
-        Then the mask that it hands over with segments, which hides nothing, would be all there is.
-        """
-        probe = torch.tensor([[0, 1, 2]], device=self.device)
-        # Without autocast, so that both take the same kernel and are rounded alike.
-        read = functools.partial(
-            body_output,
-            self.model.base_model,
-            probe,
-            autocast=None,
-            gradient_checkpointing=False,
-        )
-        with torch.inference_mode(), self._mode():
-            causal = read()
-            of_segments = read(
-                attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
-                segments=[Segment(slot=0, tokens=slice(0, 3), length=3)],
-            )
-        if not torch.allclose(causal, of_segments, rtol=0.01, atol=0.01):
-            raise ModelError(
-                f"{type(self.model).__name__} does not hand its arguments on to attention as "
-                "transformers' attention interface asks for, so episodes that are read in one "
-                "pass would see each other. Use another architecture, such as Qwen or Llama."
-            )
-
 
 def load_language_model(
     path: str | Path,
@@ -237,28 +201,33 @@ def load_language_model(
     Raises ModelError with the missing part: configuration, weights, tokenizer or chat template.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             attn_implementation="sdpa",  # refuses models that cannot; LanguageModel sets its own
+            ignore_mismatched_sizes=True,  # `refuse_foreign_weights` names them
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise _not_loaded(path, error) from error
     except Exception as error:
-        if type(error).__module__.startswith("safetensors") or "Safetensor" in type(error).__name__:
+        # Besides OSError and ValueError, transformers passes on what a broken folder runs into.
+        if "safetensor" in f"{type(error).__module__} {type(error).__name__}".lower():
             raise ModelError(
                 f"the weights in '{path}' are not a whole safetensors file: {error}. "
                 "The file was cut off or overwritten; copy or train it again."
             ) from error
-        raise
+        raise _not_loaded(path, error) from error
+    refuse_foreign_weights(path, loading)
     tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
-    _refuse_short_attention(model.config)
+    refuse_short_attention(model.config)
     torch.nn.Module.to(model, device)
-    return LanguageModel(
+    loaded = LanguageModel(
         model.eval(), tokenizer, autocast, gradient_checkpointing=gradient_checkpointing
     )
+    num_tokens = model.get_input_embeddings().num_embeddings
+    check_chat(path, tokenizer, end_ids=loaded.end_ids, num_tokens=num_tokens)
+    return loaded
 
 
 def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code: bool) -> None:
@@ -270,23 +239,17 @@ def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code:
     _check_folder(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # What a hand-made config.json runs into has many types, and all mean the same.
         raise _not_loaded(path, error) from error
     check_positions(config, path, max_context_tokens=max_context_tokens)
 
 
-def check_positions(config: Any, path: str | Path, *, max_context_tokens: int) -> None:
-    """Raises ConfigError if an episode may be longer than the model's positions go."""
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and max_context_tokens > longest:
-        raise ConfigError(
-            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' was made for at most "
-            f"{longest} tokens (max_position_embeddings); lower it, or take another model"
-        )
-
-
 def _not_loaded(path: str | Path, error: Exception) -> ModelError:
-    message = f"no causal language model could be loaded from '{path}': {error}. "
+    reason = " ".join(str(error).split()).rstrip(".")
+    if not isinstance(error, OSError | ValueError):
+        reason = f"{type(error).__name__}: {reason}"
+    message = f"no causal language model could be loaded from '{path}': {reason}. "
     if Path(path).exists() or not _HUB_NAME.fullmatch(str(path)):
         return ModelError(
             message + "Expected a folder written by save_pretrained (config.json, "
@@ -312,20 +275,12 @@ def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedT
     _check_folder(path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"no tokenizer could be loaded from '{path}': {error}") from error
-
-
-def _refuse_short_attention(config: Any) -> None:
-    layer_types = set(getattr(config, "layer_types", None) or [])
-    if not layer_types:
-        window = getattr(config, "sliding_window", None)
-        layer_types = {"full_attention" if window is None else f"sliding window of {window}"}
-    if layer_types != {"full_attention"}:
+    except Exception as error:
+        # A tokenizer.json of another program fails in its own way.
         raise ModelError(
-            f"the model has layers of type {sorted(layer_types)}; generation with a ragged cache "
-            "supports full attention only. Use a model whose layers all read the whole context."
-        )
+            f"no tokenizer could be loaded from '{path}' ({type(error).__name__}: {error}); copy "
+            "the model's tokenizer files again"
+        ) from error
 
 
 def build_small_model(

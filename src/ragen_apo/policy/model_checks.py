@@ -1,0 +1,168 @@
+"""What a model must be so that sampling and training here compute what the model computes.
+
+Every check raises ModelError (ConfigError where a key of the configuration is at fault) with the
+reason and a way out. `probe_model` compares in the format of the weights: with autocast, rounding
+alone would differ by more than what is looked for, the more so the larger a model's logits are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ragen_apo.errors import ConfigError, ModelError
+from ragen_apo.policy.attention import Segment
+from ragen_apo.policy.passes import body_output
+
+PROBE = (0, 1, 2)
+LARGE_LOGIT = 100.0
+"""What the largest logit of the probe is raised to: soft-capping leaves small ones nearly alone."""
+TOLERANCE = 0.01
+"""Relative to the largest entry; both sides are computed in one format, so they hardly differ."""
+CONVERSATION = (
+    {"role": "user", "content": "Which?"},
+    {"role": "assistant", "content": "This."},
+    {"role": "user", "content": "And now?"},
+)
+
+
+def check_positions(config: Any, path: str | Path, *, max_context_tokens: int) -> None:
+    """Raises ConfigError if an episode may be longer than the model's positions go."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and max_context_tokens > longest:
+        raise ConfigError(
+            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' was made for at most "
+            f"{longest} tokens (max_position_embeddings); lower it, or take another model"
+        )
+
+
+def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None:
+    """Refuses weights in whose place transformers put random ones; `loading` is what it found."""
+    missing, unused = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
+    problems = [f"{name} is missing" for name in missing]
+    problems += [
+        f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
+        for name, found, expected in sorted(loading["mismatched_keys"])
+    ]
+    if not problems:
+        return
+    others = (
+        f" Tensors without a place in it: {len(unused)}, such as {unused[0]}." if unused else ""
+    )
+    raise ModelError(
+        f"the weights in '{path}' are not those of its config.json: {'; '.join(problems[:2])} "
+        f"({len(problems)} such tensors in all, which would be random numbers).{others} Copy the "
+        "folder again, or write it with save_pretrained"
+    )
+
+
+def refuse_short_attention(config: Any) -> None:
+    """Refuses layers that see a part of the context only."""
+    layer_types = set(getattr(config, "layer_types", None) or [])
+    if not layer_types:
+        window = getattr(config, "sliding_window", None)
+        layer_types = {"full_attention" if window is None else f"sliding window of {window}"}
+    if layer_types != {"full_attention"}:
+        raise ModelError(
+            f"the model has layers of type {sorted(layer_types)}; generation with a ragged cache "
+            "supports full attention only. Use a model whose layers all read the whole context."
+        )
+
+
+def check_chat(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int], num_tokens: int
+) -> None:
+    """Refuses a chat template that fails, and tokens of a conversation that the model has not."""
+    try:
+        text = tokenizer.apply_chat_template(
+            list(CONVERSATION), tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:
+        # A template is a program: it may fail in any way.
+        raise ModelError(
+            f"the chat template of '{path}' fails on a conversation of two turns "
+            f"({type(error).__name__}: {error}); mend tokenizer.chat_template, or take the "
+            "instruction-tuned model's own"
+        ) from error
+    assert isinstance(text, str)
+    needed = {*tokenizer.encode(text, add_special_tokens=False), *end_ids}
+    if max(needed) >= num_tokens:
+        token = tokenizer.convert_ids_to_tokens(max(needed))
+        raise ModelError(
+            f"the tokenizer of '{path}' uses token {max(needed)} ({token!r}) in conversations, and "
+            f"the model has embeddings for 0 to {num_tokens - 1}; take the tokenizer that belongs "
+            "to the model, or call model.resize_token_embeddings and save it again"
+        )
+
+
+def probe_model(model: PreTrainedModel) -> None:
+    """Refuses a model of which this package would compute something else than transformers.
+
+    Call it in inference mode. The model's attention is `attend` already.
+    """
+    _refuse_changed_logits(model)
+    _refuse_lost_segments(model)
+
+
+def _refuse_changed_logits(model: PreTrainedModel) -> None:
+    """Refuses a model whose logits are not what the vocabulary projection makes of the body."""
+    name, seen = type(model).__name__, {}
+    probe = torch.tensor([PROBE], device=model.device)
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        largest = logits.abs().max().clamp(min=torch.finfo(logits.dtype).tiny)
+        seen["hidden"], seen["logits"] = inputs[0], logits * (LARGE_LOGIT / largest)
+        return seen["logits"]
+
+    projection = model.get_output_embeddings()
+    hook = projection.register_forward_hook(note)
+    try:
+        logits = model(input_ids=probe).logits
+    finally:
+        hook.remove()
+    if not torch.isfinite(logits).all():
+        raise ModelError(
+            f"the logits of this {name} are not finite numbers; its weights are damaged, or too "
+            "large for their number format (run.dtype)"
+        )
+    hidden = body_output(model.base_model, probe, autocast=None, gradient_checkpointing=False)
+    if not seen or not (_equal(seen["hidden"], hidden) and _equal(seen["logits"], logits)):
+        raise ModelError(
+            f"{name} changes its logits before or after the vocabulary projection (soft-capping or "
+            "scaling), which sampling and training here would leave out. Use an architecture "
+            "without it, such as Qwen or Llama."
+        )
+
+
+def _refuse_lost_segments(model: PreTrainedModel) -> None:
+    """Refuses a model if `attend` does not get what generation says about a pass.
+
+    Then the mask that it hands over with segments, which hides nothing, would be all there is.
+    """
+    probe = torch.tensor([PROBE], device=model.device)
+    # Without autocast, so that both take the same kernel and are rounded alike.
+    read = functools.partial(
+        body_output, model.base_model, probe, autocast=None, gradient_checkpointing=False
+    )
+    of_segments = read(
+        attention_mask=torch.zeros(1, 1, 1, 1, device=model.device),
+        segments=[Segment(slot=0, tokens=slice(0, len(PROBE)), length=len(PROBE))],
+    )
+    if not _equal(read(), of_segments):
+        raise ModelError(
+            f"{type(model).__name__} does not hand its arguments on to attention as "
+            "transformers' attention interface asks for, so episodes that are read in one "
+            "pass would see each other. Use another architecture, such as Qwen or Llama."
+        )
+
+
+def _equal(expected: Tensor, got: Tensor) -> bool:
+    """Whether two results of the same shape differ by rounding at most."""
+    expected, got = expected.float(), got.float()
+    return bool((expected - got).abs().max() <= TOLERANCE * expected.abs().max())
