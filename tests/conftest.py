@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +12,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import pytest
 import torch
+
+from ragen_apo import cli
+from tests.command_line import Command, Result
 
 # A busy machine makes single examples slow; that is no failure.
 hypothesis.settings.register_profile("ragen-apo", deadline=None)
@@ -206,3 +211,44 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(model, "logits", logits)
 
     return force
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """Runs the entry point in this process; messages come back on one line."""
+
+    def command(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as exit_request:
+            status = exit_request.code if isinstance(exit_request.code, int) else 0
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    before = torch.get_num_threads()
+    yield command
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def config(tiny_config: str, tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tiny_config)
+    return path
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may damage."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def unfinished(run: Path) -> Path:
+    """A run that has made its last step and not saved its policy yet."""
+    shutil.rmtree(run / "policy")
+    return run

@@ -8,84 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import torch
 
-from ragen_apo import cli
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.frozen_lake import FrozenLakeWorld
 from ragen_apo.files import read_json_lines
 from ragen_apo.training import supervised
-
-# Cyclopts suspects a mistake when the real command line is read inside a test.
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+from tests.command_line import Command, Result, assert_refused, snapshot
 
 COMPARISON = Path(__file__).resolve().parents[1] / "configs" / "compare_shop.yaml"
 VERBS = ("train", "estimate-values", "evaluate", "report", "compare", "play", "check")
-
-
-class Result:
-    """What a command left behind."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, " ".join(err.split())
-
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    """Runs the entry point in this process; messages come back on one line."""
-
-    def command(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit_request:
-            status = exit_request.code if isinstance(exit_request.code, int) else 0
-        captured = capsys.readouterr()
-        return Result(status, captured.out, captured.err)
-
-    before = torch.get_num_threads()
-    yield command
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def config(tiny_config: str, tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(tiny_config)
-    return path
-
-
-@pytest.fixture
-def run(finished_run: Path, tmp_path: Path) -> Path:
-    """A finished run that a test may damage."""
-    return Path(shutil.copytree(finished_run, tmp_path / "run"))
-
-
-def assert_refused(result: Result, *parts: str) -> None:
-    assert result.status == 2, result.err
-    assert result.err.startswith("error: ")
-    assert "Traceback" not in result.err
-    for part in parts:
-        assert part in result.err
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 # Help and a whole run
@@ -231,15 +167,15 @@ def test_a_value_store_that_does_not_exist_is_refused_before_a_run_is_made(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_truncated_checkpoint_on_resume(command: Command, run: Path) -> None:
-    file = run / "checkpoints" / "3-apo-000006" / "model.safetensors"
+def test_a_truncated_checkpoint_on_resume(command: Command, unfinished: Path) -> None:
+    file = unfinished / "checkpoints" / "3-apo-000006" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    before = snapshot(run / "checkpoints")
-    result = command("train", "--run-dir", run, "--resume")
+    before = snapshot(unfinished / "checkpoints")
+    result = command("train", "--run-dir", unfinished, "--resume")
     assert_refused(result, "3-apo-000006", "cannot be read", "Remove the folder", "3-apo-000004")
-    assert snapshot(run / "checkpoints") == before
+    assert snapshot(unfinished / "checkpoints") == before
     shutil.rmtree(file.parent)
-    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
+    assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
 
 
 @pytest.mark.parametrize(
@@ -247,19 +183,21 @@ def test_a_truncated_checkpoint_on_resume(command: Command, run: Path) -> None:
     [('{"step": 2, "loss"', "is not JSON"), ('{"stop": 2}', "does not say which step")],
 )
 def test_a_damaged_line_of_the_metrics(
-    line: str, problem: str, command: Command, run: Path
+    line: str, problem: str, command: Command, unfinished: Path
 ) -> None:
-    file = run / "metrics.jsonl"
+    file = unfinished / "metrics.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
-    before = snapshot(run / "checkpoints")
-    resumed = command("train", "--run-dir", run, "--resume", "--no-evaluate")
+    before = snapshot(unfinished / "checkpoints")
+    resumed = command("train", "--run-dir", unfinished, "--resume", "--no-evaluate")
     assert_refused(resumed, f"{file}, line 2 {problem}", "undamaged copy", "delete this line")
-    assert snapshot(run / "checkpoints") == before
+    assert snapshot(unfinished / "checkpoints") == before
     if "JSON" in problem:
-        assert_refused(command("report", run), f"{file}, line 2 {problem}", "delete this line")
+        assert_refused(
+            command("report", unfinished), f"{file}, line 2 {problem}", "delete this line"
+        )
     file.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
-    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
+    assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
 
 
 def disk_full(*_: Any, **__: Any) -> NoReturn:

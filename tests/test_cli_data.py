@@ -11,9 +11,6 @@ from ragen_apo.environments.webshop import WebShopEnvironment, download
 from ragen_apo.environments.webshop.fetch import FetchError
 from ragen_apo.environments.webshop.generated import write_generated_files
 
-# Cyclopts suspects a mistake when the real command line is read inside a test.
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
-
 Command = Callable[..., tuple[int, str, str]]
 
 

@@ -35,6 +35,8 @@ PLAY_SEED = 0
 
 Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """Any number of `--key value`, whose names are checked later."""
+TrustRemoteCode = Annotated[bool, Parameter(negative=())]
+"""Trust is said on the command line: a run directory may come from somebody else."""
 
 
 @app.command
@@ -44,6 +46,7 @@ def train(
     config: Path | None = None,
     resume: bool = False,
     evaluate: bool = True,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a policy: warm start, Stage 1, Stage 2; then evaluate it and write the report.
 
@@ -60,23 +63,46 @@ def train(
         Continue the run in --run-dir where it stopped, with its own configuration.
     evaluate
         Also evaluate the trained policy and write the report.
+    trust_remote_code
+        With --resume: run Python code that the model of the run brings along; what the run's own
+        configuration says of it does not count.
     """
     from ragen_apo.console import ConsoleProgress
+    from ragen_apo.run_directory import clear_failed_start
     from ragen_apo.training.pipeline import train as train_run
 
-    run, settings = _run_to_train(run_dir, config, list(overrides), resume=resume)
-    with ConsoleProgress(console) as progress:
-        train_run(settings, run, progress=progress)
+    existed = run_dir.exists()
+    run, settings = _run_to_train(
+        run_dir, config, list(overrides), resume=resume, trust_remote_code=trust_remote_code
+    )
+    try:
+        with ConsoleProgress(console) as progress:
+            train_run(settings, run, progress=progress)
+    except Exception:
+        if not resume:
+            clear_failed_start(run, keep_directory=existed)
+        raise
     console.print(f"trained policy: {run.policy}", highlight=False, soft_wrap=True)
     if evaluate:
         section = settings.evaluation
-        _evaluate(run, split=section.split, episodes=section.num_episodes, pass_k=section.pass_k)
+        _evaluate(
+            run,
+            settings,
+            split=section.split,
+            episodes=section.num_episodes,
+            pass_k=section.pass_k,
+        )
         report(run_dir)
 
 
 @app.command
 def estimate_values(
-    run: Path, *, samples: int | None = None, reference: int = 0, split: str = "train"
+    run: Path,
+    *,
+    samples: int | None = None,
+    reference: int = 0,
+    split: str = "train",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Sample the frozen reference of a run (Stage 1) and report what its values cover.
 
@@ -90,13 +116,15 @@ def estimate_values(
         Version of the reference; 0 is the warm-started one.
     split
         Tasks to sample.
+    trust_remote_code
+        Run Python code that the model of the run brings along.
     """
     import json
 
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.training.stage_one import estimate_run_values
 
-    directory, settings = _existing_run(run)
+    directory, settings = _existing_run(run, trust_remote_code=trust_remote_code)
     if samples is not None:
         if samples < 1:
             raise ConfigError(f"--samples must be at least 1, got {samples}")
@@ -118,6 +146,7 @@ def evaluate(
     split: str | None = None,
     episodes: int | None = None,
     pass_k: int | None = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Play a split with the trained policy, the reference and the baselines.
 
@@ -133,11 +162,14 @@ def evaluate(
         How many, in the split's order; see evaluation.num_episodes, which is the default.
     pass_k
         Also sample each task this often and give pass@k.
+    trust_remote_code
+        Run Python code that the model of the run brings along.
     """
-    directory, settings = _existing_run(run)
+    directory, settings = _existing_run(run, trust_remote_code=trust_remote_code)
     section = settings.evaluation
     _evaluate(
         directory,
+        settings,
         split=split or section.split,
         episodes=section.num_episodes if episodes is None else episodes,
         pass_k=section.pass_k if pass_k is None else pass_k,
@@ -333,10 +365,15 @@ def data_webshop(
 
 
 def _run_to_train(
-    run_dir: Path, config: Path | None, overrides: list[str], *, resume: bool
+    run_dir: Path,
+    config: Path | None,
+    overrides: list[str],
+    *,
+    resume: bool,
+    trust_remote_code: bool,
 ) -> tuple[RunDirectory, RunConfig]:
-    from ragen_apo.config import load_config, resolved_yaml
-    from ragen_apo.run_directory import create_run
+    from ragen_apo.config import load_config, load_run_config, resolved_yaml
+    from ragen_apo.run_directory import create_run, open_run
 
     if not resume:
         if config is None:
@@ -344,26 +381,31 @@ def _run_to_train(
         settings = load_config(config, overrides)
         _check_inputs(settings)
         return create_run(run_dir, config_yaml=resolved_yaml(settings)), settings
-    run, settings = _existing_run(run_dir)
     if overrides and config is None:
         raise ConfigError(
             "--resume continues with the run's own configuration; overrides are not possible. "
             "Start another run with --config and another --run-dir."
         )
-    if config is not None and load_config(config, overrides) != settings:
-        raise RunDirectoryError(
-            f"{run_dir} was started with another configuration than {config} gives. Leave --config "
-            f"out to continue it as it is (see {run.config}), or choose another --run-dir."
-        )
-    return run, settings
+    if config is not None:
+        given = load_config(config, overrides)
+        if given != load_run_config(open_run(run_dir).config):
+            raise RunDirectoryError(
+                f"{run_dir} was started with another configuration than {config} gives. Leave "
+                "--config out to continue it as it is (see config.yaml in it), or choose another "
+                "--run-dir."
+            )
+        trust_remote_code |= given.policy.trust_remote_code
+    return _existing_run(run_dir, trust_remote_code=trust_remote_code)
 
 
 def _check_inputs(settings: RunConfig) -> None:
     """Refuses what can be refused quickly before a run directory is made."""
+    from ragen_apo.agent.assembly import set_up_machine
     from ragen_apo.environments.base import make_environment
     from ragen_apo.environments.recordings import select_recordings
     from ragen_apo.values.store import ValueStore
 
+    set_up_machine(settings.run)
     environment = make_environment(settings.environment.name, settings.environment.options)
     recordings = settings.warm_start.demonstrations.recordings
     if settings.warm_start.enabled and recordings is not None:
@@ -384,21 +426,24 @@ def _check_inputs(settings: RunConfig) -> None:
         require_peft()
 
 
-def _existing_run(path: Path) -> tuple[RunDirectory, RunConfig]:
-    from ragen_apo.config import load_config
+def _existing_run(path: Path, *, trust_remote_code: bool) -> tuple[RunDirectory, RunConfig]:
+    """A run and its configuration, but for its word on whose code may run."""
+    from ragen_apo.config import load_run_config
     from ragen_apo.run_directory import open_run
 
     run = open_run(path)
-    return run, load_config(run.config)
+    settings = load_run_config(run.config)
+    policy = settings.policy.model_copy(update={"trust_remote_code": trust_remote_code})
+    return run, settings.model_copy(update={"policy": policy})
 
 
-def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | None) -> None:
-    from ragen_apo.config import load_config
+def _evaluate(
+    run: RunDirectory, settings: RunConfig, *, split: str, episodes: int, pass_k: int | None
+) -> None:
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.evaluation.evaluate import EvaluationPlan
     from ragen_apo.training.evaluation_run import evaluate_run
 
-    settings = load_config(run.config)
     if episodes < 1 or (pass_k is not None and pass_k < 1):
         raise ConfigError(
             f"--episodes and --pass-k must be at least 1, got {episodes} and {pass_k}"

@@ -38,6 +38,10 @@ class RunDirectory:
         return self.path / "run.json"
 
     @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
     def initial(self) -> Path:
         return self.path / "initial"
 
@@ -106,7 +110,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Refuses a second process that would train the same run."""
-        with (self.path / ".lock").open("w") as stream:
+        with self.lock.open("w") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -129,6 +133,20 @@ def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
         )
     write_text_atomically(run.config, config_yaml)
     return run
+
+
+def clear_failed_start(run: RunDirectory, *, keep_directory: bool) -> None:
+    """Removes a run that ended before it computed anything, so that its name is free again.
+
+    Everything else in the directory is left alone, and then the directory itself as well.
+    """
+    first = {run.config, run.status, run.lock}
+    if not run.path.is_dir() or not set(run.path.iterdir()) <= first:
+        return
+    for file in first:
+        file.unlink(missing_ok=True)
+    if not keep_directory:
+        run.path.rmdir()
 
 
 def open_run(path: Path) -> RunDirectory:

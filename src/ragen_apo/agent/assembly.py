@@ -13,6 +13,7 @@ from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import ContextConfig, MachineConfig
 from ragen_apo.environments.base import make_environment
+from ragen_apo.errors import ConfigError
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.values.conditions import SamplingConditions
@@ -22,12 +23,21 @@ PARSER_VERSION = "think-answer-2"
 
 
 def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
-    """Sets the thread count and returns device and number format of the policy."""
+    """Sets the thread count and returns device and number format of the policy.
+
+    Raises ConfigError for a device that this machine or this build of torch does not have.
+    """
     if machine.num_threads is not None:
         torch.set_num_threads(machine.num_threads)
     name = machine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for CPUs"
+        raise ConfigError(
+            f"run.device is cuda, and torch {torch.__version__}, {built}, finds no GPU here. Set "
+            "run.device to auto or cpu, or install a CUDA build of torch and check `nvidia-smi`"
+        )
     return torch.device(name), getattr(torch, machine.dtype)
 
 

@@ -83,15 +83,16 @@ def finish_run(
             "remove it or give another --out"
         )
     log = run.path.with_name(f"{run.path.name}.log") if quiet else None
+    trust = ["--trust-remote-code"] if config.policy.trust_remote_code else []
     if not run.policy.exists():
         say(f"{run.path}: training")
         started = run.config.exists()
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
-        how = ["--resume"] if started else ["--config", str(text)]
+        how = ["--resume", *trust] if started else ["--config", str(text)]
         _call("train", "--run-dir", str(run.path), *how, "--no-evaluate", log=log)
     if evaluate and not run.results.exists():
-        _call("evaluate", str(run.path), log=log)
+        _call("evaluate", str(run.path), *trust, log=log)
 
 
 def _call(*arguments: str, log: Path | None) -> None:

@@ -13,7 +13,7 @@ is its inverse and is what a run directory keeps. Unknown keys, wrong types and 
 are refused together in one ConfigError. `python -m ragen_apo.config` prints docs/configuration.md.
 """
 
-from ragen_apo.config.load import load_config, parse_config, resolved_yaml
+from ragen_apo.config.load import load_config, load_run_config, parse_config, resolved_yaml
 from ragen_apo.config.run import RunConfig
 
-__all__ = ["RunConfig", "load_config", "parse_config", "resolved_yaml"]
+__all__ = ["RunConfig", "load_config", "load_run_config", "parse_config", "resolved_yaml"]

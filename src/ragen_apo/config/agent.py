@@ -167,7 +167,8 @@ class PolicyConfig(Section):
     path: str | None = None
     """A Hugging Face model folder or hub name; null builds the small model."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model; only for models you trust."""
+    """Run Python code that comes with the model; only for models you trust. Counts when a run is
+    started; later commands on the run ask for --trust-remote-code."""
     freeze_embeddings: bool = False
     """Leave token embeddings as they are in Stage 2, so that less can be learned by heart about
     single ids."""

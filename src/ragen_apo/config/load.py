@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,34 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The configuration {path} cannot be read as text: {error}") from error
     return parse_config(text, source=str(path), overrides=overrides)
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """The resolved configuration that a run keeps: unlike one that people write, it has every key.
+
+    Raises ConfigError if keys are missing; a file that was cut off must not mean defaults.
+    """
+    config = load_config(path)
+    values, _ = parse_yaml(path.read_text(encoding="utf-8"))
+    missing = list(_missing_keys(config.model_dump(by_alias=True), values or {}))
+    if missing:
+        raise ConfigError(
+            f"{path} lacks {len(missing)} of a run's keys, such as {', '.join(missing[:3])}: it "
+            "was cut off or edited, or an earlier version wrote it. Put the undamaged file back, "
+            "or add these keys with the values that the run was started with "
+            "(docs/configuration.md has the defaults)."
+        )
+    return config
+
+
+def _missing_keys(
+    expected: Mapping[str, Any], values: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    for name, value in expected.items():
+        if name not in values:
+            yield f"{prefix}{name}"
+        elif isinstance(value, dict):
+            yield from _missing_keys(value, values[name] or {}, f"{prefix}{name}.")
 
 
 def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> RunConfig:

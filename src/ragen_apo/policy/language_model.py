@@ -249,6 +249,12 @@ def _not_loaded(path: str | Path, error: Exception) -> ModelError:
     reason = " ".join(str(error).split()).rstrip(".")
     if not isinstance(error, OSError | ValueError):
         reason = f"{type(error).__name__}: {reason}"
+    if "trust_remote_code" in reason:
+        return ModelError(
+            f"'{path}' comes with Python code of its own, which runs only if you say so: "
+            "policy.trust_remote_code: true in the configuration of a new run, "
+            "--trust-remote-code for a run that exists. Do so only where you trust whoever made it"
+        )
     message = f"no causal language model could be loaded from '{path}': {reason}. "
     if Path(path).exists() or not _HUB_NAME.fullmatch(str(path)):
         return ModelError(

@@ -31,8 +31,10 @@ from ragen_apo.files import PARTIAL_MARK, directory_written_atomically, remove_p
 from ragen_apo.policy.lora import trained_tensors
 from ragen_apo.training.optimization import Optimizer
 
-PHASES = ("copy", "demonstrations", "apo")
-"""The phases that change weights, in their order. `apo` is Stage 2 of any algorithm."""
+STAGE_TWO = "apo"
+"""The name of Stage 2 of any algorithm among the phases."""
+PHASES = ("copy", "demonstrations", STAGE_TWO)
+"""The phases that change weights, in their order."""
 
 ALGORITHM_PREFIX = "algorithm/"
 """Marks the algorithm's tensors among those that are loaded."""

@@ -33,8 +33,9 @@ from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.training.checkpoint import PHASES, Position, load_latest_checkpoint
+from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_latest_checkpoint
 from ragen_apo.training.replay import refuse_luck
+from ragen_apo.training.resume import require_references, require_same_configuration
 from ragen_apo.training.session import Session, open_session
 from ragen_apo.training.stage_one import estimate_values
 from ragen_apo.training.stage_two import run_stage_two
@@ -46,12 +47,17 @@ from ragen_apo.types import Task
 def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     """Brings the run to its end: `run.policy` holds the trained model afterwards.
 
-    Raises ConfigError before anything is computed where the environment refuses its options, or
-    replay the environment.
+    A run that has its policy is left as it is. Raises ConfigError before anything is computed where
+    the environment refuses its options, or replay the environment; RunDirectoryError where the run
+    cannot go on as what it was.
     """
     session = open_session(config, run, progress)
     refuse_luck(config.apo.replay, session.environments.properties)
     with run.locked():
+        require_same_configuration(run, config)
+        if run.policy.exists():
+            progress.say(f"{run.path} is trained already")
+            return
         _note_origin(session)
         tasks = session.training_tasks()
         for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
@@ -63,14 +69,13 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
         position, moments = _resume(session, policy)
         _warm_start(session, policy, position, moments)
         _stage_one(session, tasks)
-        if position.phase != "apo":
-            position, moments = Position("apo", 0), {}
+        if position.phase != STAGE_TWO:
+            position, moments = Position(STAGE_TWO, 0), {}
             policy = session.load_policy(run.reference(0))
         with session.timed("stage 2"):
             run_stage_two(session, policy, tasks, position=position, moments=moments)
         _note_peak_memory(run, session.device)
-        if not run.policy.exists():
-            session.save_model(policy, run.policy)
+        session.save_model(policy, run.policy)
 
 
 def _initial_model(session: Session) -> Path | str:
@@ -114,10 +119,11 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     run = session.run
     loaded = load_latest_checkpoint(run.checkpoints, model=policy.model, device=session.device)
     position, moments = loaded or (Position(PHASES[0], 0), {})
+    require_references(run, position)
     reached = (PHASES.index(position.phase), position.step)
     if not run.reference(0).exists():
         _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)
-    _keep_rows(run.metrics, lambda row: (PHASES.index("apo"), row["step"]) <= reached)
+    _keep_rows(run.metrics, lambda row: (PHASES.index(STAGE_TWO), row["step"]) <= reached)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")
     return position, moments

@@ -1,0 +1,202 @@
+"""Runs that are damaged, edited or somebody else's, and starts that fail: nothing is lost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.files import read_json_lines
+from tests.command_line import Command, assert_refused, snapshot
+
+# Resuming
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_stage_two_whose_reference_was_removed_is_not_resumed(
+    version: int, command: Command, unfinished: Path
+) -> None:
+    """The policy was trained against it; the log ratio to anything else would be another one."""
+    shutil.rmtree(unfinished / "references" / str(version))
+    before = snapshot(unfinished)
+    result = command("train", "--run-dir", unfinished, "--resume")
+    assert_refused(result, f"references/{version} is missing", "Put the folder back")
+    assert snapshot(unfinished) == before
+
+
+def test_stage_two_without_references_and_checkpoints_keeps_its_metrics(
+    command: Command, unfinished: Path
+) -> None:
+    for name in ("references", "checkpoints"):
+        shutil.rmtree(unfinished / name)
+    before = read_json_lines(unfinished / "metrics.jsonl")
+    assert_refused(command("train", "--run-dir", unfinished, "--resume"), "references/0 is missing")
+    assert read_json_lines(unfinished / "metrics.jsonl") == before != []
+
+
+def test_a_finished_run_without_checkpoints_is_not_started_again(
+    command: Command, run: Path
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    before = snapshot(run)
+    result = command("train", "--run-dir", run, "--resume", "--no-evaluate")
+    assert result.status == 0
+    assert "is trained already" in result.out
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("num_lines", [0, 9], ids=["emptied", "cut off"])
+@pytest.mark.parametrize("verb", ["train", "evaluate", "estimate-values"])
+def test_a_run_whose_configuration_was_emptied_or_cut_off_does_not_go_on_with_defaults(
+    num_lines: int, verb: str, command: Command, unfinished: Path
+) -> None:
+    file = unfinished / "config.yaml"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:num_lines]))
+    before = snapshot(unfinished)
+    arguments = ["--run-dir", unfinished, "--resume"] if verb == "train" else [unfinished]
+    result = command(verb, *arguments)
+    assert_refused(result, "config.yaml lacks", "of a run's keys", "Put the undamaged file back")
+    assert snapshot(unfinished) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "edited", "change"),
+    [
+        ("seed: 0", "seed: 1", "seed was 0 and is 1"),
+        ("algorithm: apo", "algorithm: grpo", 'algorithm was "apo" and is "grpo"'),
+        ("  num_products: 24", "  num_products: 23", "num_products was 24 and is 23"),
+        ("  num_products: 24\n", "", "environment.num_products was 24 and is null"),
+        ("  beta2: 0.05", "  beta2: 0.06", "apo.beta2 was 0.05 and is 0.06"),
+    ],
+)
+def test_a_run_whose_configuration_was_edited_is_not_resumed(
+    line: str, edited: str, change: str, command: Command, unfinished: Path
+) -> None:
+    file = unfinished / "config.yaml"
+    text = file.read_text()
+    assert text.count(line) == 1
+    file.write_text(text.replace(line, edited))
+    before = snapshot(unfinished)
+    result = command("train", "--run-dir", unfinished, "--resume")
+    assert_refused(result, "was edited since this run started", change, "put those back")
+    assert snapshot(unfinished) == before
+    file.write_text(text)
+    assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
+
+
+def test_how_a_run_uses_the_machine_may_be_edited(command: Command, unfinished: Path) -> None:
+    file = unfinished / "config.yaml"
+    text = file.read_text()
+    changes = {
+        "  num_threads: 1": "  num_threads: 2",
+        "  micro_batch_size: 4": "  micro_batch_size: 2",
+    }
+    for line, edited in changes.items():
+        assert text.count(line) == 1
+        text = text.replace(line, edited)
+    file.write_text(text)
+    assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
+
+
+# Code of others
+
+INTRUDER = """
+import pathlib
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pathlib.Path(__file__).with_name("ran").touch()
+pathlib.Path({mark!r}).touch()
+
+
+class Config(LlamaConfig):
+    model_type = "intruder"
+
+
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+@pytest.fixture
+def strangers_run(run: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A run that says it may run the code of its model, and the file that this code makes."""
+    mark = tmp_path / "the code ran"
+    for folder in (run / "policy", run / "references" / "0"):
+        (folder / "intruder.py").write_text(INTRUDER.format(mark=str(mark)))
+        values = json.loads((folder / "config.json").read_text())
+        names = {"AutoConfig": "intruder.Config", "AutoModelForCausalLM": "intruder.Model"}
+        values |= {"model_type": "intruder", "auto_map": names}
+        (folder / "config.json").write_text(json.dumps(values))
+    config = run / "config.yaml"
+    text = config.read_text()
+    assert text.count("trust_remote_code: false") == 1
+    config.write_text(text.replace("trust_remote_code: false", "trust_remote_code: true"))
+    return run, mark
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "estimate-values", "train"])
+def test_a_strangers_run_does_not_get_its_code_run_by_saying_so_itself(
+    verb: str, command: Command, strangers_run: tuple[Path, Path]
+) -> None:
+    run, mark = strangers_run
+    arguments = [run]
+    if verb == "train":
+        shutil.rmtree(run / "policy")
+        arguments = ["--run-dir", run, "--resume"]
+    assert_refused(command(verb, *arguments), "Python code of its own", "--trust-remote-code")
+    assert not mark.exists()
+
+
+def test_code_of_a_model_runs_where_the_command_line_trusts_it(
+    command: Command, strangers_run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above: without the refusal, the code would have run."""
+    run, mark = strangers_run
+    monkeypatch.setenv("HF_MODULES_CACHE", str(run.parent / "modules"))
+    command("evaluate", run, "--trust-remote-code")
+    assert mark.exists()
+
+
+# Starts that fail
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (("--run.device", "cuda"), "run.device is cuda"),
+        (("--policy.path", "./nothere", "--warm_start.enabled", "false"), "nothere"),
+    ],
+)
+def test_a_start_that_cannot_work_is_refused_before_a_run_is_made(
+    change: tuple[str, ...], part: str, command: Command, config: Path, tmp_path: Path
+) -> None:
+    result = command("train", "--config", config, "--run-dir", tmp_path / "new", *change)
+    assert_refused(result, part)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_is_refused_when_it_is_loaded_leaves_no_run_behind(
+    command: Command, config: Path, run: Path, tmp_path: Path
+) -> None:
+    (run / "policy" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    start = ("train", "--config", config, "--run-dir", tmp_path / "new", "--no-evaluate")
+    model = ("--policy.path", run / "policy", "--warm_start.enabled", "false")
+    assert_refused(command(*start, *model), "chat template", "fails")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    assert_refused(command(*start, *model), "chat template", "fails")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_start_that_failed_after_it_computed_something_is_kept(
+    command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ragen_apo.training.pipeline._warm_start", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            command("train", "--config", config, "--run-dir", tmp_path / "new")
+    assert (tmp_path / "new" / "initial").is_dir()
+    assert (tmp_path / "new" / "config.yaml").is_file()
