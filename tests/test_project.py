@@ -1,11 +1,13 @@
 """The project's own files agree with each other."""
 
+import os
 import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
@@ -80,3 +82,11 @@ def test_the_version_is_the_newest_of_the_changelog() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_the_workflow_runs_what_ci_runs_on_the_oldest_and_the_newest_python() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    job = yaml.safe_load(text)["jobs"]["check"]
+    assert job["strategy"]["matrix"]["python"] == [PYTHONS[0], PYTHONS[-1]]
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
