@@ -96,7 +96,7 @@ def replay(data: Path, episodes: Path, store: Path) -> dict[str, Any]:
     with gzip.open(episodes, "rt", encoding="utf-8") as stream:
         recording = json.load(stream)
     options = {"data": str(data), "store": store, "price_seed": recording["price_seed"]}
-    options |= {"reward": "upstream", "nouns": "words"}
+    options |= {"reward": "upstream", "nouns": "words", "max_turns": None}
     text = WebShopEnvironment(**options, observation="text")
     rich = WebShopEnvironment(**options, observation="text_rich")
     tally = Tally()

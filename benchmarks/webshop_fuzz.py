@@ -91,7 +91,9 @@ def main() -> None:
     num_actions = num_episodes = 0
     with tempfile.TemporaryDirectory() as store:
         environments = [
-            WebShopEnvironment(data=arguments.data, store=Path(store), observation=mode)
+            WebShopEnvironment(
+                data=arguments.data, store=Path(store), observation=mode, max_turns=None
+            )
             for mode in MODES
         ]
         tasks = environments[0].tasks("test")

@@ -148,6 +148,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         options = {"data": arguments.data, "store": arguments.store or Path(temporary)}
+        options |= {"max_turns": None}
         result = {
             "data": arguments.data,
             "rates": measure(options, arguments.episodes, arguments.seconds),

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from ragen_apo import console as console_module
-from ragen_apo.console import ConsoleProgress
+from ragen_apo.console import ConsoleProgress, PrintableConsole
 
 
 def console(*, terminal: bool) -> Console:
@@ -52,6 +52,24 @@ def test_brackets_in_a_sentence_are_text_and_not_markup() -> None:
     target = console(terminal=False)
     ConsoleProgress(target).say("search[shoe] [red]")
     assert text_of(target) == "search[shoe] [red]\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_escape_sequence_of_foreign_text_reaches_the_terminal(*, terminal: bool) -> None:
+    target = console(terminal=terminal)
+    with ConsoleProgress(target) as progress:
+        progress.start("evaluation", 1)
+        progress.say("data \x1b]0;owned\x07")
+        progress.update(1, "note \x9b2J [/dim]")
+    assert "\x1b]0" not in text_of(target) and "\x9b" not in text_of(target)
+    assert "data \\x1b]0;owned\\x07" in text_of(target)
+    assert "note \\x9b2J [/dim]" in text_of(target)
+
+
+def test_a_printable_console_escapes_what_it_is_given() -> None:
+    target = PrintableConsole(file=io.StringIO(), width=100)
+    target.print("title \x1b[31m \ud800")
+    assert text_of(target) == "title \\x1b[31m \\ud800\n"
 
 
 def test_a_terminal_gets_bars_and_an_early_end_counts_as_complete() -> None:

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
-from rich.console import Console
 
 import ragen_apo
+from ragen_apo.console import PrintableConsole
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
+from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ragen_apo.config import RunConfig
+    from ragen_apo.environments.recordings import Recording
     from ragen_apo.run_directory import RunDirectory
 
 app = App(
@@ -29,7 +31,7 @@ app = App(
     version=ragen_apo.__version__,
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
-console = Console(markup=False)
+console = PrintableConsole(markup=False)
 PLAY_SEED = 0
 """Seeds the environment's draws in an episode that a person plays."""
 
@@ -245,7 +247,7 @@ def play(
     Parameters
     ----------
     environment
-        Name of an environment.
+        Name of an environment, path.py:function or module:function.
     options
         Options of the environment, such as `--max_turns 5`; docs/environments.md has all of them.
     split
@@ -259,7 +261,7 @@ def play(
     from ragen_apo.config.overrides import parse_options
     from ragen_apo.environments.base import make_environment, splits_with_tasks
     from ragen_apo.environments.play import play as play_episode
-    from ragen_apo.environments.recordings import SUFFIX, Recording, append_recording
+    from ragen_apo.environments.recordings import SUFFIX, Recording, require_recordable
 
     world = make_environment(environment, parse_options(options))
     tasks = world.tasks(split)
@@ -270,14 +272,29 @@ def play(
         raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
     if record is not None and record.suffix != SUFFIX:
         raise ConfigError(f"--record takes a file whose name ends in {SUFFIX}, got {record}")
+    if record is not None:
+        require_recordable(record)
     episode = play_episode(world, tasks[task], seed=PLAY_SEED)
     if record is not None:
         if episode.terminated or episode.truncated:
-            recording = Recording(world.properties.version, PLAY_SEED, episode)
-            append_recording(record, recording)
-            console.print(f"recorded in {record}", highlight=False, soft_wrap=True)
+            _record(record, Recording(world.properties.version, PLAY_SEED, episode))
         else:
             console.print("not recorded: the episode did not come to its end")
+
+
+def _record(path: Path, recording: Recording) -> None:
+    """Adds a played episode to a file, or shows it where the file cannot be written any more."""
+    from ragen_apo.environments.recordings import append_recording
+
+    try:
+        append_recording(path, recording)
+    except OSError as error:
+        print(recording.to_line())
+        raise ConfigError(
+            f"--record {path}: the episode could not be recorded ({error.strerror or error}). The "
+            "line above is all of it: save it as a line of a .jsonl file"
+        ) from error
+    console.print(f"recorded in {path}", highlight=False, soft_wrap=True)
 
 
 @app.command
@@ -289,7 +306,8 @@ def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
     Parameters
     ----------
     environment
-        Name of an environment, built-in or from an installed package.
+        Name of an environment, built-in or from an installed package; path.py:function or
+        module:function for one of your own.
     options
         Options of the environment, such as `--max_turns 5`.
     num_tasks
@@ -299,18 +317,25 @@ def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
 
     from ragen_apo.config.overrides import parse_options
     from ragen_apo.environments.base import make_environment
-    from ragen_apo.environments.contract import check_environment, policy_table
+    from ragen_apo.environments.contract import ContractError, check_environment, policy_table
 
+    if num_tasks < 1:
+        raise ConfigError(f"--num-tasks must be at least 1, got {num_tasks}")
     make = partial(make_environment, environment, parse_options(options))
-    make()  # wrong options are refused here and are no finding
     found = check_environment(make)
+    table = {}
+    if not any(found.values()):
+        try:
+            table = policy_table(make(), num_tasks=num_tasks)
+        except ContractError as error:
+            found["scripted policies play the first training tasks"] = str(error)
     for promise, problem in found.items():
         console.print(f"{'ok  ' if problem is None else 'NOT '} {promise}", highlight=False)
         if problem is not None:
-            console.print(f"       {problem}", highlight=False, soft_wrap=True)
+            indented = problem.replace("\n", "\n       ")
+            console.print(f"       {indented}", highlight=False, soft_wrap=True)
     if any(found.values()):
         sys.exit(1)
-    table = policy_table(make(), num_tasks=num_tasks)
     _print_policies("scripted policies on training tasks", table)
 
 
@@ -479,7 +504,7 @@ def _print_policies(title: str, rows: Mapping[str, tuple[float, float, float]]) 
     for heading in ("policy", "success", "average reward", "average steps"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for name, (success, reward, steps) in rows.items():
-        table.add_row(name, f"{success:.1%}", f"{reward:.3f}", f"{steps:.2f}")
+        table.add_row(printable(name), f"{success:.1%}", f"{reward:.3f}", f"{steps:.2f}")
     console.print(table)
 
 
@@ -505,7 +530,7 @@ def main() -> None:
 
 def _fail(message: str, *, status: int) -> None:
     # No wrapping by us: it would break paths and commands that people copy.
-    Console(stderr=True).print(
+    PrintableConsole(stderr=True).print(
         f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True
     )
     sys.exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -15,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ragen_apo.printable import printable
+
 PLAIN_LINE_EVERY_SECONDS = 15.0
 DESCRIPTIONS = {
     "copy": "warm start: copying",
@@ -23,6 +26,15 @@ DESCRIPTIONS = {
     "stage 2": "stage 2: training",
     "evaluation": "evaluation",
 }
+
+
+class PrintableConsole(Console):
+    """A console on which text cannot steer the terminal: whatever it says may be foreign."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As Rich does, with the texts made printable; tables bring printable cells themselves."""
+        texts = (printable(each) if isinstance(each, str) else each for each in objects)
+        super().print(*texts, **options)
 
 
 class ConsoleProgress:
@@ -38,7 +50,7 @@ class ConsoleProgress:
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
-                TextColumn("[dim]{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", style="dim", markup=False),
                 console=console,
             )
         self._bar: TaskID | None = None
@@ -66,7 +78,7 @@ class ConsoleProgress:
 
     def update(self, done: int, note: str = "") -> None:
         """Moves the bar; plain output gets a line every few seconds."""
-        self._done, self._note = done, note or self._note
+        self._done, self._note = done, printable(note) or self._note
         if self._bars is not None and self._bar is not None:
             self._bars.update(self._bar, completed=done, note=self._note)
         elif time.monotonic() - self._last_line > PLAIN_LINE_EVERY_SECONDS:
@@ -75,7 +87,7 @@ class ConsoleProgress:
 
     def say(self, message: str) -> None:
         """Prints a sentence above the bars."""
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
 
     def _finish_phase(self) -> None:
         if not self._name:

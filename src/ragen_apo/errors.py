@@ -17,6 +17,10 @@ class EnvironmentDataError(RagenApoError):
     """An environment's data (a catalogue, a goal file) is missing or inconsistent."""
 
 
+class EnvironmentFaultError(RagenApoError):
+    """The code of an environment does what no environment may; its author has to repair it."""
+
+
 class ModelError(RagenApoError):
     """A model folder cannot be used: no tokenizer, no chat template, unreadable weights."""
 

@@ -1,5 +1,6 @@
 """Costs, flags and hints are added in one place."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from ragen_apo.agent.context import ParsedResponse
 from ragen_apo.agent.environment_manager import FORMAT_HINT, EnvironmentManager
 from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task, make_task
 
 TASK = make_task(environment="echo", instruction="say", split="train", category="c", payload={})
@@ -117,3 +119,58 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
     assert third is first
     assert isinstance(third, Echo)
     assert third.seeds == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (("heard \ud83d", 0.0, False, False, {}), "a lone surrogate stands in the text 'heard"),
+        ((b"heard", 0.0, False, False, {}), "b'heard' is no text"),
+        (("heard", 0.0, False, False, {"flags": 5}), r"info\['flags'\] is 5; expected a list"),
+        (("heard", 0.0, False, False, {"flags": "seen"}), r"info\['flags'\] is 'seen'"),
+        (("heard", 0.0, False, False, None), "info is None"),
+    ],
+)
+def test_an_answer_that_would_make_trouble_later_is_refused_by_name(
+    answer: tuple, words: str
+) -> None:
+    class Odd(Echo):
+        def step(self, action: str) -> Any:
+            return answer
+
+    manager = EnvironmentManager(Odd, format_penalty=0.0, invalid_action_penalty=0.0)
+    environment, _ = manager.start(TASK, seed=0)
+    with pytest.raises(EnvironmentFaultError, match=f"the environment 'echo': {words}"):
+        manager.step([environment], [act("go")])
+
+
+def test_an_environment_that_exits_in_a_step_does_not_end_training_with_status_0() -> None:
+    class Exits(Echo):
+        def step(self, action: str) -> Any:
+            raise SystemExit(0)
+
+    manager = EnvironmentManager(Exits, format_penalty=0.0, invalid_action_penalty=0.0)
+    environment, _ = manager.start(TASK, seed=0)
+    with pytest.raises(EnvironmentFaultError, match="tried to end the process"):
+        manager.step([environment], [act("go")])
+
+
+@pytest.mark.parametrize("declared", [None, 3])
+def test_an_episode_that_never_ends_is_refused_after_the_declared_or_a_generous_limit(
+    declared: int | None,
+) -> None:
+    class Endless(Echo):
+        properties = dataclasses.replace(Echo.properties, max_turns=declared)
+
+    manager = EnvironmentManager(Endless, format_penalty=0.0, invalid_action_penalty=0.0)
+    limit = declared or 1_000
+    for _ in range(2):  # the count begins anew with each episode
+        environment, _ = manager.start(TASK, seed=0)
+        for _ in range(limit - 1):
+            manager.step([environment], [act("go")])
+        manager.release(environment)
+    environment, _ = manager.start(TASK, seed=0)
+    for _ in range(limit - 1):
+        manager.step([environment], [act("go")])
+    with pytest.raises(EnvironmentFaultError, match=f"not over after {limit:,} turns"):
+        manager.step([environment], [act("go")])

@@ -1,4 +1,6 @@
+import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from ragen_apo.environments import base
 from ragen_apo.environments.base import environment_names, make_environment, validate_options
 from ragen_apo.environments.shop import ShopEnvironment
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
 
 
 class Inner(BaseModel):
@@ -61,6 +63,51 @@ def test_a_plugin_that_cannot_be_loaded_is_an_error(
     install_plugin(monkeypatch, "market", value)
     with pytest.raises(ConfigError, match="'market' cannot be loaded"):
         make_environment("market", {})
+
+
+def broken_factory(**options: Any) -> object:
+    raise KeyError(options.get("why"))
+
+
+def exiting_factory() -> object:
+    sys.exit(0)
+
+
+NO_FACTORY = 7
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        (
+            "broken_factory",
+            EnvironmentFaultError,
+            r"raised KeyError\('because'\) in .*py",
+        ),
+        ("exiting_factory", ConfigError, "does not take these options"),
+        ("NO_FACTORY", ConfigError, "is of the type int, which cannot be called"),
+        ("Inner.nothing", ConfigError, "'market' cannot be loaded: plugin_of_a_test has no"),
+    ],
+)
+def test_a_plugin_that_raises_or_cannot_be_called_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, value: str, error: type[Exception], words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "plugin_of_a_test", sys.modules[__name__])
+    install_plugin(monkeypatch, "market", f"plugin_of_a_test:{value}")
+    with pytest.raises(error, match=words) as caught:
+        make_environment("market", {"why": "because"})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plugin_that_raises_or_exits_when_it_is_imported_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, body in (("raising_plugin", "1 / 0"), ("exiting_plugin", "exit(0)")):
+        (tmp_path / f"{name}.py").write_text(body)
+        install_plugin(monkeypatch, "market", f"{name}:make")
+        with pytest.raises(EnvironmentFaultError, match="'market': importing it raised"):
+            make_environment("market", {})
 
 
 def test_an_option_whose_key_is_no_text_is_an_unknown_key() -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -102,19 +103,21 @@ def block_of_document(language: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def documented_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What `pip install` would leave in site-packages, on the path as long as this module runs."""
-    folder = tmp_path_factory.mktemp("site-packages")
-    project = tomllib.loads(block_of_document("toml"))["project"]
-    (folder / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
-    metadata = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    lines: list[str] = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    """What `pip install` leaves in site-packages, on the path as long as this module runs."""
+    project, folder = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site-packages")
+    (project / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
+    (project / "pyproject.toml").write_text(block_of_document("toml"), encoding="utf-8")
+    # What training leaves beside it must not be taken for the package.
+    (project / "runs" / "guess").mkdir(parents=True)
+    (project / "runs" / "guess" / "config.yaml").write_text("seed: 0\n")
+    settings = tomllib.loads(block_of_document("toml"))["build-system"]
+    assert settings["build-backend"] == "setuptools.build_meta"
+    build = f"import setuptools.build_meta as backend; backend.build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=project, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    assert not (folder / "runs").exists()
     sys.path.append(str(folder))
     yield
     sys.path.remove(str(folder))
@@ -141,8 +144,12 @@ def play_texts(environment: TextEnvironment, texts: Sequence[str]) -> list[tuple
     return [(*environment.step(text), environment.state_key()) for text in texts]
 
 
-def test_the_documented_configuration_trains(tmp_path: Path) -> None:
+def test_the_documented_configuration_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
     (tmp_path / "guess.yaml").write_text(block_of_document("yaml"), encoding="utf-8")
     short = ["--warm_start.demonstrations.num_steps=2", "--training.max_steps=1"]
     config = load_config(tmp_path / "guess.yaml", [*short, "--run.num_threads=1"])

@@ -1,3 +1,5 @@
+import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -152,3 +154,30 @@ def test_the_text_space_contains_any_text_and_samples_printable_ones() -> None:
     assert "x" * 100_001 not in space
     assert 5 not in space
     assert space.sample() in space
+
+
+def test_an_episode_of_webshop_is_truncated_after_15_turns_unless_asked_otherwise(
+    tmp_path: Path,
+) -> None:
+    data = {"data": "generated:50", "store": tmp_path}
+    adapter = gymnasium.make("ragen_apo/WebShop-v0", split="test", **data)
+    adapter.reset(seed=0)
+    assert [adapter.step("search mug")[3] for _ in range(15)] == [False] * 14 + [True]
+    unlimited = gymnasium.make("ragen_apo/WebShop-v0", split="test", max_turns=None, **data)
+    unlimited.reset(seed=0)
+    assert not any(unlimited.step("search mug")[3] for _ in range(30))
+
+
+def test_the_documented_random_baseline_plays_an_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", document.read_text("utf-8"), re.M | re.S)
+    (tmp_path / "guess_number.py").write_text(blocks[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names: dict = {}
+    for block in blocks[1:]:
+        exec(block, names)
+    assert names["over"] is True
+    assert isinstance(names["environment"].task.payload["secret"], int)

@@ -1,4 +1,5 @@
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +168,13 @@ def test_a_mixture_within_a_mixture_is_refused(part: Any) -> None:
 def test_a_split_that_one_part_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match="parts shop, frozen_lake .* 'all'"):
         mixture().tasks("all")
+
+
+def test_a_part_that_is_named_by_its_place_needs_a_name_of_its_own() -> None:
+    assert "give it one, such as {mine: {name: './a.py:make'}}" in refusal({"./a.py:make": {}})
+
+
+def test_the_turn_limit_is_that_of_the_longest_part_where_all_declare_one(tmp_path: Path) -> None:
+    assert mixture({"shop": {"max_turns": 6}, "bandit": {}}).properties.max_turns == 6
+    endless = {"data": "generated:50", "store": str(tmp_path), "max_turns": None}
+    assert mixture({"shop": {}, "webshop": endless}).properties.max_turns is None

@@ -1,8 +1,10 @@
+import io
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from ragen_apo.environments.play import PlayedEpisode, play
+from ragen_apo.environments.play import HOW_TO, PlayedEpisode, play
 from ragen_apo.environments.shop import ShopEnvironment
 
 
@@ -77,6 +79,43 @@ def test_quit_leaves_without_an_end(shop: ShopEnvironment, word: str) -> None:
     assert not episode.terminated
     assert not episode.truncated
     assert "Goodbye" in terminal.screen
+
+
+def test_help_and_an_empty_line_cost_no_turn(shop: ShopEnvironment) -> None:
+    terminal = Terminal("help", "", "  ", " HELP ", "quit")
+    assert terminal.play(shop).turns == ()
+    assert terminal.screen.count(shop.properties.rules) == 1 + 2  # at the start, and asked for
+    assert terminal.screen.count(HOW_TO) == 1 + 4
+
+
+def test_the_screen_says_how_many_turns_are_left(shop: ShopEnvironment) -> None:
+    terminal = Terminal("dance", "dance", "dance")
+    terminal.play(shop)
+    left = [line for line in terminal.screen.splitlines() if line.endswith("left]")]
+    assert left == [f"[at most {n} left]" for n in ("3 turns", "2 turns", "1 turn")]
+
+
+def test_escape_sequences_of_an_environment_do_not_reach_the_terminal(
+    shop: ShopEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title = "blue\x1b]0;owned\x07 \x9b31m\u202eshoe\nin two lines"
+    monkeypatch.setattr(
+        ShopEnvironment, "step", lambda self, action: (title, 0.0, True, False, {"success": False})
+    )
+    terminal = Terminal("buy 1")
+    episode = terminal.play(shop)
+    assert "blue\\x1b]0;owned\\x07 \\x9b31m\\u202eshoe\nin two lines" in terminal.screen
+    assert episode.final_observation == title  # what is recorded stays as it is
+
+
+def test_a_line_that_is_not_utf8_costs_no_turn(
+    shop: ShopEnvironment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.BytesIO(b"\xff\nbuy 1\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed, encoding="utf-8"))
+    episode = play(shop, shop.tasks("train")[0])
+    assert [turn.action for turn in episode.turns] == ["buy 1"]
+    assert "That line is not UTF-8 text." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])

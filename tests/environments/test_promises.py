@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -132,6 +133,40 @@ class EndsAtOnce(Wrapped):
         return observation, reward, True, truncated, {**info, "success": False}
 
 
+class NeverEnds(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, max_turns=None)
+
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        observation, reward, *_, info = self.lake.step(action)
+        return observation, reward, False, False, info
+
+
+class LastsLongerThanItDeclares(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, max_turns=3)
+
+
+class ShowsALoneSurrogate(Wrapped):
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        first, info = self.lake.reset(task, seed=seed)
+        return f"{first} \ud83d", info
+
+
+class InstructsInBytes(Wrapped):
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, rules=b"go")
+
+
+class FlagsANumber(Wrapped):
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        *answer, info = self.lake.step(action)
+        return (*answer, {**info, "flags": 5})
+
+
 class PaysTooMuch(Wrapped):
     def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
         observation, reward, *rest = self.lake.step(action)
@@ -210,6 +245,11 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
         "invalid_action is not set",
     ),
     (contract.a_text_that_is_no_action_is_marked_and_ends_nothing, EndsAtOnce, "ended the episode"),
+    (contract.every_episode_ends, NeverEnds, "not over after 1,000 turns. Set a turn limit"),
+    (contract.every_episode_ends, LastsLongerThanItDeclares, "3 turns, which its properties"),
+    (contract.answers_can_be_written_down, ShowsALoneSurrogate, "a lone surrogate stands in"),
+    (contract.answers_can_be_written_down, InstructsInBytes, "b'go' is no text"),
+    (contract.answers_can_be_written_down, FlagsANumber, r"info\['flags'\] is 5; expected a list"),
     (contract.returns_lie_in_the_declared_range, PaysTooMuch, "return_range is"),
     (contract.returns_lie_in_the_declared_range, DoesNotSayHowItEnded, "has no `success`"),
     (contract.a_reset_leaves_nothing_behind, GetsTired, "begins otherwise"),
@@ -247,6 +287,64 @@ def test_a_check_goes_on_after_an_environment_that_raises() -> None:
     found = check_environment(Raising)
     assert found["equal environments write equal texts"] == "raised ZeroDivisionError()"
     assert found["tasks are named by their content"] is None
+
+
+class ExitsPolicy:
+    def begin(self, task: Task, *, seed: int) -> None: ...
+
+    def act(self, observation: str) -> Any:
+        sys.exit(0)
+
+
+def exits(*_: Any, **__: Any) -> Any:
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("member", ["tasks", "reset", "step", "state_key", "scripted_policies"])
+def test_an_environment_that_exits_with_status_0_is_found_and_does_not_end_the_check(
+    member: str,
+) -> None:
+    found = check_environment(type("Exits", (Wrapped,), {member: exits}))
+    assert len(found) == len(PROMISES)
+    assert any("SystemExit(0)" in str(problem) for problem in found.values())
+
+
+def test_a_scripted_policy_that_exits_is_found() -> None:
+    class HasOneThatExits(Wrapped):
+        def scripted_policies(self) -> Mapping[str, Any]:
+            return {**self.lake.scripted_policies(), "leaves": ExitsPolicy}
+
+    found = check_environment(HasOneThatExits)
+    assert found["scripted policies are there and read anything"] is not None
+    assert "'leaves' raised SystemExit(0)" in str(found.values())
+    with pytest.raises(ContractError, match=r"'leaves' raised SystemExit\(0\)"):
+        policy_table(HasOneThatExits(), num_tasks=1)
+
+
+def test_an_environment_whose_factory_exits_cannot_be_made_and_is_no_success() -> None:
+    found = check_environment(exits)
+    assert found == {"the environment can be made": "raised SystemExit(0)"}
+
+
+def test_an_exception_of_100_000_characters_is_told_in_bounded_length() -> None:
+    class Shouts(Wrapped):
+        def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+            raise ValueError("x" * 100_000)
+
+    problems = [problem for problem in check_environment(Shouts).values() if problem]
+    assert all("ValueError('xxx" in problem for problem in problems)
+    assert max(map(len, problems)) < 500
+
+
+def test_texts_of_100_000_characters_that_differ_are_told_in_bounded_length() -> None:
+    class Rambles(CountsItsEpisodes):
+        def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+            observation, *rest = self.lake.step(action)
+            return (f"{next(_CALLS)}{observation}{'x' * 100_000}", *rest)
+
+    problem = check_environment(Rambles)["equal environments write equal texts"]
+    assert problem is not None
+    assert len(problem) < 5_000
 
 
 def test_the_table_has_means_over_the_first_tasks() -> None:

@@ -75,3 +75,17 @@ def test_a_run_without_failures_says_so(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
     text = failure_analysis(dataclasses.replace(run, results={"failures": {}}))
     assert "There is nothing to analyse." in text
+
+
+def test_escape_sequences_of_an_environment_are_escaped_in_the_document(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    title = "mug \x1b]0;owned\x07 \x9b2J \u202eevil"
+    rows = [
+        {**row, "final_observation": title, "task": {"category": title, "instruction": title}}
+        for row in run.episodes
+    ]
+    text = failure_analysis(dataclasses.replace(run, episodes=rows))
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
+    assert "mug \\x1b]0;owned\\x07 \\x9b2J \\u202eevil" in text

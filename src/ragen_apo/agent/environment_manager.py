@@ -6,15 +6,24 @@ action are added here, once, so Stage 1, Stage 2 and evaluation cannot score dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ragen_apo.agent.context import ParsedResponse
+from ragen_apo.environments.answers import (
+    endlessness,
+    problem_with_flags,
+    problem_with_text,
+    turn_limit,
+)
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     ScriptedPolicy,
     TextEnvironment,
 )
+from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task, TurnFlag
 
 FORMAT_HINT = "Answer with <think>...</think><answer>action</answer>."
@@ -46,6 +55,8 @@ class EnvironmentManager:
         self.format_penalty, self.invalid_action_penalty = format_penalty, invalid_action_penalty
         self._prototype = make_environment()
         self._idle: list[TextEnvironment] = []
+        self._num_turns: dict[int, int] = {}
+        """Turns of the present episode of each environment, by the identity of the object."""
 
     @property
     def properties(self) -> EnvironmentProperties:
@@ -60,9 +71,16 @@ class EnvironmentManager:
         return self._prototype.scripted_policies()
 
     def start(self, task: Task, *, seed: int) -> tuple[TextEnvironment, str]:
-        """An environment in which this task has begun, and its first observation."""
+        """An environment in which this task has begun, and its first observation.
+
+        Here and in `step`, EnvironmentFaultError is raised for an environment that does what none
+        may: ends the process, says what is no text, or never ends an episode.
+        """
         environment = self._idle.pop() if self._idle else self._make_environment()
-        observation, _ = environment.reset(task, seed=seed)
+        with self._stays_alive():
+            observation, _ = environment.reset(task, seed=seed)
+        self._refuse(problem_with_text(observation))
+        self._num_turns[id(environment)] = 0
         return environment, observation
 
     def release(self, environment: TextEnvironment) -> None:
@@ -84,7 +102,7 @@ class EnvironmentManager:
 
     def _step(self, environment: TextEnvironment, response: ParsedResponse) -> Outcome:
         action = response.action if response.is_valid else ""
-        observation, reward, terminated, truncated, info = environment.step(action)
+        observation, reward, terminated, truncated, info = self._answer(environment, action)
         flags = [str(flag) for flag in info.get("flags", ())]
         if not response.is_valid:
             flags.append(TurnFlag.FORMAT_ERROR.value)
@@ -95,3 +113,31 @@ class EnvironmentManager:
             reward += self.invalid_action_penalty
         success = bool(info.get("success", False))
         return Outcome(observation, float(reward), terminated, truncated, success, tuple(flags))
+
+    def _answer(
+        self, environment: TextEnvironment, action: str
+    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """The environment's answer, after a look at what would make trouble later."""
+        with self._stays_alive():
+            answer = observation, _, terminated, truncated, info = environment.step(action)
+        self._refuse(problem_with_text(observation) or problem_with_flags(info))
+        num_turns = self._num_turns.get(id(environment), 0) + 1
+        self._num_turns[id(environment)] = num_turns
+        if num_turns >= turn_limit(self.properties) and not (terminated or truncated):
+            self._refuse(endlessness(self.properties))
+        return answer
+
+    @contextlib.contextmanager
+    def _stays_alive(self) -> Iterator[None]:
+        try:
+            yield
+        except SystemExit as error:
+            self._refuse(f"it tried to end the process ({error!r:.80})", cause=error)
+
+    def _refuse(self, problem: str | None, *, cause: BaseException | None = None) -> None:
+        if problem is not None:
+            name = self.properties.name
+            raise EnvironmentFaultError(
+                f"the environment {name!r}: {problem}. `ragen-apo check` says what else it does "
+                "that no environment may"
+            ) from cause

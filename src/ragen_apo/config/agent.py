@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from ragen_apo.config.references import with_absolute_path, with_absolute_paths
 from ragen_apo.config.section import (
     Count,
     CountOrZero,
@@ -40,7 +42,17 @@ class EnvironmentConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str = "shop"
-    """Name of a built-in or installed environment."""
+    """Name of a built-in or installed environment, `path.py:function` or `module:function`; a
+    relative path starts in the current directory and is kept as an absolute one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_are_absolute(cls, values: Any) -> Any:
+        """So that a run can be resumed, and evaluated, from another directory."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("name", ""), str):
+            return values
+        named = {"name": with_absolute_path(values["name"])} if "name" in values else {}
+        return with_absolute_paths({**values, **named})
 
     @model_validator(mode="after")
     def _options_are_json_values(self) -> EnvironmentConfig:

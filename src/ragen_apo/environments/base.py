@@ -10,10 +10,12 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ragen_apo.config.references import is_reference
+from ragen_apo.environments.foreign import call_factory, plugin_factory, referenced_factory
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
 
@@ -41,6 +43,8 @@ class EnvironmentProperties:
     every task comes up equally often. Positive, and all categories or none."""
     data: str = ""
     """Which data its tasks are made of, in words, where the machine or an option decides it."""
+    max_turns: int | None = None
+    """After so many turns every episode is over; null where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,6 @@ def splits_with_tasks(environment: TextEnvironment) -> list[str]:
     return [name for name in environment.properties.splits if environment.tasks(name)]
 
 
-EnvironmentFactory = Callable[..., TextEnvironment]
-"""Takes the options as keyword arguments and raises ConfigError for those it does not accept."""
-
 _BUILT_IN: dict[str, str] = {
     "bandit": "ragen_apo.environments.bandit:make_bandit",
     "countdown": "ragen_apo.environments.countdown:make_countdown",
@@ -129,28 +130,28 @@ def environment_names() -> tuple[str, ...]:
 def make_environment(name: str, options: Mapping[str, Any]) -> TextEnvironment:
     """A new environment by name; raises ConfigError for an unknown name or unusable options.
 
-    Plugins declare their factory as an entry point of the group `ragen_apo.environments`. A
-    built-in name cannot be taken over by a plugin.
+    A name is that of a built-in environment, of a plugin (an entry point of the group
+    `ragen_apo.environments`, which cannot take over a built-in name), or says itself where the
+    factory is: `path.py:function` or `module:function`. Raises EnvironmentFaultError where code
+    that is not ours fails.
     """
-    return _factory(name)(**{str(key): value for key, value in options.items()})
-
-
-def _factory(name: str) -> EnvironmentFactory:
+    keywords = {str(key): value for key, value in options.items()}
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)(**keywords)
+    return cast(TextEnvironment, call_factory(name, _foreign_factory(name), keywords))
+
+
+def _foreign_factory(name: str) -> object:
     for plugin in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        try:
-            return plugin.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                f"environment.name: the plugin {plugin.value!r} for {name!r} cannot be loaded "
-                f"({error}); repair or reinstall the package that provides it"
-            ) from error
+        return plugin_factory(plugin)
+    if is_reference(name):
+        return referenced_factory(name)
     known = environment_names()
     raise ConfigError(
-        f"environment.name: got {name!r}, expected one of {', '.join(known)}"
-        f"{_suggestion(name, known)}; a plugin is found once its package is installed"
+        f"environment.name: got {_shortened(name)}, expected one of {', '.join(known)}"
+        f"{_suggestion(name, known)}; a plugin is found once its package is installed, and one of "
+        "your own as path.py:function"
     )
 
 

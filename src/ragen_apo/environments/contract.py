@@ -19,8 +19,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ragen_apo.environments.answers import (
+    endlessness,
+    problem_with_flags,
+    problem_with_text,
+    turn_limit,
+)
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
-from ragen_apo.errors import ConfigError, RagenApoError
+from ragen_apo.environments.foreign import FOREIGN_FAILURES
+from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
+from ragen_apo.printable import exception_in_words, shortened
 from ragen_apo.types import Task, make_task
 
 Factory = Callable[[], TextEnvironment]
@@ -33,7 +41,9 @@ Future = tuple[Any, ...]
 NUM_TASKS = 5
 """Tasks of a split that are played."""
 MAX_TURNS = 200
-"""Where an environment ends no episode by itself."""
+"""Where an environment ends no episode by itself, for all promises but that it does."""
+MAX_PROBLEM_CHARACTERS = 4_000
+CAN_BE_MADE = "the environment can be made"
 NO_ACTION = "\x00"
 LONG_TEXTS = ("9" * 10_000, "word " * 10_000)
 ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXTS)
@@ -75,13 +85,18 @@ class Episode:
 
 
 def play(
-    environment: TextEnvironment, task: Task, policy: ScriptedPolicy, *, seed: int = 7
+    environment: TextEnvironment,
+    task: Task,
+    policy: ScriptedPolicy,
+    *,
+    seed: int = 7,
+    max_turns: int = MAX_TURNS,
 ) -> Episode:
-    """One episode of a scripted policy."""
+    """One episode of a scripted policy, cut off after `max_turns`."""
     policy.begin(task, seed=seed)
     first, _ = environment.reset(task, seed=seed)
     observation, ended, steps = first, False, []
-    while not ended and len(steps) < MAX_TURNS:
+    while not ended and len(steps) < max_turns:
         reply = policy.act(observation)
         step = Step(reply, *environment.step(reply.action), environment.state_key())
         steps.append(step)
@@ -210,8 +225,9 @@ def any_text_is_answered(make: Factory) -> None:
         environment.reset(task, seed=0)
         try:
             answer = environment.step(text)
-        except Exception as error:
-            raise ContractError(f"the text {text[:40]!r} made step raise {error!r}") from error
+        except FOREIGN_FAILURES as error:
+            raised = exception_in_words(error)
+            raise ContractError(f"the text {text[:40]!r} made step raise {raised}") from error
         observation, reward, terminated, truncated, info = answer
         kinds = (observation, str), (reward, float), (terminated, bool), (truncated, bool)
         wrong = [value for value, kind in (*kinds, (info, dict)) if not isinstance(value, kind)]
@@ -228,6 +244,42 @@ def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
         raise ContractError(f"invalid_action is not set for a text that is no action: {info}")
     if terminated:
         raise ContractError("a text that is no action ended the episode")
+
+
+class _SaysNothing:
+    """Writes what is no action in any environment, as a model may that is not trained yet."""
+
+    def begin(self, task: Task, *, seed: int) -> None: ...
+
+    def act(self, observation: str) -> Reply:
+        return Reply(thought="", action=f"{NO_ACTION} no action at all")
+
+
+def every_episode_ends(make: Factory) -> None:
+    """After `properties.max_turns` turns, or 1,000 where none are declared, whatever is said."""
+    environment = make()
+    properties, task = environment.properties, _first_task(environment)
+    policies = {**environment.scripted_policies(), "no action": _SaysNothing}
+    for name, make_policy in sorted(policies.items()):
+        limit = turn_limit(properties)
+        episode = play(environment, task, make_policy(), max_turns=limit)
+        if not (episode.steps and (episode.steps[-1].terminated or episode.steps[-1].truncated)):
+            raise ContractError(f"{endlessness(properties)} ({name!r} in task {task.task_id})")
+
+
+def answers_can_be_written_down(make: Factory) -> None:
+    """Rules, instructions and observations are text in UTF-8; `flags` are a list of texts."""
+    environment = make()
+    tasks = [task for name in environment.properties.splits for task in environment.tasks(name)]
+    texts = [environment.properties.rules, *(task.instruction for task in tasks)]
+    if problem := next(filter(None, map(problem_with_text, texts)), None):
+        raise ContractError(f"in the rules or an instruction {problem}")
+    for name, episode in episodes(make):
+        problems = [problem_with_text(episode.first_observation)]
+        for step in episode.steps:
+            problems += [problem_with_text(step.observation), problem_with_flags(step.info)]
+        if problem := next(filter(None, problems), None):
+            raise ContractError(f"{name!r} in task {episode.task.task_id}: {problem}")
 
 
 def returns_lie_in_the_declared_range(make: Factory) -> None:
@@ -274,8 +326,8 @@ def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
     environment.step(policy.act(environment.reset(task, seed=0)[0]).action)
     try:
         twin = pickle.loads(pickle.dumps(environment))
-    except Exception as error:
-        raise ContractError(f"pickling raised {error!r}") from error
+    except FOREIGN_FAILURES as error:
+        raise ContractError(f"pickling raised {exception_in_words(error)}") from error
     if (twin.state_key(), twin.properties) != (environment.state_key(), environment.properties):
         raise ContractError("the pickled environment has another state or other properties")
     if twin.step(NO_ACTION) != environment.step(NO_ACTION):
@@ -323,8 +375,9 @@ def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
         for observation in (environment.reset(task, seed=0)[0], "", "The episode is over.", "#"):
             try:
                 action = policy.act(observation).action
-            except Exception as error:
-                raise ContractError(f"{name!r} raised {error!r} at {observation!r}") from error
+            except FOREIGN_FAILURES as error:
+                raised, read = exception_in_words(error), shortened(repr(observation), 200)
+                raise ContractError(f"{name!r} raised {raised} at {read}") from error
             if not isinstance(action, str):
                 raise ContractError(f"{name!r} replied {action!r} to {observation!r}")
 
@@ -349,6 +402,8 @@ PROMISES: tuple[Promise, ...] = (
     seeds_matter_where_it_is_declared,
     any_text_is_answered,
     a_text_that_is_no_action_is_marked_and_ends_nothing,
+    every_episode_ends,
+    answers_can_be_written_down,
     returns_lie_in_the_declared_range,
     a_reset_leaves_nothing_behind,
     an_environment_can_be_pickled_in_an_episode,
@@ -359,18 +414,32 @@ PROMISES: tuple[Promise, ...] = (
 
 
 def check_environment(make: Factory) -> dict[str, str | None]:
-    """For each promise, in words, what was found against it; None for nothing."""
-    found: dict[str, str | None] = {}
-    for promise in PROMISES:
-        problem = None
-        try:
-            promise(make)
-        except ContractError as error:
-            problem = str(error)
-        except Exception as error:  # noqa: BLE001 (whatever somebody's environment raises)
-            problem = f"raised {error!r}"
-        found[promise.__name__.replace("_", " ")] = problem
-    return found
+    """For each promise, in words, what was found against it; None for nothing.
+
+    An environment that cannot be made keeps none, and that is the only finding. Wrong options are
+    none: they raise ConfigError.
+    """
+    try:
+        make()
+    except EnvironmentFaultError as error:
+        return {CAN_BE_MADE: shortened(str(error), MAX_PROBLEM_CHARACTERS)}
+    except RagenApoError:
+        raise
+    except FOREIGN_FAILURES as error:
+        return {CAN_BE_MADE: f"raised {exception_in_words(error)}"}
+    return {
+        promise.__name__.replace("_", " "): _problem_against(promise, make) for promise in PROMISES
+    }
+
+
+def _problem_against(promise: Promise, make: Factory) -> str | None:
+    try:
+        promise(make)
+    except ContractError as error:
+        return shortened(str(error), MAX_PROBLEM_CHARACTERS)
+    except FOREIGN_FAILURES as error:
+        return f"raised {exception_in_words(error)}"
+    return None
 
 
 class PolicyResult(NamedTuple):
@@ -382,13 +451,18 @@ class PolicyResult(NamedTuple):
 
 
 def policy_table(environment: TextEnvironment, *, num_tasks: int) -> dict[str, PolicyResult]:
-    """Each scripted policy on the first training tasks."""
+    """Each scripted policy on the first training tasks; ContractError where one raises."""
     tasks = _tasks(environment, num_tasks)
+    limit = turn_limit(environment.properties)
     table = {}
     for name, make_policy in environment.scripted_policies().items():
-        played = [
-            play(environment, task, make_policy(), seed=seed) for seed, task in enumerate(tasks)
-        ]
+        try:
+            played = [
+                play(environment, task, make_policy(), seed=seed, max_turns=limit)
+                for seed, task in enumerate(tasks)
+            ]
+        except FOREIGN_FAILURES as error:
+            raise ContractError(f"{name!r} raised {exception_in_words(error)}") from error
         values = [(each.success, each.episode_return, len(each.steps)) for each in played]
         table[name] = PolicyResult(*np.mean(values, axis=0).tolist())
     return table

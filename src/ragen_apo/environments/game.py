@@ -7,7 +7,7 @@ other needs implement `TextEnvironment` themselves.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -67,7 +67,7 @@ class GameEnvironment:
         policies: Mapping[str, Callable[[], ScriptedPolicy]],
         max_turns: int,
     ) -> None:
-        self._properties = properties
+        self._properties = replace(properties, max_turns=max_turns)
         self._tasks = tasks
         self._start = start
         self._policies = policies

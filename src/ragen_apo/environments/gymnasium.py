@@ -3,7 +3,7 @@
     gymnasium.make("ragen_apo.environments.gymnasium:ragen_apo/Shop-v0", split="test", max_turns=5)
 
 Observations and actions are text. Keyword arguments that the adapter does not know are options of
-the environment.
+the environment. `action_space.sample()` is noise; the scripted policy `random` plays at random.
 """
 
 import string
@@ -74,6 +74,8 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         self.render_mode = render_mode
         self.observation_space = FreeText()
         self.action_space = FreeText()
+        self.task: Task | None = None
+        """That of the present episode."""
         self._split = split
         self._page = ""
         self._tasks(split)
@@ -83,7 +85,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Starts an episode of a task drawn from the split, or of the one asked for."""
         super().reset(seed=seed)
-        task = self._choose_task(options or {})
+        self.task = task = self._choose_task(options or {})
         episode_seed = int(self.np_random.integers(2**62))
         self._page, info = self.text_environment.reset(task, seed=episode_seed)
         identity = {"task_id": task.task_id, "split": task.split, "category": task.category}

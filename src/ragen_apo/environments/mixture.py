@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
+from ragen_apo.config.references import is_reference
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
@@ -62,7 +63,7 @@ class MixtureOptions(Section):
 class MixtureEnvironment:
     """A `TextEnvironment` that hands each episode to the part that its task belongs to."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, /, **options: Any) -> None:
         checked = validate_options(MixtureOptions, options)
         self._parts = {
             label: _make_part(label, part, max_turns=checked.max_turns)
@@ -161,6 +162,11 @@ def part_of(task: Task) -> str:
 
 def _make_part(label: str, part: PartOptions, *, max_turns: int | None) -> TextEnvironment:
     where, name = f"environment.parts.{label}", part.name or label
+    if part.name is None and is_reference(label):
+        raise ConfigError(
+            f"environment.parts: {label!r} is no name for a part; give it one, such as "
+            f"{{mine: {{name: '{label}'}}}}"
+        )
     if name == NAME:
         raise ConfigError(
             f"{where}: a mixture cannot be a part of a mixture; list its parts here instead"
@@ -201,8 +207,14 @@ def _combined(
         ),
         rules="\n".join(rules),
         category_weights=dict(weights),
+        max_turns=_longest([part.max_turns for part in each]),
         data=_of_parts({label: part.data for label, part in properties.items()}),
     )
+
+
+def _longest(limits: Sequence[int | None]) -> int | None:
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None
 
 
 def _of_parts(texts: Mapping[str, str]) -> str:

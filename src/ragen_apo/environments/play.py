@@ -1,15 +1,21 @@
 """A person plays an episode in the terminal: reads what an agent reads, types what it would do.
 
-Works for every text environment. `read` and `write` stand for the keyboard and the screen.
+Works for every text environment. `read` and `write` stand for the keyboard and the screen; nothing
+that an environment says can steer the screen.
 """
 
+import io
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ragen_apo.environments.answers import problem_with_text
 from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.printable import printable
 from ragen_apo.types import Task
 
-QUIT = "quit"
+QUIT, HELP = "quit", "help"
+HOW_TO = f"Type an action; {HELP} shows the rules again, {QUIT} leaves, and neither costs a turn."
 
 
 @dataclass(frozen=True)
@@ -39,25 +45,36 @@ class PlayedEpisode:
         return sum(turn.reward for turn in self.turns)
 
 
+def typed_line(prompt: str) -> str:
+    """A line from the keyboard; bytes that are no UTF-8 are in it as lone surrogates."""
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors != "surrogateescape":
+        sys.stdin.reconfigure(errors="surrogateescape")
+    return input(prompt)
+
+
 def play(
     environment: TextEnvironment,
     task: Task,
     *,
     seed: int = 0,
-    read: Callable[[str], str] = input,
+    read: Callable[[str], str] = typed_line,
     write: Callable[[str], object] = print,
 ) -> PlayedEpisode:
     """Plays one episode until its end, or until the person types `quit`, Ctrl-D or Ctrl-C."""
-    if environment.properties.data:
-        write(f"{environment.properties.name}: {environment.properties.data}\n")
-    write(environment.properties.rules)
-    write(f"Type {QUIT} to leave.\n")
+
+    def show(text: str) -> None:
+        write(printable(text))
+
+    properties = environment.properties
+    if properties.data:
+        show(f"{properties.name}: {properties.data}\n")
+    show(f"{properties.rules}\n{HOW_TO}\n")
     observation, _ = environment.reset(task, seed=seed)
     turns: list[PlayedTurn] = []
     terminated = truncated = success = False
-    write(observation)
+    show(f"{observation}{_turns_left(properties.max_turns, 0)}")
     while not (terminated or truncated):
-        action = _read_action(read)
+        action = _next_action(read, show, rules=properties.rules)
         if action is None:
             break
         read_before = observation
@@ -65,19 +82,44 @@ def play(
         invalid = bool(info.get("invalid_action", False))
         success = bool(info.get("success", False))
         turns.append(PlayedTurn(read_before, action, reward, invalid))
-        write(f"{observation}\n[reward {reward:+.2f}]")
+        is_over = terminated or truncated
+        left = "" if is_over else _turns_left(properties.max_turns, len(turns))
+        show(f"{observation}\n[reward {reward:+.2f}]{left}")
     episode = PlayedEpisode(task, tuple(turns), terminated, truncated, success, observation)
-    write(_summary(episode))
+    show(_summary(episode))
     return episode
 
 
-def _read_action(read: Callable[[str], str]) -> str | None:
-    """What the person typed, or None when they want to leave."""
-    try:
-        action = read("> ")
-    except (EOFError, KeyboardInterrupt):
-        return None
-    return None if action.strip().lower() == QUIT else action
+def _next_action(
+    read: Callable[[str], str], show: Callable[[str], None], *, rules: str
+) -> str | None:
+    """The next action that the person types, or None when they want to leave."""
+    while True:
+        try:
+            typed = read("> ")
+        except (EOFError, KeyboardInterrupt):
+            return None
+        word = typed.strip().lower()
+        if word == QUIT:
+            return None
+        if word == HELP:
+            show(f"{rules}\n{HOW_TO}")
+        elif not word:
+            show(HOW_TO)
+        elif problem_with_text(typed):
+            show(f"That line is not UTF-8 text. {HOW_TO}")
+        else:
+            return typed
+
+
+def _turns_left(max_turns: int | None, num_played: int) -> str:
+    """How many turns are left; nothing where the environment does not say. A part of a mixture may
+    have fewer.
+    """
+    if max_turns is None:
+        return ""
+    left = max_turns - num_played
+    return f"\n[at most {left} {'turn' if left == 1 else 'turns'} left]"
 
 
 def _summary(episode: PlayedEpisode) -> str:

@@ -36,6 +36,10 @@ class Recording:
         """The record as JSON values; `recording_from_json` is its inverse."""
         return dataclasses.asdict(self)
 
+    def to_line(self) -> str:
+        """The record as its line of a file, in ASCII."""
+        return json.dumps(self.to_json())
+
 
 def recording_from_json(values: Any) -> Recording:
     """The inverse of `Recording.to_json`; KeyError, TypeError or ValueError for anything else."""
@@ -49,6 +53,33 @@ def recording_from_json(values: Any) -> Recording:
     )
 
 
+def require_recordable(path: Path) -> None:
+    """Raises ConfigError where no recording could be added to this file.
+
+    Tries it; what it makes for that, it removes again.
+    """
+    try:
+        if path.is_file():
+            path.open("ab").close()
+            return
+        if os.path.lexists(path):
+            raise ConfigError(f"--record {path}: is there and is no file; name another one")
+        made = [folder for folder in path.parents if not folder.exists()]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("xb").close()
+            path.unlink()
+        finally:
+            for folder in made:
+                if folder.is_dir():
+                    folder.rmdir()
+    except OSError as error:
+        raise ConfigError(
+            f"--record {path}: no episode can be recorded there ({error.strerror or error}); name "
+            "a file in a folder that you may write to"
+        ) from error
+
+
 def append_recording(path: Path, recording: Recording) -> None:
     """Adds a line to the file, in one piece and behind whatever a killed writer left there."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +87,7 @@ def append_recording(path: Path, recording: Recording) -> None:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(size - 1, 0))
         start = b"" if stream.read(1) in (b"", b"\n") else b"\n"
-        stream.write(start + json.dumps(recording.to_json()).encode() + b"\n")
+        stream.write(start + recording.to_line().encode() + b"\n")
 
 
 def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:

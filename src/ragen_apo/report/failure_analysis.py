@@ -1,7 +1,7 @@
 """The failed episodes as a document: each pattern, what it means, examples, what to do.
 
 Consumes `RunData`; produces Markdown. Text of the policy and the environment stands only inside
-code fences that are longer than any fence within it.
+code fences that are longer than any fence within it, and what would steer a terminal is escaped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ragen_apo.printable import printable
 from ragen_apo.report.load import RunData, finite
 from ragen_apo.report.style import compact, interval, percent, signed, words
 from ragen_apo.report.tables import failure_rows, num_failures
@@ -73,7 +74,7 @@ def note(pattern: str) -> PatternNote:
 
 def failure_analysis(run: RunData) -> str:
     """The whole document."""
-    return "\n\n".join([_introduction(run), _table(run), *_sections(run)]) + "\n"
+    return printable("\n\n".join([_introduction(run), _table(run), *_sections(run)])) + "\n"
 
 
 def target_note(run: RunData, pattern: str) -> str | None:

@@ -19,10 +19,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make(store: Path) -> Callable[..., WebShopEnvironment]:
-    """Environments on 200 generated products, unless told otherwise."""
+    """Environments on 200 generated products without a turn limit, unless told otherwise."""
 
     def build(**options: Any) -> WebShopEnvironment:
-        return WebShopEnvironment(**{"data": "generated:200", "store": store, **options})
+        usual = {"data": "generated:200", "store": store, "max_turns": None}
+        return WebShopEnvironment(**{**usual, **options})
 
     return build
 
@@ -39,7 +40,7 @@ def make_real(store: Path, real_data: Path) -> Callable[..., WebShopEnvironment]
     """Environments on the real small data with the recordings' prices and rules."""
 
     def build(**options: Any) -> WebShopEnvironment:
-        recorded = {"price_seed": 7, "reward": "upstream", "nouns": "words"}
+        recorded = {"price_seed": 7, "reward": "upstream", "nouns": "words", "max_turns": None}
         return WebShopEnvironment(**{"data": str(real_data), "store": store, **recorded, **options})
 
     return build

@@ -56,7 +56,7 @@ class ShopOptions(Section):
 class ShopEnvironment:
     """One shopping episode at a time."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, /, **options: Any) -> None:
         self.options = validate_options(ShopOptions, options)
         self._catalogue = load_catalogue(self.options.catalogue, self.options.num_products)
         self._tasks = _shared_tasks(
@@ -203,4 +203,5 @@ def _declare(options: ShopOptions, catalogue: Catalogue) -> EnvironmentPropertie
         return_range=options.reward.return_range(options.max_turns),
         splits=SPLITS,
         rules=RULES,
+        max_turns=options.max_turns,
     )

@@ -103,8 +103,9 @@ class WebShopOptions(Section):
     """What the purchase pays: the score, or 1 for success and 0 otherwise."""
     nouns: str | NounRule = "rule"
     """A noun rule by name (rule, words, spacy), or a function of your own from title to nouns."""
-    max_turns: int | None = Field(default=None, ge=1)
-    """Truncates an episode after this many actions; null: only the caller's limit counts."""
+    max_turns: int | None = Field(default=15, ge=1)
+    """Truncates an episode after this many actions, by default those of published agents; null:
+    never, as upstream."""
     states: Literal["exact", "similar"] = "exact"
     """What `state_key` tells apart: all that decides the future, or what it mostly depends on."""
 
@@ -136,7 +137,7 @@ def _noun_rule(choice: str | NounRule) -> tuple[str, NounRule]:
 class WebShopEnvironment:
     """One shopping episode at a time."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, /, **options: Any) -> None:
         self.options = validate_options(WebShopOptions, options)
         self._attach(None)
         self._properties = self._declare()
@@ -176,6 +177,7 @@ class WebShopEnvironment:
             splits=SPLITS,
             rules=rules(options.observation),
             data=self._data_in_words(),
+            max_turns=options.max_turns,
         )
 
     def _data_in_words(self) -> str:

@@ -1,0 +1,54 @@
+"""What an environment may answer, asked wherever its answers come in. None means: nothing wrong."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.printable import shortened
+
+MAX_UNDECLARED_TURNS = 1_000
+"""An episode that lasts longer counts as endless, where its environment declares no `max_turns`."""
+MAX_SHOWN_CHARACTERS = 80
+
+
+def turn_limit(properties: EnvironmentProperties) -> int:
+    """After so many turns every episode has to be over."""
+    declared = properties.max_turns
+    return MAX_UNDECLARED_TURNS if declared is None else declared
+
+
+def endlessness(properties: EnvironmentProperties) -> str:
+    """What is wrong with an episode that is not over after `turn_limit` turns, and what to do."""
+    limit = f"an episode was not over after {turn_limit(properties):,} turns"
+    if properties.max_turns is None:
+        return (
+            f"{limit}. Set a turn limit where the environment has an option for it (max_turns); in "
+            "its code, truncate episodes and declare properties.max_turns"
+        )
+    return f"{limit}, which its properties.max_turns declares; truncate it there"
+
+
+def problem_with_text(text: object) -> str | None:
+    """Text has to be UTF-8: no file and no tokenizer takes a lone surrogate."""
+    if not isinstance(text, str):
+        return f"{_shown(text)} is no text"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        around = text[max(error.start - 20, 0) : error.start + 20]
+        return f"a lone surrogate stands in the text {around!r}; replace it where the data is read"
+    return None
+
+
+def problem_with_flags(info: object) -> str | None:
+    """`flags`, where there are any, are a list or tuple of texts."""
+    if not isinstance(info, Mapping):
+        return f"info is {_shown(info)}; expected a dictionary"
+    flags = info.get("flags", ())
+    if isinstance(flags, (list, tuple)) and all(isinstance(flag, str) for flag in flags):
+        return None
+    return f"info['flags'] is {_shown(flags)}; expected a list of texts"
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value), MAX_SHOWN_CHARACTERS)

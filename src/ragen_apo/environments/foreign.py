@@ -1,0 +1,233 @@
+"""Factories of environments that are not ours: found by a plugin or a reference, called with care.
+
+A reference says where a factory is: `path.py:function`, a relative path from the current directory,
+or `module:function` for a module that Python can import. Whatever foreign code does when it is
+imported or called, the caller gets an environment or one sentence: ConfigError where the name or
+the options are wrong, EnvironmentFaultError where the code itself fails.
+
+References also stand in configurations, and these may be somebody else's, with options of their
+choice. So a reference names what the file itself defines, in a file that imports ragen_apo: not
+`subprocess:Popen`. That is read off the source before anything is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ragen_apo
+from ragen_apo.config.references import file_of, is_reference, names_of
+from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
+from ragen_apo.printable import exception_in_words
+
+FOREIGN_FAILURES = (Exception, SystemExit)
+"""What foreign code may raise; SystemExit would end this process, with status 0 at worst."""
+MEMBERS = ("properties", "tasks", "reset", "step", "state_key", "scripted_policies")
+"""Those of `TextEnvironment`."""
+OURS = Path(ragen_apo.__file__).resolve().parent
+_HAS_TO_BE = "expected a function or class that takes the options and makes an environment"
+
+
+def refuse_code_within(folder: Path, name: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError where an environment's code lies in this folder; imports nothing.
+
+    The folder is that of a run, perhaps somebody else's: files that came with it stay unexecuted.
+    """
+    for reference in filter(is_reference, names_of(name, options)):
+        path = _source_of(reference)
+        if any(form.is_relative_to(folder.resolve()) for form in (path, path.resolve())):
+            raise ConfigError(
+                f"environment.name: {path} lies in the run {folder}, whose files are not executed, "
+                "as a run may come from somebody else. Read the file; if you trust it, move it out "
+                f"of there and give its new path to environment.name in {folder / 'config.yaml'}"
+            )
+
+
+def plugin_factory(plugin: EntryPoint) -> object:
+    """What the entry point of an installed package names."""
+    with _in_one_sentence(plugin.name, "importing it"):
+        found: Any = importlib.import_module(plugin.module)
+    for attribute in filter(None, (plugin.attr or "").split(".")):
+        if not hasattr(found, attribute):
+            raise ConfigError(
+                f"environment.name: the plugin {plugin.name!r} cannot be loaded: "
+                f"{plugin.module} has no {plugin.attr!r}; repair or reinstall its package"
+            )
+        found = getattr(found, attribute)
+    return found
+
+
+def referenced_factory(reference: str) -> object:
+    """What a reference names; each file and module is imported once."""
+    file, (module, _, function) = file_of(reference), reference.rpartition(":")
+    if not function or reference.endswith(".py"):
+        raise ConfigError(
+            f"environment.name: {reference!r} names no function; add it behind a colon, such as "
+            f"{reference.rstrip(':')}:make_environment"
+        )
+    path = _source_of(reference)
+    _refuse_what_makes_no_environment(path, function, reference)
+    imported = _imported_module(module, reference) if file is None else _imported_file(path)
+    if not hasattr(imported, function):
+        raise ConfigError(f"environment.name: {path} has removed its {function!r} again")
+    return getattr(imported, function)
+
+
+def _source_of(reference: str) -> Path:
+    """The file that a reference leads to, found without importing anything."""
+    path, module = file_of(reference), reference.rpartition(":")[0]
+    if path is None:
+        spec = _spec_of(module)
+        if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+            raise ConfigError(
+                f"environment.name: {reference!r} needs a module {module!r} written in Python, and "
+                "there is none; install its package, or name a file: path.py:function"
+            )
+        return Path(str(spec.origin)).absolute()
+    if not path.is_file():
+        raise ConfigError(
+            f"environment.name: there is no file {path}; a relative path starts in the current "
+            f"directory, {Path.cwd()}"
+        )
+    return path
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """As `importlib.util.find_spec`, which would import the packages around the module."""
+    folders, spec, name = None, None, ""
+    for part in module.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        found = (finder.find_spec(name, folders) for finder in sys.meta_path)
+        spec = next((each for each in found if each is not None), None)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations or ()
+    return spec
+
+
+def _refuse_what_makes_no_environment(path: Path, function: str, reference: str) -> None:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise EnvironmentFaultError(
+            f"the environment {reference!r}: {path} cannot be read as Python "
+            f"({exception_in_words(error)}); its code has to be repaired"
+        ) from error
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    defined = [node.name for node in tree.body if isinstance(node, kinds)]
+    if function not in defined:
+        close = difflib.get_close_matches(function, defined, n=1)
+        instead = f"did you mean {close[0]!r}?" if close else f"it defines {', '.join(defined)}"
+        raise ConfigError(
+            f"environment.name: {path} defines no function or class {function!r}; "
+            f"{instead if defined else 'it defines none'}"
+        )
+    imported = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([each.name for each in node.names] + [getattr(node, "module", None) or ""])
+    }
+    is_ours = path.resolve().is_relative_to(OURS)
+    if is_ours or not any(name.split(".")[0] == ragen_apo.__name__ for name in imported):
+        raise ConfigError(
+            f"environment.name: {reference!r} is no environment: "
+            + (
+                f"{path} belongs to ragen-apo, whose environments are named shortly, such as shop"
+                if is_ours
+                else f"{path} imports nothing from ragen_apo, as every environment does "
+                "(docs/environment.md)"
+            )
+        )
+
+
+def _imported_module(module: str, reference: str) -> ModuleType:
+    with _in_one_sentence(reference, "importing it"):
+        return importlib.import_module(module)
+
+
+def _imported_file(path: Path) -> ModuleType:
+    digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()
+    name = f"{path.stem}_{digest[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "the path ends in .py"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look for it there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last: files beside it take nobody's place
+    try:
+        with _in_one_sentence(str(path), "importing it"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def _in_one_sentence(name: str, doing: str) -> Iterator[None]:
+    """What foreign code raises becomes one of our errors."""
+    try:
+        yield
+    except RagenApoError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"environment.name: {name!r} cannot be loaded ({exception_in_words(error)}); install "
+            "what is missing"
+        ) from error
+    except FOREIGN_FAILURES as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise EnvironmentFaultError(
+            f"the environment {name!r}: {doing} raised {exception_in_words(error)} in "
+            f"{frame.filename}, line {frame.lineno}; its code has to be repaired"
+        ) from error
+
+
+def call_factory(name: str, factory: object, options: Mapping[str, Any]) -> object:
+    """The environment that a foreign factory makes."""
+    if not callable(factory):
+        raise ConfigError(
+            f"environment.name: {name!r} is of the type {type(factory).__name__}, which cannot be "
+            f"called; {_HAS_TO_BE}"
+        )
+    _refuse_options(name, factory, options)
+    with _in_one_sentence(name, "making it"):
+        made = factory(**options)
+        missing = [member for member in MEMBERS if not hasattr(made, member)]
+    if missing:
+        raise EnvironmentFaultError(
+            f"the environment {name!r}: its factory returned {type(made).__name__}, which has no "
+            f"{', no '.join(missing)}; {_HAS_TO_BE} (docs/environment.md)"
+        )
+    return made
+
+
+def _refuse_options(name: str, factory: Callable[..., object], options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options that do not fit the factory's parameters."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # one written in C may have none; calling it will tell
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"environment: {name!r} does not take these options ({error}); its parameters are "
+            f"{signature}"
+        ) from error

@@ -1,0 +1,42 @@
+"""Foreign text made fit for a terminal: what would steer it, or hide, becomes a visible escape.
+
+Foreign is what environments, catalogues, models and exceptions of other people's code say. Tokens,
+episodes and recordings keep the text as it is; only what people read goes through here.
+"""
+
+import reprlib
+import unicodedata
+
+_STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Control characters (C1 too), invisible ones such as bidirectional overrides, lone surrogates, and
+line breaks that some programs follow and others do not."""
+_HARMLESS = "\n\t\u200c\u200d"
+"""Line breaks, tabs, and the joiners of Persian words and of emoji."""
+_EXCEPTIONS = reprlib.Repr()
+_EXCEPTIONS.maxother = 300
+
+
+def printable(text: str) -> str:
+    """The text, with an escape that Python would read for each character that steers a terminal."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown(character) for character in text)
+
+
+def _shown(character: str) -> str:
+    if character in _HARMLESS or unicodedata.category(character) not in _STEERING:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shortened(text: str, max_characters: int) -> str:
+    """The beginning of a text that is longer, and how much of it is left out."""
+    if len(text) <= max_characters:
+        return text
+    left_out = len(text) - max_characters
+    return f"{text[:max_characters]} ... ({left_out:,} more characters)"
+
+
+def exception_in_words(error: BaseException) -> str:
+    """Type and message of an exception in bounded length, also where its own `repr` raises."""
+    return _EXCEPTIONS.repr(error)
