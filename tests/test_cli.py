@@ -113,8 +113,23 @@ def test_train_evaluates_and_reports_in_one_command(
     for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
         assert (tmp_path / "new" / name).exists()
     assert "trained policy:" in result.out
+    assert "A*-PO (trained)" in result.out
     assert "report:" in result.out
     assert "95% interval" in result.out
+
+
+def test_the_console_and_the_report_name_the_algorithm_that_was_run(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    quick = ["--warm_start.enabled", "false", "--training.max_steps", 1, "--algorithm", "dr_grpo"]
+    group = ["--policy_gradient.group_size", 2]
+    result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick, *group)
+    assert result.status == 0, result.err
+    assert "Dr. GRPO compares several rollouts" in result.out
+    assert "Dr. GRPO (trained)" in result.out
+    assert "A*-PO" not in result.out
+    summary = (tmp_path / "new" / "report" / "summary.csv").read_text()
+    assert "Dr. GRPO (trained)" in summary
 
 
 def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, run: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = App(
     name="ragen-apo",
-    help="Train language-model agents on multi-turn tasks with A*-PO.",
+    help="Train language-model agents on multi-turn tasks with A*-PO and its rivals.",
     version=ragen_apo.__version__,
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
@@ -61,10 +61,12 @@ def train(
     evaluate
         Also evaluate the trained policy and write the report.
     """
+    from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.training.pipeline import train as train_run
 
     run, settings = _run_to_train(run_dir, config, list(overrides), resume=resume)
+    console.print(f"{ALGORITHMS[settings.algorithm].sentence}.", highlight=False, soft_wrap=True)
     with ConsoleProgress(console) as progress:
         train_run(settings, run, progress=progress)
     console.print(f"trained policy: {run.policy}", highlight=False, soft_wrap=True)
@@ -394,6 +396,7 @@ def _existing_run(path: Path) -> tuple[RunDirectory, RunConfig]:
 
 def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | None) -> None:
     from ragen_apo.config import load_config
+    from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.evaluation.evaluate import EvaluationPlan
     from ragen_apo.training.evaluation_run import evaluate_run
@@ -411,16 +414,16 @@ def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | Non
     )
     with ConsoleProgress(console) as progress:
         results = evaluate_run(settings, run, plan=plan, pass_k=pass_k, progress=progress)
-    _print_results(results)
+    _print_results(results, method=f"{ALGORITHMS[settings.algorithm].name} (trained)")
 
 
-def _print_results(results: dict) -> None:
+def _print_results(results: dict, *, method: str) -> None:
     low, high = results["success_ci95"]
     _print_policies(
         f"{results['episodes']} episodes of split {results['split']!r}",
         {
             name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
-            for name, row in {"trained": results, **results["baselines"]}.items()
+            for name, row in {method: results, **results["baselines"]}.items()
         },
     )
     console.print(f"95% interval of the trained policy: {low:.1%} to {high:.1%}", highlight=False)

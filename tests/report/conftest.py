@@ -38,6 +38,7 @@ HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> ````
 
 CONFIG = """\
 seed: 0
+algorithm: {algorithm}
 environment:
   name: shop
   max_turns: 10
@@ -61,6 +62,14 @@ evaluation:
   split: test
   num_episodes: 100
   temperature: 0.0
+policy:
+  lora: {lora}
+policy_gradient:
+  group_size: null
+  clip_low: 0.2
+  clip_high: 0.28
+turn_level:
+  trace: 0.9
 """
 
 
@@ -202,6 +211,12 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "invalid_turn_share": 0.1 * (1 - progress),
             "format_error_share": 0.02 * (1 - progress),
             "num_turns_mean": 4.4 - 2.3 * progress,
+            "advantage_mean": 0.01 * rng.normal(),
+            "advantage_std": 1 - 0.4 * progress,
+            "clip_fraction": 0.1 * progress,
+            "value_loss": 0.2 * (1 - progress),
+            "explained_variance": 0.8 * progress,
+            "critic_gradient_norm": 2.0,
             "gradient_norm": 0.8 + 0.3 * rng.random(),
             "learning_rate": 3e-4,
             "num_episodes": 64,
@@ -238,10 +253,15 @@ def make_warm_start() -> list[dict[str, Any]]:
     return rows
 
 
-def write_run(directory: Path, *, trained: bool = True) -> Path:
-    """Writes a whole run directory and returns it."""
+def write_run(
+    directory: Path, *, trained: bool = True, algorithm: str = "apo", lora: str = "null"
+) -> Path:
+    """Writes a whole run directory and returns it.
+
+    Its metrics are those of all algorithms, so that a report has to choose.
+    """
     (directory / "evaluation").mkdir(parents=True)
-    (directory / "config.yaml").write_text(CONFIG)
+    (directory / "config.yaml").write_text(CONFIG.format(algorithm=algorithm, lora=lora))
     trajectories = make_evaluation()
     failed = [each for each in trajectories if not each.success]
     results = results_document(
@@ -293,8 +313,8 @@ def write_run(directory: Path, *, trained: bool = True) -> Path:
 def build_run(tmp_path: Path) -> Callable[..., Path]:
     """Writes the run directory into the test's own folder; `trained=False` leaves out Stage 2."""
 
-    def build(*, trained: bool = True) -> Path:
-        return write_run(tmp_path / "shop-run", trained=trained)
+    def build(*, trained: bool = True, algorithm: str = "apo", lora: str = "null") -> Path:
+        return write_run(tmp_path / "shop-run", trained=trained, algorithm=algorithm, lora=lora)
 
     return build
 

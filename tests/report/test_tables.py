@@ -107,8 +107,8 @@ def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(
                 }
             },
             {"data": "1,000 products of generated"},
-            "The reference imitates the episodes of mine.jsonl; tasks are made of 1,000 products "
-            "of generated.",
+            "The reference imitates the recorded episodes of mine.jsonl; tasks are made of 1,000 "
+            "products of generated.",
         ),
         ({}, {"data": "8 levels"}, "Tasks are made of 8 levels."),
     ],

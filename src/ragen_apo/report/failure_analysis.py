@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData, finite
 from ragen_apo.report.style import compact, interval, percent, signed, words
 from ragen_apo.report.tables import failure_rows, num_failures
@@ -100,17 +101,18 @@ def examples(run: RunData, summary: Mapping[str, Any]) -> list[Mapping[str, Any]
 
 def _introduction(run: RunData) -> str:
     failed, results = num_failures(run), run.results
+    how = f"trained by {algorithm_of(run).name}" if run.trained else "not trained"
     sentence = (
-        f"{failed} of {run.num_episodes} evaluated episodes failed; success rate "
-        f"{percent(results.get('success_rate'))} (95% interval "
+        f"The policy was {how}. {failed} of {run.num_episodes} evaluated episodes failed; success "
+        f"rate {percent(results.get('success_rate'))} (95% interval "
         f"{interval(results.get('success_ci95'))})."
     )
-    how = (
+    order = (
         "Every failed episode has one pattern, the first that fits: invalid format, wrong "
         "purchase, search loop, unreachable target, timeout."
     )
     return (
-        f"# Failure analysis\n\n{sentence}\n\n{how if failed else 'There is nothing to analyse.'}"
+        f"# Failure analysis\n\n{sentence}\n\n{order if failed else 'There is nothing to analyse.'}"
     )
 
 

@@ -17,6 +17,7 @@ import jinja2
 from markupsafe import Markup
 
 from ragen_apo.report import style
+from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.failure_analysis import examples, note, target_note
 from ragen_apo.report.findings import (
     evaluated_tasks,
@@ -43,8 +44,8 @@ _EPISODE_FIELDS = ("episode", "success", "return", "num_turns", "stop_reason", "
                    "final_observation")  # fmt: skip
 
 
-def page(run: RunData, *, learning_curves: bytes | None) -> str:
-    """The whole page; `learning_curves` is a PNG, or None for a run that was not trained."""
+def page(run: RunData, *, curves: Sequence[tuple[str, bytes]]) -> str:
+    """The whole page; `curves` are PNGs by their titles, none for a run that was not trained."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("ragen_apo.report"),
         autoescape=True,
@@ -55,6 +56,7 @@ def page(run: RunData, *, learning_curves: bytes | None) -> str:
     templates.filters["code_marked"] = code_marked
     return templates.get_template("report.html").render(
         run=run,
+        algorithm=algorithm_of(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
         colors={name.lower().replace("_", "-"): getattr(style, name) for name in _COLORS},
@@ -65,13 +67,13 @@ def page(run: RunData, *, learning_curves: bytes | None) -> str:
         categories=[_bar_row(name, summary, True) for name, summary in category_rows(run)],
         pass_at=mapping(run.results.get("pass_at_k")),
         monitors=monitor_rows(run),
-        coverage=coverage_rows(run.value_report),
+        coverage=coverage_rows(run.value_report) if algorithm_of(run).has_values else [],
         advice=run.value_report.get("advice"),
         failures=_failures(run),
         num_failures=num_failures(run),
         phases=_phases(run),
         versions=mapping(run.record.get("versions")),
-        learning_curves=None if learning_curves is None else _data_uri(learning_curves),
+        curves=[(title, _data_uri(picture)) for title, picture in curves],
         episodes_json=json_for_script([_episode(row) for row in run.episodes]),
         percent=style.percent,
     )

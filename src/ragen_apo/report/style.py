@@ -51,6 +51,14 @@ def compact(value: object) -> str:
     return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.3g}"
 
 
+def counted(value: object, noun: str) -> str:
+    """A number of things: `1 task`, `2 tasks`; `many tasks` where the number is unknown."""
+    number = finite(value)
+    if number is None:
+        return f"many {noun}s"
+    return f"{compact(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def interval(bounds: object, digits: int = 1) -> str:
     """A pair of shares: [0.93, 0.994] -> `93.0–99.4%`."""
     if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, percent, words
 
@@ -23,12 +24,9 @@ MONITORS = {
     "success_rate": "success rate (training rollouts)",
     "return_mean": "mean return",
     "loss": "loss",
-    "residual_mean": "residual, mean",
-    "residual_variance": "residual, variance",
     "kl_per_sequence": "KL to the reference, per episode",
     "kl_per_token": "KL to the reference, per token",
     "log_ratio_max_abs": "log ratio, largest",
-    "v_star_success_correlation": "correlation of V* with success",
     "logprob_gap_max": "sampler–trainer log-probability gap",
     "entropy": "entropy",
     "mutual_information": "information of thoughts about tasks, nats",
@@ -43,6 +41,21 @@ MONITORS = {
     "rollout_seconds": "seconds of rollouts per step",
     "training_seconds": "seconds of training per step",
 }
+VALUE_MONITORS = {
+    "residual_mean": "residual, mean",
+    "residual_variance": "residual, variance",
+    "v_star_success_correlation": "correlation of V* with success",
+}
+RATIO_MONITORS = {
+    "advantage_mean": "advantage of tokens, mean",
+    "advantage_std": "advantage of tokens, standard deviation",
+    "clip_fraction": "share of clipped tokens",
+}
+CRITIC_MONITORS = {
+    "value_loss": "critic, loss",
+    "explained_variance": "critic, explained variance",
+    "critic_gradient_norm": "critic, gradient norm",
+}
 _SHARES = {
     "success_rate",
     "retrieval_accuracy",
@@ -51,6 +64,7 @@ _SHARES = {
     "truncated_share",
     "invalid_turn_share",
     "format_error_share",
+    "clip_fraction",
 }
 
 
@@ -76,7 +90,8 @@ class MethodRow:
 
 def method_rows(run: RunData) -> list[MethodRow]:
     """The evaluated policy, then its baselines: reference, heuristic, random, others by name."""
-    method = "A*-PO (trained)" if run.trained else "policy (not trained)"
+    trained = f"{algorithm_of(run).name} (trained)"
+    method = trained if run.trained else "policy (not trained)"
     rows = [MethodRow(method=method, evaluated=True, summary=run.results)]
     baselines = mapping(run.results.get("baselines"))
     known = [name for name in BASELINES if name in baselines]
@@ -129,8 +144,11 @@ def num_failures(run: RunData) -> int:
 
 def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
     """Each recorded monitor: its name, its mean over the first and over the last tenth of steps."""
+    traits = algorithm_of(run)
+    own = VALUE_MONITORS if traits.has_values else RATIO_MONITORS
+    critic = CRITIC_MONITORS if traits.has_critic else {}
     rows: list[tuple[str, str, str]] = []
-    for key, label in MONITORS.items():
+    for key, label in {**MONITORS, **own, **critic}.items():
         _, values = series(run.metrics, key)
         if values:
             tenth = max(1, len(values) // 10)
