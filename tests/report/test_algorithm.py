@@ -96,7 +96,7 @@ def test_panels_that_do_not_apply_to_the_algorithm_are_absent(
     run = load_run(build_run(algorithm=algorithm))
     shown = text_of_page(run) + text_of_slides(run)
     has_values, has_critic = algorithm in VALUE_ALGORITHMS, algorithm == "ppo"
-    for words in ("V*", "Variance of the residual", "residual, mean", "Value store", "Stage 1"):
+    for words in ("V*", "Residual variance", "residual, mean", "Value store", "Stage 1"):
         assert (words in shown) == has_values, words
     for words in ("Critic", "critic, loss", "critic, explained variance"):
         assert (words in shown) == has_critic, words

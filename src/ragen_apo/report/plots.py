@@ -41,7 +41,7 @@ MAX_CATEGORIES = 30
 """Rows of the category picture, the lowest if there are more; the page's table has all of them."""
 PHONE_WIDTH = 5.4
 """Inches: text of 9.5 points is still read where a picture this wide is shown on 420 pixels."""
-CURVE_SIZE = (3.9, 2.7)
+CURVE_SIZE = (3.9, 3.0)
 MIN_POINTS_TO_SMOOTH = 10
 """Below it a running mean would hide what little there is."""
 
@@ -51,6 +51,7 @@ class Panel:
     """One curve over steps: which metric, and how it is drawn."""
 
     title: str
+    """Short enough for half of a phone's width."""
     key: str
     evaluation_key: str | None = None
     share: bool = False
@@ -59,14 +60,14 @@ class Panel:
 TRAINING_PANELS = (
     Panel("Success rate", "success_rate", evaluation_key="eval_success_rate", share=True),
     Panel("Return per episode", "return_mean", evaluation_key="eval_avg_reward"),
-    Panel("KL to the reference, per episode", "kl_per_sequence"),
+    Panel("KL to the reference", "kl_per_sequence"),
 )
-VALUE_PANEL = Panel("Variance of the residual", "residual_variance")
-CRITIC_PANEL = Panel("Critic: explained variance", "explained_variance")
-RATIO_PANEL = Panel("Standard deviation of the advantage", "advantage_std")
+VALUE_PANEL = Panel("Residual variance", "residual_variance")
+CRITIC_PANEL = Panel("Critic: R² of returns", "explained_variance")
+RATIO_PANEL = Panel("Spread of advantages", "advantage_std")
 WARM_START_PANELS = {
-    "copy": Panel("Warm start: copy accuracy", "accuracy", share=True),
-    "demonstrations": Panel("Warm start: supervised loss", "loss"),
+    "copy": Panel("Copying: accuracy", "accuracy", share=True),
+    "demonstrations": Panel("Demonstrations: loss", "loss"),
 }
 
 
@@ -119,7 +120,7 @@ def _curve(
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
     _draw_panel(axes, panel, rows, run)
-    legend_below(figure, axes, num_columns=4)
+    legend_below(figure, axes, num_columns=4 if size[0] >= PHONE_WIDTH else 2)
     return png_bytes(figure)
 
 
@@ -184,7 +185,7 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
         x = count + 0.015 * longest
         axes.text(x, place, label, va="center", fontsize=9.5, color=INK if count else FAINT)
     _name_rows(axes, [words(name) for name, _ in rows])
-    axes.set_xlim(0, longest * 1.18)
+    axes.set_xlim(0, longest * 1.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_xlabel("episodes", color=MUTED, fontsize=9.5)
     return png_bytes(figure)
