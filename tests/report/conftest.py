@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ragen_apo.environments.base import FailureWords
+from ragen_apo.environments.shop.environment import FAILURE_WORDS
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
 from ragen_apo.files import write_json_atomically, write_json_lines_atomically
 from ragen_apo.seeding import generator
@@ -148,21 +150,20 @@ def make_episode(number: int, kind: str) -> Trajectory:
     if kind == "success":
         buy = make_turn(page, f"buy {number}", thought=f"{number} is the {goal}.", reward=1.0)
         return finish([search, buy], f"You bought {goal}.", success=True, terminated=True)
-    if kind == "wrong_purchase":
+    if kind == "wrong_final_action":
         buy = make_turn(page, "buy 81", thought="81 fits the description.", reward=-0.1)
         return finish(
             [search, buy], "You bought Modern Wall Clock.", success=False, terminated=True
         )
-    if kind == "invalid_format":
+    if kind == "unreadable":
         text = HOSTILE if number % 2 else "<think>buy the the the"
         turns = [
             make_turn(task, "", thought=text, reward=-0.05, flags=(TurnFlag.FORMAT_ERROR.value,))
         ] * 4
         return finish(turns, "Answer with <answer>…</answer>.", success=False, terminated=False)
-    word = {"search_loop": "warm cosy blanket", "unreachable_target": "gift", "timeout": "item"}
+    word = {"loop": "warm cosy blanket", "unreachable_target": "gift", "timeout": "item"}
     queries = [
-        word[kind] if kind == "search_loop" else f"{word[kind]} {STYLES[n % 5]} {n}"
-        for n in range(10)
+        word[kind] if kind == "loop" else f"{word[kind]} {STYLES[n % 5]} {n}" for n in range(10)
     ]
     pages = [task, *(f"Results for “{query}” {'/'.join(query)}:\n{other}" for query in queries)]
     turns = [
@@ -177,9 +178,9 @@ def make_episode(number: int, kind: str) -> Trajectory:
 
 def make_evaluation(num_episodes: int = 100) -> list[Trajectory]:
     failures = {
-        3: "wrong_purchase", 13: "wrong_purchase", 29: "wrong_purchase", 42: "wrong_purchase",
-        18: "search_loop", 39: "search_loop", 52: "unreachable_target", 64: "timeout",
-        61: "invalid_format",
+        3: "wrong_final_action", 13: "wrong_final_action", 29: "wrong_final_action",
+        42: "wrong_final_action", 18: "loop", 39: "loop", 52: "unreachable_target", 64: "timeout",
+        61: "unreadable",
     }  # fmt: skip
     return [
         make_episode(number, failures.get(number, "success"))
@@ -254,7 +255,12 @@ def make_warm_start() -> list[dict[str, Any]]:
 
 
 def write_run(
-    directory: Path, *, trained: bool = True, algorithm: str = "apo", lora: str = "null"
+    directory: Path,
+    *,
+    trained: bool = True,
+    algorithm: str = "apo",
+    lora: str = "null",
+    failure_words: FailureWords = FAILURE_WORDS,
 ) -> Path:
     """Writes a whole run directory and returns it.
 
@@ -274,6 +280,7 @@ def write_run(
             "reference": outcome_summary(failed * 7 + trajectories[:2] * 20),
         },
         pass_at={"1": 0.874, "4": 0.981},
+        failure_words=failure_words,
     )
     write_json_atomically(directory / "evaluation" / "results.json", results)
     write_json_lines_atomically(
@@ -311,10 +318,10 @@ def write_run(
 
 @pytest.fixture
 def build_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the run directory into the test's own folder; `trained=False` leaves out Stage 2."""
+    """Writes the run directory into the test's own folder, with the options of `write_run`."""
 
-    def build(*, trained: bool = True, algorithm: str = "apo", lora: str = "null") -> Path:
-        return write_run(tmp_path / "shop-run", trained=trained, algorithm=algorithm, lora=lora)
+    def build(**options: Any) -> Path:
+        return write_run(tmp_path / "shop-run", **options)
 
     return build
 

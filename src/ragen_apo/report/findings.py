@@ -12,6 +12,7 @@ from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
     failure_rows,
+    failure_words,
     method_rows,
     num_failures,
 )
@@ -122,7 +123,8 @@ def _most_frequent_failure(run: RunData) -> str | None:
     if failures == 0:
         return "No evaluated episode failed."
     name, summary = rows[0]
-    return f"Most frequent failure: {words(name)}, {compact(summary.get('count'))} of {failures}."
+    told = failure_words(run, name).name
+    return f"Most frequent failure: {told}, {compact(summary.get('count'))} of {failures}."
 
 
 def _time(run: RunData) -> str | None:

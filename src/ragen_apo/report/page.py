@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from ragen_apo.report import style
 from ragen_apo.report.algorithm import algorithm_of
-from ragen_apo.report.failure_analysis import examples, note, target_note
+from ragen_apo.report.failure_analysis import examples, target_note
 from ragen_apo.report.findings import (
     evaluated_tasks,
     key_sentences,
@@ -31,6 +31,7 @@ from ragen_apo.report.tables import (
     category_rows,
     coverage_rows,
     failure_rows,
+    failure_words,
     interval_bounds,
     method_rows,
     monitor_rows,
@@ -74,7 +75,7 @@ def page(run: RunData, *, curves: Sequence[tuple[str, bytes]]) -> str:
         phases=_phases(run),
         versions=mapping(run.record.get("versions")),
         curves=[(title, _data_uri(picture)) for title, picture in curves],
-        episodes_json=json_for_script([_episode(row) for row in run.episodes]),
+        episodes_json=json_for_script([_episode(run, row) for row in run.episodes]),
         percent=style.percent,
     )
 
@@ -161,13 +162,13 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
     return [
         {
             "pattern": name,
-            "name": style.words(name),
+            "name": failure_words(run, name).name,
             "count": style.compact(summary.get("count")),
             "share": style.percent(summary.get("share")),
             "bar": 100 * (finite(summary.get("share")) or 0.0),
             "occurred": bool(finite(summary.get("count"))),
-            "meaning": note(name).meaning,
-            "advice": note(name).advice,
+            "meaning": failure_words(run, name).meaning,
+            "advice": failure_words(run, name).advice,
             "target": target_note(run, name),
             "examples": [row.get("episode") for row in examples(run, summary)],
         }
@@ -175,10 +176,11 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
     ]
 
 
-def _episode(row: Mapping[str, Any]) -> dict[str, Any]:
+def _episode(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
     """What the reader of the page shows of an episode."""
-    task = mapping(row.get("task"))
+    task, failure = mapping(row.get("task")), row.get("failure")
     return {
+        "failure_name": failure_words(run, str(failure)).name if failure else None,
         **{field: row.get(field) for field in _EPISODE_FIELDS},
         "instruction": task.get("instruction"),
         "category": task.get("category"),

@@ -33,9 +33,14 @@ from ragen_apo.report.style import (
     compact,
     percent,
     printable,
-    words,
 )
-from ragen_apo.report.tables import category_rows, failure_rows, interval_bounds, num_failures
+from ragen_apo.report.tables import (
+    category_rows,
+    failure_rows,
+    failure_words,
+    interval_bounds,
+    num_failures,
+)
 
 MAX_CATEGORIES = 30
 """Rows of the category picture, the lowest if there are more; the page's table has all of them."""
@@ -184,7 +189,7 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
         label = f"{count:.0f}   ({percent(summary.get('share'))})" if count else "0"
         x = count + 0.015 * longest
         axes.text(x, place, label, va="center", fontsize=9.5, color=INK if count else FAINT)
-    _name_rows(axes, [words(name) for name, _ in rows])
+    _name_rows(axes, [failure_words(run, name).name for name, _ in rows])
     axes.set_xlim(0, longest * 1.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_xlabel("episodes", color=MUTED, fontsize=9.5)

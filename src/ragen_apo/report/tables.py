@@ -8,13 +8,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from ragen_apo.environments.base import PatternWords
+from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData, finite, mapping, series
-from ragen_apo.report.style import ABSENT, compact, decimal, interval, percent, words
+from ragen_apo.report.style import ABSENT, compact, decimal, interval, percent, printable, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
 BASELINES = ("reference", "heuristic", "random")
@@ -66,6 +68,24 @@ _SHARES = {
     "format_error_share",
     "clip_fraction",
 }
+
+
+UNKNOWN_WORDS = PatternWords(
+    meaning="A pattern that this version of the report does not know.",
+    advice="Read the examples.",
+)
+EARLIER_WORDS = {
+    "search_loop": replace(NEUTRAL_WORDS[FailurePattern.LOOP], name="search loop"),
+    "wrong_purchase": replace(
+        NEUTRAL_WORDS[FailurePattern.WRONG_FINAL_ACTION], name="wrong purchase"
+    ),
+    "invalid_format": replace(
+        NEUTRAL_WORDS[FailurePattern.UNREADABLE],
+        name="invalid format",
+        meaning="Half or more of the turns had no readable or no possible action.",
+    ),
+}
+"""Patterns in evaluations of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +155,25 @@ def failure_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
     failures = mapping(run.results.get("failures"))
     rows = [(str(name), mapping(summary)) for name, summary in failures.items()]
     return sorted(rows, key=lambda row: -(finite(row[1].get("count")) or 0.0))
+
+
+def failure_words(run: RunData, pattern: str) -> PatternWords:
+    """What a failure pattern is called, what it means and what to do about it.
+
+    In the words that the environment declared, which the evaluation kept; else in neutral ones.
+    """
+    if pattern in {known.value for known in FailurePattern}:
+        neutral = NEUTRAL_WORDS[FailurePattern(pattern)]
+    else:
+        neutral = EARLIER_WORDS.get(pattern, UNKNOWN_WORDS)
+    summary = mapping(mapping(run.results.get("failures")).get(pattern))
+    declared = mapping(summary.get("words"))
+    name = declared.get("name") or neutral.name or words(pattern)
+    return PatternWords(
+        name=printable(name, 40),
+        meaning=printable(declared.get("meaning") or neutral.meaning),
+        advice=printable(declared.get("advice") or neutral.advice),
+    )
 
 
 def num_failures(run: RunData) -> int:
