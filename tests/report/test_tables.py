@@ -15,7 +15,6 @@ from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.style import duration, interval, percent, printable
 from ragen_apo.report.tables import (
     category_rows,
-    coverage_rows,
     method_rows,
     monitor_rows,
     summary_csv,
@@ -147,28 +146,6 @@ def test_monitors_compare_the_first_and_the_last_tenth_of_the_steps(
     # of 20 steps the first two are 0.05 and 0.10, the last two 0.95 and 1.00
     assert monitor_rows(dataclasses.replace(run, metrics=rows)) == [
         ("success rate (training rollouts)", "7.5%", "97.5%")
-    ]
-
-
-def test_coverage_shows_whatever_keys_there_are() -> None:
-    report = {
-        "beta1": 0.5,
-        "pass_at_k": {"16": 0.6, "4": 0.5, "1": None},
-        "advice": "sample more",
-        "num_tasks": 1397,
-        "share_never_solved": 0.25,
-        "kind": "adaptive",
-        "tasks_by_num_samples": {"4": 12},
-    }
-    assert coverage_rows(report) == [
-        ("tasks", "1,397"),
-        ("pass@1", "–"),
-        ("pass@4", "50.0%"),
-        ("pass@16", "60.0%"),
-        ("share never solved", "25.0%"),
-        ("beta1", "0.5"),
-        ("kind", "adaptive"),
-        ("tasks by samples: 4", "12"),
     ]
 
 

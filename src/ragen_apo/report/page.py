@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from ragen_apo.report import style
 from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.coverage import coverage_facts, coverage_rows
 from ragen_apo.report.failure_analysis import examples, target_note
 from ragen_apo.report.findings import (
     evaluated_tasks,
@@ -29,7 +30,6 @@ from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
-    coverage_rows,
     failure_rows,
     failure_words,
     interval_bounds,
@@ -68,7 +68,8 @@ def page(run: RunData, *, curves: Sequence[tuple[str, bytes]]) -> str:
         categories=[_bar_row(name, summary, True) for name, summary in category_rows(run)],
         pass_at=mapping(run.results.get("pass_at_k")),
         monitors=monitor_rows(run),
-        coverage=coverage_rows(run.value_report) if algorithm_of(run).has_values else [],
+        facts=coverage_facts(run),
+        coverage=coverage_rows(run),
         advice=run.value_report.get("advice"),
         failures=_failures(run),
         num_failures=num_failures(run),

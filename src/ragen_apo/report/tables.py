@@ -1,4 +1,4 @@
-"""The tables of a report: methods side by side, monitors at start and end, the value store.
+"""The tables of a report: methods side by side, failure patterns, monitors at start and end.
 
 Consumes `RunData`; produces rows of plain values and the text of `summary.csv`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -202,40 +202,6 @@ def compact_mean(value: object) -> str:
     if number is None:
         return ABSENT
     return f"{number:.3g}" if abs(number) < 1000 else compact(round(number))
-
-
-def coverage_rows(value_report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The value store's report as (what, value), whatever keys it has; the advice is left out."""
-    rows: list[tuple[str, str]] = []
-    for key in sorted(set(value_report) - {"advice"}, key=_coverage_rank):
-        value = value_report[key]
-        if isinstance(value, Mapping):
-            prefix = "pass@" if key.startswith("pass_at") else f"{_coverage_name(key)}: "
-            parts = sorted(value.items(), key=lambda part: (len(part[0]), part[0]))
-            rows += [(f"{prefix}{name}", _coverage_text(key, part)) for name, part in parts]
-        else:
-            rows.append((_coverage_name(key), _coverage_text(key, value)))
-    return rows
-
-
-def _coverage_rank(key: str) -> tuple[int, str]:
-    """Numbers of tasks and samples first, then pass@k, shares and means, then the rest."""
-    starts = ("num_", "pass_at", "share", "mean")
-    return next((n for n, start in enumerate(starts) if key.startswith(start)), len(starts)), key
-
-
-def _coverage_name(key: str) -> str:
-    return words(key).replace("num ", "").replace("v star", "V*")
-
-
-def _coverage_text(key: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Sequence):
-        return ", ".join(_coverage_text(key, entry) for entry in value)
-    return percent(value) if key.startswith(("pass_at", "share")) else compact(value)
 
 
 def summary_cells(summary: Mapping[str, Any]) -> dict[str, str]:
