@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,9 @@ import pytest
 import torch
 
 from ragen_apo import cli
+from ragen_apo.config import load_config
+from ragen_apo.config.overrides import parse_options
+from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.frozen_lake import FrozenLakeWorld
 from ragen_apo.files import read_json_lines
@@ -98,6 +102,43 @@ def test_every_verb_explains_itself(arguments: list[str], command: Command) -> N
     assert "Usage: ragen-apo" in result.out
     names = VERBS if arguments == ["--help"] else [arguments[0]]
     assert all(name in result.out for name in names)
+
+
+EXAMPLE_PAGES = ((), *((verb,) for verb in VERBS), ("data",), ("data", "webshop"))
+
+
+def examples_of(page: tuple[str, ...], command: Command) -> list[str]:
+    """The example commands as they stand in a help page, without `ragen-apo`."""
+    _, found, epilogue = command(*page, "--help").out.partition("Examples:")
+    assert found, f"{page} has no examples"
+    return [
+        line.strip().removeprefix("ragen-apo ") for line in epilogue.splitlines() if line.strip()
+    ]
+
+
+@pytest.mark.parametrize("page", EXAMPLE_PAGES, ids=" ".join)
+def test_every_help_page_ends_with_examples_that_can_be_parsed(
+    page: tuple[str, ...], command: Command
+) -> None:
+    examples = examples_of(page, command)
+    assert 1 <= len(examples) <= 3
+    for example in examples:
+        words = shlex.split(example)
+        assert tuple(words[: len(page)]) == page
+        function, bound, _ = cli.app.parse_args(words, exit_on_error=False, print_error=False)
+        assert callable(function)
+        assert_understood(dict(bound.arguments))
+
+
+def assert_understood(arguments: dict[str, Any]) -> None:
+    """What the parser leaves to others: configurations, their keys, options of environments."""
+    if "config" in arguments:
+        path = COMPARISON.parents[1] / arguments["config"]
+        assert path.exists()
+        if not path.name.startswith("compare"):
+            load_config(path, list(arguments.get("overrides", ())))
+    if "environment" in arguments:
+        make_environment(arguments["environment"], parse_options(arguments.get("options", ())))
 
 
 def test_an_unknown_verb_is_refused_with_status_2(command: Command) -> None:

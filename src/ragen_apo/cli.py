@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from ragen_apo.config import RunConfig
     from ragen_apo.run_directory import RunDirectory
 
+
+def _examples(*commands: str) -> str:
+    """The end of a help page: commands to copy, one a line (an indented block of Markdown)."""
+    return "Examples:\n\n" + "\n".join(f"    ragen-apo {command}" for command in commands)
+
+
 app = App(
     name="ragen-apo",
+    help_epilogue=_examples(
+        "train --config configs/smoke.yaml --run-dir runs/smoke", "play shop", "train --help"
+    ),
     help="Train language-model agents on multi-turn tasks with A*-PO and its rivals.",
     version=ragen_apo.__version__,
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
@@ -37,7 +46,12 @@ Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """Any number of `--key value`, whose names are checked later."""
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples(
+        "train --config configs/shop.yaml --run-dir runs/mine --apo.beta2 0.1",
+        "train --run-dir runs/mine --resume",
+    )
+)
 def train(
     *overrides: Overrides,
     run_dir: Path,
@@ -76,7 +90,7 @@ def train(
         report(run_dir)
 
 
-@app.command
+@app.command(help_epilogue=_examples("estimate-values runs/mine --samples 16"))
 def estimate_values(
     run: Path, *, samples: int | None = None, reference: int = 0, split: str = "train"
 ) -> None:
@@ -113,7 +127,12 @@ def estimate_values(
     console.print_json(json.dumps(coverage))
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples(
+        "evaluate runs/mine --split all --episodes 497",
+        "evaluate runs/mine --pass-k 4",
+    )
+)
 def evaluate(
     run: Path,
     *,
@@ -146,7 +165,7 @@ def evaluate(
     )
 
 
-@app.command
+@app.command(help_epilogue=_examples("report runs/mine"))
 def report(run: Path) -> None:
     """Write summary.csv, plots, failure_analysis.md, slides.pptx and report.html of a run.
 
@@ -164,7 +183,9 @@ def report(run: Path) -> None:
     console.print(f"report: {page} ({len(paths)} files)", highlight=False, soft_wrap=True)
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples("compare --config configs/compare_shop.yaml --out runs/compare")
+)
 def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
@@ -202,7 +223,12 @@ def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1
     console.print(f"comparison: {paths[0]}", highlight=False, soft_wrap=True)
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples(
+        "play shop --max_turns 6 --task 7",
+        "play frozen_lake --record mine.jsonl",
+    )
+)
 def play(
     environment: str = "shop",
     *options: Overrides,
@@ -250,7 +276,7 @@ def play(
             console.print("not recorded: the episode did not come to its end")
 
 
-@app.command
+@app.command(help_epilogue=_examples("check frozen_lake --size 8"))
 def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
     """Check an environment: does it keep what every environment promises?
 
@@ -284,11 +310,18 @@ def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
     _print_policies("scripted policies on training tasks", table)
 
 
-data = App(name="data", help="Get the data that an environment needs.")
+data = App(
+    name="data",
+    help="Get the data that an environment needs.",
+    help_epilogue=_examples("data webshop"),
+)
 app.command(data)
 
 
-@data.command(name="webshop")
+@data.command(
+    name="webshop",
+    help_epilogue=_examples("data webshop", "data webshop --from downloads/webshop"),
+)
 def data_webshop(
     *,
     size: Literal["small", "full"] = "small",

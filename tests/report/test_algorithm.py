@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import textwrap
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +19,7 @@ from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
-from ragen_apo.report.slides import slides
+from ragen_apo.report.slides import pipeline, slides
 from ragen_apo.report.tables import summary_csv
 
 NAMES = {key: traits.name for key, traits in ALGORITHMS.items()}
@@ -113,6 +114,18 @@ def test_the_slides_say_how_often_a_step_plays_a_task(
 ) -> None:
     run = load_run(build_run(algorithm=algorithm))
     assert f"64 tasks a step, {played}" in text_of_slides(run)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_station_of_the_slide_has_room_for_its_text(
+    algorithm: AlgorithmName, build_run: Callable[..., Path]
+) -> None:
+    stations = pipeline(load_run(build_run(algorithm=algorithm)))
+    assert len(stations) == 8
+    for name, text in stations:
+        # 14 points in 2.4 inches are 32 characters; below the title a box has room for four lines
+        lines = [line for part in text.split("\n") for line in textwrap.wrap(part, 32)]
+        assert 1 <= len(lines) <= 4, name
 
 
 def test_an_algorithm_of_another_version_goes_by_the_name_in_the_configuration(

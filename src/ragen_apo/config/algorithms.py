@@ -190,7 +190,7 @@ ALGORITHMS: Mapping[AlgorithmName, AlgorithmTraits] = {
     "apo_turn": AlgorithmTraits(
         name="A*-PO by turn",
         sentence="A*-PO by turn credits turns through states of known value, without a critic",
-        advantage="per segment: reward + V* of the next state − V* of its own",
+        advantage="Per segment: reward + V* of the next state − V* of its own",
         has_values=True,
     ),
     "ppo": AlgorithmTraits(
@@ -220,7 +220,7 @@ ALGORITHMS: Mapping[AlgorithmName, AlgorithmTraits] = {
     "reinforce_plus_plus": AlgorithmTraits(
         name="REINFORCE++",
         sentence="REINFORCE++ compares all tokens of a step with each other, without a critic",
-        advantage="what a token’s episode earns from there on, whitened over the step",
+        advantage="What a token’s episode earns from there on, whitened over the step",
     ),
     "brpo": AlgorithmTraits(
         name="BRPO",
@@ -230,7 +230,7 @@ ALGORITHMS: Mapping[AlgorithmName, AlgorithmTraits] = {
     "gigpo": AlgorithmTraits(
         name="GiGPO",
         sentence="GiGPO compares rollouts of a task, and turns in the same state, without a critic",
-        advantage="the episode’s among its task’s, plus the turn’s among those in its state",
+        advantage="The episode’s among its task’s, plus the turn’s among those in its state",
         compares_groups=True,
     ),
 }

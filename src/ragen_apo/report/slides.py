@@ -57,7 +57,7 @@ ABLATIONS = {
 }
 """Advantages of A*-PO without V*, by `apo.value_baseline`."""
 REGRESSION = "(β₂ log π/π_ref − advantage)²"
-WEIGHTED = "−(advantage − β₂ Δ) Δ with Δ = log π/π_ref"
+WEIGHTED = "−(advantage − β₂ Δ) Δ\nΔ = log π/π_ref"
 
 
 def slides(run: RunData) -> bytes:
@@ -162,8 +162,8 @@ def _loss(run: RunData) -> str:
         formula = WEIGHTED if apo.get("loss") == "weighted" else REGRESSION
         return f"{formula}{_setting('β₂', apo, 'beta2')}"
     low, high = finite(ratio.get("clip_low")), finite(ratio.get("clip_high"))
-    limits = "" if low is None or high is None else f"\nρ from {1 - low:g} to {1 + high:g}"
-    return f"−min(ρ A, clip(ρ) A), ρ = π/π_old{limits}"
+    limits = "" if low is None or high is None else f"\nclip: {1 - low:g} to {1 + high:g}"
+    return f"−min(ρ A, clip(ρ) A)\nρ = π/π_old{limits}"
 
 
 def _samples(apo: Mapping[str, Any]) -> str:
