@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ragen_apo import cli
+from ragen_apo.config import load_config
+from ragen_apo.config.overrides import parse_options
+from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.frozen_lake import FrozenLakeWorld
 from ragen_apo.files import read_json_lines
@@ -36,6 +41,43 @@ def test_every_verb_explains_itself(arguments: list[str], command: Command) -> N
     assert all(name in result.out for name in names)
 
 
+EXAMPLE_PAGES = ((), *((verb,) for verb in VERBS), ("data",), ("data", "webshop"))
+
+
+def examples_of(page: tuple[str, ...], command: Command) -> list[str]:
+    """The example commands as they stand in a help page, without `ragen-apo`."""
+    _, found, epilogue = command(*page, "--help").out.partition("Examples:")
+    assert found, f"{page} has no examples"
+    return [
+        line.strip().removeprefix("ragen-apo ") for line in epilogue.splitlines() if line.strip()
+    ]
+
+
+@pytest.mark.parametrize("page", EXAMPLE_PAGES, ids=" ".join)
+def test_every_help_page_ends_with_examples_that_can_be_parsed(
+    page: tuple[str, ...], command: Command
+) -> None:
+    examples = examples_of(page, command)
+    assert 1 <= len(examples) <= 3
+    for example in examples:
+        words = shlex.split(example)
+        assert tuple(words[: len(page)]) == page
+        function, bound, _ = cli.app.parse_args(words, exit_on_error=False, print_error=False)
+        assert callable(function)
+        assert_understood(dict(bound.arguments))
+
+
+def assert_understood(arguments: dict[str, Any]) -> None:
+    """What the parser leaves to others: configurations, their keys, options of environments."""
+    if "config" in arguments:
+        path = COMPARISON.parents[1] / arguments["config"]
+        assert path.exists()
+        if not path.name.startswith("compare"):
+            load_config(path, list(arguments.get("overrides", ())))
+    if "environment" in arguments:
+        make_environment(arguments["environment"], parse_options(arguments.get("options", ())))
+
+
 def test_an_unknown_verb_is_refused_with_status_2(command: Command) -> None:
     assert command("trian").status == 2
 
@@ -49,8 +91,23 @@ def test_train_evaluates_and_reports_in_one_command(
     for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
         assert (tmp_path / "new" / name).exists()
     assert "trained policy:" in result.out
+    assert "A*-PO (trained)" in result.out
     assert "report:" in result.out
     assert "95% interval" in result.out
+
+
+def test_the_console_and_the_report_name_the_algorithm_that_was_run(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    quick = ["--warm_start.enabled", "false", "--training.max_steps", 1, "--algorithm", "dr_grpo"]
+    group = ["--policy_gradient.group_size", 2]
+    result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick, *group)
+    assert result.status == 0, result.err
+    assert "Dr. GRPO compares several rollouts" in result.out
+    assert "Dr. GRPO (trained)" in result.out
+    assert "A*-PO" not in result.out
+    summary = (tmp_path / "new" / "report" / "summary.csv").read_text()
+    assert "Dr. GRPO (trained)" in summary
 
 
 def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, run: Path) -> None:

@@ -25,9 +25,18 @@ if TYPE_CHECKING:
     from ragen_apo.environments.recordings import Recording
     from ragen_apo.run_directory import RunDirectory
 
+
+def _examples(*commands: str) -> str:
+    """The end of a help page: commands to copy, one a line (an indented block of Markdown)."""
+    return "Examples:\n\n" + "\n".join(f"    ragen-apo {command}" for command in commands)
+
+
 app = App(
     name="ragen-apo",
-    help="Train language-model agents on multi-turn tasks with A*-PO.",
+    help_epilogue=_examples(
+        "train --config configs/smoke.yaml --run-dir runs/smoke", "play shop", "train --help"
+    ),
+    help="Train language-model agents on multi-turn tasks with A*-PO and its rivals.",
     version=ragen_apo.__version__,
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
@@ -41,7 +50,12 @@ TrustRemoteCode = Annotated[bool, Parameter(negative=())]
 """Trust is said on the command line: a run directory may come from somebody else."""
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples(
+        "train --config configs/shop.yaml --run-dir runs/mine --apo.beta2 0.1",
+        "train --run-dir runs/mine --resume",
+    )
+)
 def train(
     *overrides: Overrides,
     run_dir: Path,
@@ -69,6 +83,7 @@ def train(
         With --resume: run Python code that the model of the run brings along; what the run's own
         configuration says of it does not count.
     """
+    from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.run_directory import clear_failed_start
     from ragen_apo.training.pipeline import train as train_run
@@ -77,6 +92,7 @@ def train(
     run, settings = _run_to_train(
         run_dir, config, list(overrides), resume=resume, trust_remote_code=trust_remote_code
     )
+    console.print(f"{ALGORITHMS[settings.algorithm].sentence}.", highlight=False, soft_wrap=True)
     try:
         with ConsoleProgress(console) as progress:
             train_run(settings, run, progress=progress)
@@ -97,7 +113,7 @@ def train(
         report(run_dir)
 
 
-@app.command
+@app.command(help_epilogue=_examples("estimate-values runs/mine --samples 16"))
 def estimate_values(
     run: Path,
     *,
@@ -141,7 +157,12 @@ def estimate_values(
     console.print_json(json.dumps(coverage))
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples(
+        "evaluate runs/mine --split all --episodes 497",
+        "evaluate runs/mine --pass-k 4",
+    )
+)
 def evaluate(
     run: Path,
     *,
@@ -178,7 +199,7 @@ def evaluate(
     )
 
 
-@app.command
+@app.command(help_epilogue=_examples("report runs/mine"))
 def report(run: Path) -> None:
     """Write summary.csv, plots, failure_analysis.md, slides.pptx and report.html of a run.
 
@@ -196,7 +217,9 @@ def report(run: Path) -> None:
     console.print(f"report: {page} ({len(paths)} files)", highlight=False, soft_wrap=True)
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples("compare --config configs/compare_shop.yaml --out runs/compare")
+)
 def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
@@ -234,7 +257,12 @@ def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1
     console.print(f"comparison: {paths[0]}", highlight=False, soft_wrap=True)
 
 
-@app.command
+@app.command(
+    help_epilogue=_examples(
+        "play shop --max_turns 6 --task 7",
+        "play frozen_lake --record mine.jsonl",
+    )
+)
 def play(
     environment: str = "shop",
     *options: Overrides,
@@ -297,7 +325,7 @@ def _record(path: Path, recording: Recording) -> None:
     console.print(f"recorded in {path}", highlight=False, soft_wrap=True)
 
 
-@app.command
+@app.command(help_epilogue=_examples("check frozen_lake --size 8"))
 def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
     """Check an environment: does it keep what every environment promises?
 
@@ -339,11 +367,18 @@ def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
     _print_policies("scripted policies on training tasks", table)
 
 
-data = App(name="data", help="Get the data that an environment needs.")
+data = App(
+    name="data",
+    help="Get the data that an environment needs.",
+    help_epilogue=_examples("data webshop"),
+)
 app.command(data)
 
 
-@data.command(name="webshop")
+@data.command(
+    name="webshop",
+    help_epilogue=_examples("data webshop", "data webshop --from downloads/webshop"),
+)
 def data_webshop(
     *,
     size: Literal["small", "full"] = "small",
@@ -465,6 +500,7 @@ def _existing_run(path: Path, *, trust_remote_code: bool) -> tuple[RunDirectory,
 def _evaluate(
     run: RunDirectory, settings: RunConfig, *, split: str, episodes: int, pass_k: int | None
 ) -> None:
+    from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.evaluation.evaluate import EvaluationPlan
     from ragen_apo.training.evaluation_run import evaluate_run
@@ -481,16 +517,16 @@ def _evaluate(
     )
     with ConsoleProgress(console) as progress:
         results = evaluate_run(settings, run, plan=plan, pass_k=pass_k, progress=progress)
-    _print_results(results)
+    _print_results(results, method=f"{ALGORITHMS[settings.algorithm].name} (trained)")
 
 
-def _print_results(results: dict) -> None:
+def _print_results(results: dict, *, method: str) -> None:
     low, high = results["success_ci95"]
     _print_policies(
         f"{results['episodes']} episodes of split {results['split']!r}",
         {
             name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
-            for name, row in {"trained": results, **results["baselines"]}.items()
+            for name, row in {method: results, **results["baselines"]}.items()
         },
     )
     console.print(f"95% interval of the trained policy: {low:.1%} to {high:.1%}", highlight=False)

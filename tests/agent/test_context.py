@@ -12,6 +12,7 @@ from ragen_apo.agent.context import (
     ContextWindow,
     parse_response,
     render_response,
+    system_prompt,
 )
 from ragen_apo.errors import ContextError
 from ragen_apo.types import Turn
@@ -252,3 +253,13 @@ def test_white_space_around_the_parts_is_allowed(text: str) -> None:
 def test_anything_else_is_a_format_error(text: str) -> None:
     parsed = parse_response(text)
     assert (parsed.thought, parsed.action, parsed.is_valid) == ("", "", False)
+
+
+def test_rules_and_format_state_the_form_that_the_parser_reads() -> None:
+    text = system_prompt("rules_and_format", rules="Push boxes.")
+    assert text is not None
+    assert text.startswith("Push boxes.\n\nAnswer every message in this form")
+    assert parse_response(text.splitlines()[-1]).is_valid
+    assert system_prompt("rules", rules="Push boxes.") == "Push boxes."
+    assert system_prompt("none", rules="Push boxes.") is None
+    assert system_prompt("Be quick.", rules="Push boxes.") == "Be quick."

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from ragen_apo.evaluation.failures import FailurePattern, failure_pattern, reports_target
+from ragen_apo.config import RunConfig
+from ragen_apo.environments.base import FailureWords, PatternWords
+from ragen_apo.environments.shop.environment import FAILURE_WORDS, ShopOptions
+from ragen_apo.environments.webshop.environment import FAILURE_WORDS as WEBSHOP_WORDS
+from ragen_apo.environments.webshop.environment import WebShopOptions
+from ragen_apo.evaluation.failures import (
+    NEUTRAL_WORDS,
+    FailurePattern,
+    declared_words,
+    failure_pattern,
+    reports_target,
+)
 from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag, make_task
 
 
@@ -58,18 +73,21 @@ BUY = ("buy 12", "You bought Red Mug.", ())
 @pytest.mark.parametrize(
     ("actions", "terminated", "expected"),
     [
-        # invalid format comes before everything: 1 of 2 turns is half
-        ([INVALID, BUY], True, FailurePattern.INVALID_FORMAT),
-        ([UNKNOWN, UNKNOWN, SEARCH], False, FailurePattern.INVALID_FORMAT),
-        ([INVALID], True, FailurePattern.INVALID_FORMAT),
+        # what could not be read comes before everything: 1 of 2 turns is half
+        ([INVALID, BUY], True, FailurePattern.UNREADABLE),
+        ([INVALID], True, FailurePattern.UNREADABLE),
+        # well-formed and impossible: 2 of 3 turns
+        ([UNKNOWN, UNKNOWN, SEARCH], False, FailurePattern.IMPOSSIBLE),
+        ([UNKNOWN, UNKNOWN, INVALID], False, FailurePattern.IMPOSSIBLE),
+        ([UNKNOWN, INVALID], False, FailurePattern.UNREADABLE),
         # 1 of 3 turns is less than half; the environment ended the episode
-        ([INVALID, SEARCH, BUY], True, FailurePattern.WRONG_PURCHASE),
-        ([SEARCH, BUY], True, FailurePattern.WRONG_PURCHASE),
-        # a purchase comes before a loop
-        ([SEARCH, SEARCH, SEARCH, BUY], True, FailurePattern.WRONG_PURCHASE),
+        ([INVALID, SEARCH, BUY], True, FailurePattern.WRONG_FINAL_ACTION),
+        ([SEARCH, BUY], True, FailurePattern.WRONG_FINAL_ACTION),
+        # a final action comes before a loop
+        ([SEARCH, SEARCH, SEARCH, BUY], True, FailurePattern.WRONG_FINAL_ACTION),
         # 2 repeats of 4 turns are half; a loop comes before a goal that was never shown
-        ([SEARCH, SIMILAR, SEARCH, CLICK], False, FailurePattern.SEARCH_LOOP),
-        ([SEARCH, CLICK, SEARCH, CLICK], False, FailurePattern.SEARCH_LOOP),
+        ([SEARCH, SIMILAR, SEARCH, CLICK], False, FailurePattern.LOOP),
+        ([SEARCH, CLICK, SEARCH, CLICK], False, FailurePattern.LOOP),
         # 1 repeat is no loop, 2 repeats of 5 turns are less than half
         ([SEARCH, SEARCH], False, FailurePattern.UNREACHABLE_TARGET),
         ([SEARCH, CLICK, OTHER, SEARCH, CLICK], False, FailurePattern.UNREACHABLE_TARGET),
@@ -111,3 +129,64 @@ def test_one_flag_in_any_episode_shows_that_the_environment_reports_its_target()
     without = episode([SEARCH], terminated=False)
     assert not reports_target([without])
     assert reports_target([without, episode([SHOWN], terminated=False)])
+
+
+def test_an_agent_that_wrote_an_impossible_action_for_ever_was_readable() -> None:
+    take_book = ("take book", "There is no book.", (TurnFlag.INVALID_ACTION.value,))
+    trajectory = episode([take_book] * 10, terminated=False)
+    assert failure_pattern(trajectory, target_reported=False) is FailurePattern.IMPOSSIBLE
+
+
+def test_every_pattern_has_neutral_words_and_a_place_for_those_of_an_environment() -> None:
+    assert set(NEUTRAL_WORDS) == set(FailurePattern)
+    assert {field.name for field in dataclasses.fields(FailureWords)} == {
+        pattern.value for pattern in FailurePattern
+    }
+    for words in NEUTRAL_WORDS.values():
+        assert all(dataclasses.astuple(words))
+
+
+def test_neutral_words_are_of_no_particular_environment() -> None:
+    text = " ".join(text for words in NEUTRAL_WORDS.values() for text in dataclasses.astuple(words))
+    for word in ("shop", "purchase", "buy", "search", "product", "environment."):
+        assert word not in text.lower()
+
+
+def test_only_what_an_environment_declares_is_taken_from_it() -> None:
+    assert declared_words(FailureWords()) == {}
+    words = FailureWords(wrong_final_action=PatternWords(name="wrong shelf", advice="Look up."))
+    assert declared_words(words) == {
+        FailurePattern.WRONG_FINAL_ACTION: {"name": "wrong shelf", "advice": "Look up."}
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (tuple(NEUTRAL_WORDS.values()), None),
+        ([getattr(FAILURE_WORDS, pattern.value) for pattern in FailurePattern], ShopOptions),
+        ([getattr(WEBSHOP_WORDS, pattern.value) for pattern in FailurePattern], WebShopOptions),
+    ],
+)
+def test_advice_names_keys_that_exist_and_can_be_moved_the_way_it_says(
+    words: Sequence[PatternWords], options: type[BaseModel] | None
+) -> None:
+    for pattern in words:
+        for key in re.findall(r"`([a-z_.]+)(?::[^`]*)?`", pattern.advice):
+            if "." not in key:
+                continue  # an option of a reward scheme
+            section, _, rest = key.partition(".")
+            if section == "environment":
+                assert options is not None
+                assert rest in options.model_fields, key
+            else:
+                assert_key_exists(key)
+        # format_penalty is 0 at most, so that nobody can raise it from its default to any effect
+        assert not re.search(r"raise `agent\.(format|invalid_action)_penalty`", pattern.advice)
+
+
+def assert_key_exists(key: str) -> None:
+    model: Any = RunConfig()
+    for part in key.split("."):
+        assert hasattr(model, part), key
+        model = getattr(model, part)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ragen_apo.environments.base import FailureWords, PatternWords
 from ragen_apo.evaluation.statistics import wilson_interval
 from ragen_apo.evaluation.summary import (
     episode_rows,
@@ -82,20 +83,30 @@ def test_the_results_name_every_pattern_category_and_baseline() -> None:
     assert list(results["by_category"]) == ["books", "kitchen"]
     assert results["by_category"]["books"]["avg_reward"] == pytest.approx(0.375)  # (-0.25 + 1) / 2
     assert results["failures"] == {
-        "search_loop": {"count": 0, "share": 0.0, "examples": []},
-        "wrong_purchase": {"count": 1, "share": 0.25, "examples": [1]},
+        "unreadable": {"count": 0, "share": 0.0, "examples": []},
+        "impossible": {"count": 0, "share": 0.0, "examples": []},
+        "wrong_final_action": {"count": 1, "share": 0.25, "examples": [1]},
+        "loop": {"count": 0, "share": 0.0, "examples": []},
         "unreachable_target": {"count": 0, "share": 0.0, "examples": []},
         "timeout": {"count": 1, "share": 0.25, "examples": [2]},
-        "invalid_format": {"count": 0, "share": 0.0, "examples": []},
     }
     assert results["baselines"]["random"]["success_rate"] == 0.0
     assert (results["split"], results["policy"]) == ("test", "greedy")
     assert "pass_at_k" not in results
 
 
+def test_the_results_keep_the_words_that_the_environment_declares() -> None:
+    words = FailureWords(timeout=PatternWords(name="closing time"))
+    results = results_document(
+        EPISODES, policy="greedy", split="test", baselines={}, failure_words=words
+    )
+    assert results["failures"]["timeout"]["words"] == {"name": "closing time"}
+    assert "words" not in results["failures"]["loop"]
+
+
 def test_at_most_three_examples_of_a_pattern_are_named() -> None:
     results = results_document([EPISODES[1]] * 5, policy="greedy", split="test", baselines={})
-    assert results["failures"]["wrong_purchase"] == {
+    assert results["failures"]["wrong_final_action"] == {
         "count": 5,
         "share": 1.0,
         "examples": [0, 1, 2],
@@ -141,7 +152,7 @@ def test_an_episode_row_holds_what_a_person_reads_and_no_token_ids() -> None:
         "terminated": True,
         "truncated": False,
         "stop_reason": "the environment ended the episode",
-        "failure": "wrong_purchase",
+        "failure": "wrong_final_action",
         "final_observation": "the end",
         "turns": [
             {

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ragen_apo.environments.base import FailureWords
+from ragen_apo.environments.shop.environment import FAILURE_WORDS
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
 from ragen_apo.files import write_json_atomically, write_json_lines_atomically
 from ragen_apo.seeding import generator
@@ -38,6 +40,7 @@ HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> ````
 
 CONFIG = """\
 seed: 0
+algorithm: {algorithm}
 environment:
   name: shop
   max_turns: 10
@@ -61,6 +64,14 @@ evaluation:
   split: test
   num_episodes: 100
   temperature: 0.0
+policy:
+  lora: {lora}
+policy_gradient:
+  group_size: null
+  clip_low: 0.2
+  clip_high: 0.28
+turn_level:
+  trace: 0.9
 """
 
 
@@ -139,21 +150,20 @@ def make_episode(number: int, kind: str) -> Trajectory:
     if kind == "success":
         buy = make_turn(page, f"buy {number}", thought=f"{number} is the {goal}.", reward=1.0)
         return finish([search, buy], f"You bought {goal}.", success=True, terminated=True)
-    if kind == "wrong_purchase":
+    if kind == "wrong_final_action":
         buy = make_turn(page, "buy 81", thought="81 fits the description.", reward=-0.1)
         return finish(
             [search, buy], "You bought Modern Wall Clock.", success=False, terminated=True
         )
-    if kind == "invalid_format":
+    if kind == "unreadable":
         text = HOSTILE if number % 2 else "<think>buy the the the"
         turns = [
             make_turn(task, "", thought=text, reward=-0.05, flags=(TurnFlag.FORMAT_ERROR.value,))
         ] * 4
         return finish(turns, "Answer with <answer>…</answer>.", success=False, terminated=False)
-    word = {"search_loop": "warm cosy blanket", "unreachable_target": "gift", "timeout": "item"}
+    word = {"loop": "warm cosy blanket", "unreachable_target": "gift", "timeout": "item"}
     queries = [
-        word[kind] if kind == "search_loop" else f"{word[kind]} {STYLES[n % 5]} {n}"
-        for n in range(10)
+        word[kind] if kind == "loop" else f"{word[kind]} {STYLES[n % 5]} {n}" for n in range(10)
     ]
     pages = [task, *(f"Results for “{query}” {'/'.join(query)}:\n{other}" for query in queries)]
     turns = [
@@ -168,9 +178,9 @@ def make_episode(number: int, kind: str) -> Trajectory:
 
 def make_evaluation(num_episodes: int = 100) -> list[Trajectory]:
     failures = {
-        3: "wrong_purchase", 13: "wrong_purchase", 29: "wrong_purchase", 42: "wrong_purchase",
-        18: "search_loop", 39: "search_loop", 52: "unreachable_target", 64: "timeout",
-        61: "invalid_format",
+        3: "wrong_final_action", 13: "wrong_final_action", 29: "wrong_final_action",
+        42: "wrong_final_action", 18: "loop", 39: "loop", 52: "unreachable_target", 64: "timeout",
+        61: "unreadable",
     }  # fmt: skip
     return [
         make_episode(number, failures.get(number, "success"))
@@ -202,6 +212,12 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "invalid_turn_share": 0.1 * (1 - progress),
             "format_error_share": 0.02 * (1 - progress),
             "num_turns_mean": 4.4 - 2.3 * progress,
+            "advantage_mean": 0.01 * rng.normal(),
+            "advantage_std": 1 - 0.4 * progress,
+            "clip_fraction": 0.1 * progress,
+            "value_loss": 0.2 * (1 - progress),
+            "explained_variance": 0.8 * progress,
+            "critic_gradient_norm": 2.0,
             "gradient_norm": 0.8 + 0.3 * rng.random(),
             "learning_rate": 3e-4,
             "num_episodes": 64,
@@ -238,10 +254,20 @@ def make_warm_start() -> list[dict[str, Any]]:
     return rows
 
 
-def write_run(directory: Path, *, trained: bool = True) -> Path:
-    """Writes a whole run directory and returns it."""
+def write_run(
+    directory: Path,
+    *,
+    trained: bool = True,
+    algorithm: str = "apo",
+    lora: str = "null",
+    failure_words: FailureWords = FAILURE_WORDS,
+) -> Path:
+    """Writes a whole run directory and returns it.
+
+    Its metrics are those of all algorithms, so that a report has to choose.
+    """
     (directory / "evaluation").mkdir(parents=True)
-    (directory / "config.yaml").write_text(CONFIG)
+    (directory / "config.yaml").write_text(CONFIG.format(algorithm=algorithm, lora=lora))
     trajectories = make_evaluation()
     failed = [each for each in trajectories if not each.success]
     results = results_document(
@@ -254,6 +280,7 @@ def write_run(directory: Path, *, trained: bool = True) -> Path:
             "reference": outcome_summary(failed * 7 + trajectories[:2] * 20),
         },
         pass_at={"1": 0.874, "4": 0.981},
+        failure_words=failure_words,
     )
     write_json_atomically(directory / "evaluation" / "results.json", results)
     write_json_lines_atomically(
@@ -291,10 +318,10 @@ def write_run(directory: Path, *, trained: bool = True) -> Path:
 
 @pytest.fixture
 def build_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the run directory into the test's own folder; `trained=False` leaves out Stage 2."""
+    """Writes the run directory into the test's own folder, with the options of `write_run`."""
 
-    def build(*, trained: bool = True) -> Path:
-        return write_run(tmp_path / "shop-run", trained=trained)
+    def build(**options: Any) -> Path:
+        return write_run(tmp_path / "shop-run", **options)
 
     return build
 

@@ -6,13 +6,50 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from ragen_apo.evaluation.failures import FailurePattern
-from ragen_apo.report.failure_analysis import NOTES, failure_analysis, fenced, readable_episode
+from ragen_apo.environments.base import FailureWords, PatternWords
+from ragen_apo.report.failure_analysis import failure_analysis, fenced, readable_episode
+from ragen_apo.report.findings import key_sentences
 from ragen_apo.report.load import load_run
+from ragen_apo.report.page import page
 
 
-def test_every_failure_pattern_has_a_meaning_and_an_advice() -> None:
-    assert set(NOTES) == {pattern.value for pattern in FailurePattern}
+def test_a_warehouse_has_no_wrong_purchase_in_its_report(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run(failure_words=FailureWords()))
+    documents = [failure_analysis(run), page(run, curves=[]), *key_sentences(run)]
+    for words in ("wrong purchase", "Wrong purchase", "search loop", "num_products"):
+        assert not [document for document in documents if words in document]
+    assert "## Wrong final action: 4 episodes" in documents[0]
+
+
+def test_an_environment_declares_the_words_of_its_reports(build_run: Callable[..., Path]) -> None:
+    words = FailureWords(
+        wrong_final_action=PatternWords(
+            name="wrong | shelf",
+            meaning="Put away \x1b[31mwrongly.",
+            advice="See `environment.map`.",
+        )
+    )
+    run = load_run(build_run(failure_words=words))
+    text = failure_analysis(run)
+    assert "| wrong / shelf | 4 | 4.0% | Put away  [31mwrongly. |" in text
+    assert "**What to do.** See `environment.map`." in text
+    html = page(run, curves=[])
+    assert "<code>environment.map</code>" in html
+    assert '"failure_name":"wrong | shelf"' in html
+    assert "Most frequent failure: wrong | shelf, 4 of 9." in key_sentences(run)
+
+
+def test_an_evaluation_of_an_earlier_version_keeps_its_names(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    summary = {"count": 2, "share": 0.02, "examples": []}
+    failures = {"wrong_purchase": summary, "invalid_format": summary, "melted": summary}
+    text = failure_analysis(dataclasses.replace(run, results={**run.results, "failures": failures}))
+    for heading in ("## Wrong purchase", "## Invalid format", "## Melted"):
+        assert heading in text
+    assert "had no readable or no possible action" in text
+    assert "does not know" in text
 
 
 def test_the_table_lists_all_patterns_and_only_those_that_occurred_have_a_section(
@@ -49,7 +86,7 @@ def test_an_episode_is_told_turn_by_turn() -> None:
     }  # fmt: skip
     assert readable_episode(row) == (
         "books: buy the atlas\n"
-        "return +0.90 in 1 turns; the environment ended the episode\n"
+        "return +0.90 in 1 turn; the environment ended the episode\n"
         "\n"
         "--- turn 1   reward +0.90   [target_shown]\n"
         "reads   TASK\n"

@@ -76,7 +76,7 @@ def hostile_run(run: RunData) -> RunData:
 
 
 def test_the_page_loads_nothing_from_anywhere(build_run: Callable[..., Path]) -> None:
-    html = page(load_run(build_run()), learning_curves=b"png")
+    html = page(load_run(build_run()), curves=[("Success", b"png")])
     reader = read(html)
     for _, attributes in reader.tags:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
@@ -90,7 +90,7 @@ def test_the_page_loads_nothing_from_anywhere(build_run: Callable[..., Path]) ->
 
 
 def test_a_policy_forbids_what_the_page_does_not_need(build_run: Callable[..., Path]) -> None:
-    reader = read(page(load_run(build_run()), learning_curves=None))
+    reader = read(page(load_run(build_run()), curves=[]))
     policies = [a["content"] for t, a in reader.tags if t == "meta" and "http-equiv" in a]
     assert policies == [
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -99,8 +99,8 @@ def test_a_policy_forbids_what_the_page_does_not_need(build_run: Callable[..., P
 
 def test_hostile_text_stays_text(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
-    harmless = [tag for tag, _ in read(page(run, learning_curves=b"png")).tags]
-    html = page(hostile_run(run), learning_curves=b"png")
+    harmless = [tag for tag, _ in read(page(run, curves=[("Success", b"png")])).tags]
+    html = page(hostile_run(run), curves=[("Success", b"png")])
     reader = read(html)
     tags = [tag for tag, _ in reader.tags]
     assert "<script>alert" not in html
@@ -118,7 +118,7 @@ def test_every_evaluated_episode_is_in_the_page_turn_by_turn(
     build_run: Callable[..., Path],
 ) -> None:
     run = load_run(build_run())
-    episodes = episodes_in(read(page(run, learning_curves=None)))
+    episodes = episodes_in(read(page(run, curves=[])))
     assert len(episodes) == 100
     for episode, row in zip(episodes, run.episodes, strict=True):
         assert episode["episode"] == row["episode"]
@@ -129,7 +129,7 @@ def test_every_evaluated_episode_is_in_the_page_turn_by_turn(
 
 
 def test_the_page_shows_the_numbers_and_the_configuration(build_run: Callable[..., Path]) -> None:
-    text = read(page(load_run(build_run()), learning_curves=b"png")).text
+    text = read(page(load_run(build_run()), curves=[("Success", b"png")])).text
     for expected in (
         "91.0% of 100 held-out tasks solved", "83.8–95.2%", "reference (warm start)", "pass@16",
         "beta2: 0.05", "44.7% of the tasks have no success yet", "KL to the reference, per episode",
@@ -139,7 +139,7 @@ def test_the_page_shows_the_numbers_and_the_configuration(build_run: Callable[..
 
 
 def test_an_untrained_run_has_no_picture_and_says_so(build_run: Callable[..., Path]) -> None:
-    reader = read(page(load_run(build_run(trained=False)), learning_curves=None))
+    reader = read(page(load_run(build_run(trained=False)), curves=[]))
     assert "This run was not trained" in reader.text
     assert "img" not in [tag for tag, _ in reader.tags]
 
@@ -149,7 +149,7 @@ def test_a_run_with_nothing_but_an_empty_evaluation_has_a_page() -> None:
         name="r", config_text="", config={}, record={}, warm_start=[], value_report={},
         metrics=[], results={}, episodes=[],
     )  # fmt: skip
-    assert "No categories were evaluated." in read(page(run, learning_curves=None)).text
+    assert "No categories were evaluated." in read(page(run, curves=[])).text
 
 
 @pytest.mark.parametrize("value", ["<", "</script>", "<!--", "&amp;", "\u2028", "\ud800", "é😀"])

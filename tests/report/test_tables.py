@@ -12,10 +12,9 @@ import pytest
 
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
-from ragen_apo.report.style import duration, interval, percent, printable
+from ragen_apo.report.style import duration, interval, one_line, percent
 from ragen_apo.report.tables import (
     category_rows,
-    coverage_rows,
     method_rows,
     monitor_rows,
     summary_csv,
@@ -107,8 +106,8 @@ def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(
                 }
             },
             {"data": "1,000 products of generated"},
-            "The reference imitates the episodes of mine.jsonl; tasks are made of 1,000 products "
-            "of generated.",
+            "The reference imitates the recorded episodes of mine.jsonl; tasks are made of 1,000 "
+            "products of generated.",
         ),
         ({}, {"data": "8 levels"}, "Tasks are made of 8 levels."),
     ],
@@ -150,32 +149,10 @@ def test_monitors_compare_the_first_and_the_last_tenth_of_the_steps(
     ]
 
 
-def test_coverage_shows_whatever_keys_there_are() -> None:
-    report = {
-        "beta1": 0.5,
-        "pass_at_k": {"16": 0.6, "4": 0.5, "1": None},
-        "advice": "sample more",
-        "num_tasks": 1397,
-        "share_never_solved": 0.25,
-        "kind": "adaptive",
-        "tasks_by_num_samples": {"4": 12},
-    }
-    assert coverage_rows(report) == [
-        ("tasks", "1,397"),
-        ("pass@1", "–"),
-        ("pass@4", "50.0%"),
-        ("pass@16", "60.0%"),
-        ("share never solved", "25.0%"),
-        ("beta1", "0.5"),
-        ("kind", "adaptive"),
-        ("tasks by samples: 4", "12"),
-    ]
-
-
 def test_numbers_are_written_for_people() -> None:
     assert (percent(0.12345), percent(None), interval([0.1, math.nan])) == ("12.3%", "–", "–")
     assert interval([0.93, 0.9945]) == "93.0–99.5%"
     assert [duration(s) for s in (3.21, 59.4, 500, 7500)] == [
         "3.2 s", "59 s", "8 min 20 s", "2 h 05 min",
     ]  # fmt: skip
-    assert printable("a\x07b\nc", 4) == "a b…"
+    assert one_line("a\x07b\nc", 4) == "a b…"

@@ -63,7 +63,7 @@ def test_a_line_for_people_names_the_largest_k_that_all_tasks_have():
     )
     known = coverage_sentence(report([True]) | {"share_turns_known": 0.25})
     assert known == (
-        "Stage 1: 1 samples of 1 tasks, pass@1 100%, 0% never solved, 100% always solved, "
+        "Stage 1: 1 sample of 1 task, pass@1 100%, 0% never solved, 100% always solved, "
         "25% of later turns in a state of known value."
     )
     assert "later turns" not in coverage_sentence(report([True]) | {"share_turns_known": None})
@@ -92,9 +92,52 @@ def test_fewer_successes_than_that_call_for_a_warm_start_or_a_shaped_reward():
     assert "fewer than" not in advice
 
 
+def test_where_no_task_was_solved_there_are_no_others():
+    advice = report(*[[False]] * 52)["advice"]
+    assert "others" not in advice
+    assert advice.startswith("No task was solved: 52 samples of 52 tasks, no success.")
+    assert "All returns are equal, so Stage 2 cannot learn." in advice
+    assert "Of these tasks, 52 have fewer than 16 samples" in advice
+    assert "apo.num_value_samples" in advice
+    assert "warm_start.demonstrations" in advice
+
+
+@pytest.mark.parametrize(
+    ("returns", "finding"),
+    [
+        ({"a": [0.0, 0.0], "b": [0.0, 0.0]}, "All returns are equal, so"),
+        ({"a": [0.0, 0.0], "b": [0.5, 0.5]}, "All returns of a task are equal, so"),
+        ({"a": [0.0, 0.5], "b": [0.0, 0.0]}, "Stage 2 can only learn from what else is rewarded"),
+        ({"a": [0.0], "b": [0.5]}, "One sample of a task cannot tell"),
+    ],
+)
+def test_without_a_success_it_depends_on_the_returns_whether_stage_2_can_learn(returns, finding):
+    failures = {task: [False] * len(values) for task, values in returns.items()}
+    advice = coverage_report(returns, failures, beta=0.5)["advice"]
+    assert finding in advice
+
+
+def test_where_most_responses_were_unreadable_the_prompt_must_state_the_form():
+    result = report([False] * 4, unreadable_share=0.97)
+    assert result["share_unreadable"] == 0.97
+    assert "In 97% of the turns the response held no readable answer" in result["advice"]
+    assert "agent.system_prompt: rules does not" in result["advice"]
+    assert "agent.system_prompt: rules_and_format does" in result["advice"]
+    assert "rules_and_format" not in report([False] * 4, unreadable_share=0.2)["advice"]
+
+
+@pytest.mark.parametrize(
+    ("nums", "ks"),
+    [((2, 2), [1, 2]), ((4, 16), [1, 4, 8, 16]), ((1, 1), [1]), ((20,), [1, 4, 8, 16, 20])],
+)
+def test_pass_at_k_is_given_for_the_k_that_there_are_samples_for(nums, ks):
+    result = report(*[[False] * number for number in nums])
+    assert list(result["pass_at_k"]) == list(result["tasks_below_k"]) == [str(k) for k in ks]
+
+
 def test_tasks_are_sampled_sixteen_times_before_they_count_as_out_of_reach():
     advice = report([True], [False] * 8, [False] * 16)["advice"]
-    assert "1 of the others have fewer than 16 samples" in advice
+    assert "Of the others, 1 has fewer than 16 samples" in advice
 
 
 @pytest.mark.parametrize(

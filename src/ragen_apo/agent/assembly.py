@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits
+from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits, system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
@@ -55,11 +55,10 @@ def build_context(
     config: RunConfig, model: LanguageModel, environments: EnvironmentManager
 ) -> ContextManager:
     """The context manager with the configured system prompt, window and limits."""
-    prompts = {"none": None, "rules": environments.properties.rules}
-    configured = config.agent.system_prompt
+    rules = environments.properties.rules
     return ContextManager(
         model.tokenizer,
-        system_prompt=prompts.get(configured, configured),
+        system_prompt=system_prompt(config.agent.system_prompt, rules=rules),
         window=context_window(config.agent.context),
         limits=TokenLimits(config.agent.max_context_tokens, config.agent.max_response_tokens),
     )

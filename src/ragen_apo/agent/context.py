@@ -27,6 +27,13 @@ _SENTINEL = "\u241f"
 _NUM_CACHED_PAGES = 4096
 
 
+RESPONSE_FORMAT = (
+    "Answer every message in this form and write nothing else:\n"
+    "<think>what you think</think><answer>one action</answer>"
+)
+"""What a system prompt says of the form that `parse_response` reads."""
+
+
 @dataclass(frozen=True)
 class ParsedResponse:
     """What could be read in a response; `is_valid` is False if it does not have the agreed form."""
@@ -45,6 +52,16 @@ def parse_response(text: str) -> ParsedResponse:
     if match is None or _TAG.search(match[1]) or _TAG.search(match[2]):
         return ParsedResponse(thought="", action="", is_valid=False)
     return ParsedResponse(thought=match[1].strip(), action=match[2].strip(), is_valid=True)
+
+
+def system_prompt(configured: str, *, rules: str) -> str | None:
+    """The text that `agent.system_prompt` stands for, with the environment's rules."""
+    chosen = {
+        "none": None,
+        "rules": rules,
+        "rules_and_format": f"{rules}\n\n{RESPONSE_FORMAT}".lstrip(),
+    }
+    return chosen.get(configured, configured)
 
 
 def render_response(*, thought: str, action: str) -> str:

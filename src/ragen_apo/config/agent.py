@@ -113,7 +113,8 @@ class AgentConfig(Section):
     invalid_action_penalty: Penalty = 0.0
     """Reward added when the environment could not execute the action."""
     system_prompt: str = "none"
-    """`none`, `rules` (the environment's rules) or the text itself."""
+    """`none`; `rules` (the environment's rules); `rules_and_format` (these, and the form of a
+    response, which a model without a warm start has to be told); or the text itself."""
     context: ContextConfig = ContextConfig()
 
     @model_validator(mode="after")

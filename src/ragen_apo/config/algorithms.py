@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -159,10 +160,82 @@ AlgorithmName = Literal[
     "brpo",
     "gigpo",
 ]
-VALUE_ALGORITHMS = ("apo", "apo_turn")
-"""Those that subtract V*: they sample the reference in Stage 1 and roll each task out once."""
-GROUP_ALGORITHMS = ("grpo", "dr_grpo", "rloo", "gigpo")
-"""Those that compare several rollouts of one task."""
+
+
+@dataclass(frozen=True)
+class AlgorithmTraits:
+    """What a reader of a run has to know of its algorithm."""
+
+    name: str
+    """As it stands in tables and titles."""
+    sentence: str
+    """What it does; begins with its name."""
+    advantage: str
+    """What it gives an episode, a turn or a token for its outcome."""
+    has_values: bool = False
+    """It subtracts V*: it samples the reference in Stage 1 and plays each task once a step."""
+    has_critic: bool = False
+    """It learns a second model that predicts returns."""
+    compares_groups: bool = False
+    """It compares several rollouts of one task."""
+
+
+ALGORITHMS: Mapping[AlgorithmName, AlgorithmTraits] = {
+    "apo": AlgorithmTraits(
+        name="A*-PO",
+        sentence="A*-PO trains the agent with one rollout per task and no critic",
+        advantage="R − V*: the return minus the optimal value of the task",
+        has_values=True,
+    ),
+    "apo_turn": AlgorithmTraits(
+        name="A*-PO by turn",
+        sentence="A*-PO by turn credits turns through states of known value, without a critic",
+        advantage="Per segment: reward + V* of the next state − V* of its own",
+        has_values=True,
+    ),
+    "ppo": AlgorithmTraits(
+        name="PPO",
+        sentence="PPO trains the agent with advantages from a critic that it learns beside it",
+        advantage="GAE: what followed a token, minus what the critic expected",
+        has_critic=True,
+    ),
+    "grpo": AlgorithmTraits(
+        name="GRPO",
+        sentence="GRPO compares several rollouts of a task with each other, without a critic",
+        advantage="(R − mean) / deviation of the task’s rollouts",
+        compares_groups=True,
+    ),
+    "dr_grpo": AlgorithmTraits(
+        name="Dr. GRPO",
+        sentence="Dr. GRPO compares several rollouts of a task with their mean, without a critic",
+        advantage="R − mean of the task’s rollouts",
+        compares_groups=True,
+    ),
+    "rloo": AlgorithmTraits(
+        name="RLOO",
+        sentence="RLOO compares each rollout with the others of its task, without a critic",
+        advantage="R − mean of the task’s other rollouts",
+        compares_groups=True,
+    ),
+    "reinforce_plus_plus": AlgorithmTraits(
+        name="REINFORCE++",
+        sentence="REINFORCE++ compares all tokens of a step with each other, without a critic",
+        advantage="What a token’s episode earns from there on, whitened over the step",
+    ),
+    "brpo": AlgorithmTraits(
+        name="BRPO",
+        sentence="BRPO compares all episodes of a step with each other, without a critic",
+        advantage="(R − mean) / deviation of the step’s episodes",
+    ),
+    "gigpo": AlgorithmTraits(
+        name="GiGPO",
+        sentence="GiGPO compares rollouts of a task, and turns in the same state, without a critic",
+        advantage="The episode’s among its task’s, plus the turn’s among those in its state",
+        compares_groups=True,
+    ),
+}
+VALUE_ALGORITHMS = tuple(key for key, traits in ALGORITHMS.items() if traits.has_values)
+GROUP_ALGORITHMS = tuple(key for key, traits in ALGORITHMS.items() if traits.compares_groups)
 DEFAULT_GROUP_SIZE = 8
 
 

@@ -23,6 +23,34 @@ ENTRY_POINT_GROUP = "ragen_apo.environments"
 
 
 @dataclass(frozen=True)
+class PatternWords:
+    """What a report says of one way to fail; empty where its own neutral words will do."""
+
+    name: str = ""
+    meaning: str = ""
+    advice: str = ""
+    """What to do about it; keys of the configuration in backticks."""
+
+
+@dataclass(frozen=True)
+class FailureWords:
+    """An environment's words for the ways to fail in it (`evaluation.failures`)."""
+
+    unreadable: PatternWords = PatternWords()
+    """Most responses held no action that could be read."""
+    impossible: PatternWords = PatternWords()
+    """Most actions could be read and not be executed."""
+    wrong_final_action: PatternWords = PatternWords()
+    """The environment ended the episode, without success."""
+    loop: PatternWords = PatternWords()
+    """The same action was repeated until the episode was cut off."""
+    unreachable_target: PatternWords = PatternWords()
+    """Cut off, and the goal was never on screen."""
+    timeout: PatternWords = PatternWords()
+    """Cut off for another reason."""
+
+
+@dataclass(frozen=True)
 class EnvironmentProperties:
     """What an environment declares about itself."""
 
@@ -45,6 +73,8 @@ class EnvironmentProperties:
     """Which data its tasks are made of, in words, where the machine or an option decides it."""
     max_turns: int | None = None
     """After so many turns every episode is over; null where that is not known."""
+    failure_words: FailureWords = FailureWords()
+    """How reports speak of its failures, where the neutral words do not fit."""
 
 
 @dataclass(frozen=True)

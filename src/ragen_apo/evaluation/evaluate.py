@@ -12,6 +12,7 @@ from typing import Any
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.environments.base import FailureWords
 from ragen_apo.evaluation.summary import (
     episode_rows,
     outcome_summary,
@@ -104,10 +105,16 @@ def write_evaluation(
     policy: str,
     baselines: dict[str, dict[str, Any]],
     pass_at: dict[str, float] | None,
+    failure_words: FailureWords,
 ) -> dict[str, Any]:
     """Writes results.json and episodes.jsonl, each whole or not at all; returns the results."""
     results = results_document(
-        trajectories, policy=policy, split=plan.split, baselines=baselines, pass_at=pass_at
+        trajectories,
+        policy=policy,
+        split=plan.split,
+        baselines=baselines,
+        pass_at=pass_at,
+        failure_words=failure_words,
     )
     write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
     write_json_atomically(run.results, results)

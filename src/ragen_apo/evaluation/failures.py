@@ -1,38 +1,103 @@
-"""Why an episode failed, as one of five named patterns.
+"""Why an episode failed, as one of six named patterns, and what they are called.
 
 Consumes finished trajectories of any environment; reads flags, actions and observations, never
 token ids. Each failed episode has exactly one pattern, the first of this list that fits:
 
-1. `invalid_format`: half or more of the turns carry a format error or an invalid action. Such a
-   policy has hardly played, so nothing else it did is worth a name.
-2. `wrong_purchase`: the environment ended the episode and it was no success. The agent decided.
-3. `search_loop`: half or more of the turns (at least two) repeat an earlier turn: nearly the same
-   action, answered with nearly the same text. An action that is repeated and brings something new
-   (the next page, one more step of a walk) is no repeat.
-4. `unreachable_target`: no turn carries `TurnFlag.TARGET_SHOWN`, so the goal was never on screen.
+1. `unreadable`: half or more of the turns have a format error or an invalid action, and at least as
+   many have the former. Such a policy has hardly played, so nothing else it did is worth a name.
+2. `impossible`: the same, and more turns have an invalid action: it was read and not executed.
+3. `wrong_final_action`: the environment ended the episode and it was no success.
+4. `loop`: half or more of the turns (at least two) repeat an earlier turn: nearly the same action,
+   answered with nearly the same text. An action that is repeated and brings something new (the next
+   page, one more step of a walk) is no repeat.
+5. `unreachable_target`: no turn carries `TurnFlag.TARGET_SHOWN`, so the goal was never on screen.
    Only where the environment emits this flag at all; see `reports_target`.
-5. `timeout`: every other episode that was cut off.
+6. `timeout`: every other episode that was cut off.
+
+An environment may declare words of its own for them (`EnvironmentProperties.failure_words`); the
+words here fit all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from ragen_apo.types import Trajectory, Turn, TurnFlag
+from ragen_apo.environments.base import FailureWords, PatternWords
+from ragen_apo.types import Trajectory, TurnFlag
 
 NEAR_IDENTICAL_OVERLAP = 0.75
 """Texts that share this part of their words (Jaccard) count as nearly the same."""
 
 
 class FailurePattern(str, Enum):
-    """The name of a way to fail, in the order in which reports list them."""
+    """The name of a way to fail, in the order in which they are looked for."""
 
-    SEARCH_LOOP = "search_loop"
-    WRONG_PURCHASE = "wrong_purchase"
+    UNREADABLE = "unreadable"
+    IMPOSSIBLE = "impossible"
+    WRONG_FINAL_ACTION = "wrong_final_action"
+    LOOP = "loop"
     UNREACHABLE_TARGET = "unreachable_target"
     TIMEOUT = "timeout"
-    INVALID_FORMAT = "invalid_format"
+
+
+NEUTRAL_WORDS: Mapping[FailurePattern, PatternWords] = {
+    FailurePattern.LOOP: PatternWords(
+        name="loop",
+        meaning="The agent repeats nearly the same action and gets nearly the same answer, until "
+        "the episode is cut off.",
+        advice="Check that repeating an action cannot pay. Let the observation say that nothing "
+        "changed, and add demonstrations that recover from a fruitless action.",
+    ),
+    FailurePattern.WRONG_FINAL_ACTION: PatternWords(
+        name="wrong final action",
+        meaning="An action of the agent ended the episode, and the goal was not reached.",
+        advice="Read the last turns. If the agent could know better, train longer or demonstrate "
+        "the choice; if it could not, the observation lacks what it needs.",
+    ),
+    FailurePattern.UNREACHABLE_TARGET: PatternWords(
+        name="unreachable target",
+        meaning="The goal was never on screen, so no choice could have been right, and the episode "
+        "was cut off.",
+        advice="See whether a scripted baseline reaches the goal in these tasks. If it does not, "
+        "the task is at fault; if it does, demonstrate how it gets there.",
+    ),
+    FailurePattern.TIMEOUT: PatternWords(
+        name="timeout",
+        meaning="The episode was cut off by the turn or context limit, without a loop and with the "
+        "goal on screen (or in an environment that does not say).",
+        advice="See whether the agent was on its way: then let the environment play more turns, or "
+        "raise `agent.max_context_tokens`. If it wanders, a cost per turn helps.",
+    ),
+    FailurePattern.UNREADABLE: PatternWords(
+        name="unreadable",
+        meaning="Half or more of the turns failed, most of them because the response was not "
+        "`<think>…</think><answer>…</answer>`, so that no action could be read.",
+        advice="If responses are cut off, raise `agent.max_response_tokens`. A pretrained model "
+        "has to be told the form: `agent.system_prompt: rules_and_format`. Otherwise warm-start "
+        "longer (`warm_start.demonstrations.num_steps`), or set `agent.format_penalty` further "
+        "below 0.",
+    ),
+    FailurePattern.IMPOSSIBLE: PatternWords(
+        name="impossible action",
+        meaning="Half or more of the turns failed, most of them because the environment could not "
+        "execute the action. It was well-formed.",
+        advice="Tell the agent which actions there are: in the observation, or with "
+        "`agent.system_prompt: rules`. Otherwise warm-start longer "
+        "(`warm_start.demonstrations.num_steps`), or set `agent.invalid_action_penalty` below 0.",
+    ),
+}
+"""What is said where the environment declares nothing."""
+
+
+def declared_words(words: FailureWords) -> dict[FailurePattern, dict[str, str]]:
+    """What the environment says of its patterns, by field; without what it leaves to others."""
+    return {
+        pattern: {name: text for name, text in dataclasses.asdict(chosen).items() if text}
+        for pattern in FailurePattern
+        if (chosen := getattr(words, pattern.value)) != PatternWords()
+    }
 
 
 def failure_pattern(trajectory: Trajectory, *, target_reported: bool) -> FailurePattern | None:
@@ -43,12 +108,15 @@ def failure_pattern(trajectory: Trajectory, *, target_reported: bool) -> Failure
     """
     if trajectory.success:
         return None
-    if _is_mostly_invalid(trajectory):
-        return FailurePattern.INVALID_FORMAT
+    unreadable = _num_flagged(trajectory, TurnFlag.FORMAT_ERROR)
+    impossible = _num_flagged(trajectory, TurnFlag.INVALID_ACTION)
+    if unreadable + impossible > 0 and 2 * (unreadable + impossible) >= len(trajectory.turns):
+        is_unreadable = unreadable >= impossible
+        return FailurePattern.UNREADABLE if is_unreadable else FailurePattern.IMPOSSIBLE
     if trajectory.terminated:
-        return FailurePattern.WRONG_PURCHASE
+        return FailurePattern.WRONG_FINAL_ACTION
     if _is_loop(trajectory):
-        return FailurePattern.SEARCH_LOOP
+        return FailurePattern.LOOP
     if target_reported and not _target_shown(trajectory):
         return FailurePattern.UNREACHABLE_TARGET
     return FailurePattern.TIMEOUT
@@ -67,13 +135,9 @@ def _target_shown(trajectory: Trajectory) -> bool:
     return any(TurnFlag.TARGET_SHOWN in turn.flags for turn in trajectory.turns)
 
 
-def _is_mostly_invalid(trajectory: Trajectory) -> bool:
-    invalid = sum(_is_invalid(turn) for turn in trajectory.turns)
-    return invalid > 0 and 2 * invalid >= len(trajectory.turns)
-
-
-def _is_invalid(turn: Turn) -> bool:
-    return TurnFlag.FORMAT_ERROR in turn.flags or TurnFlag.INVALID_ACTION in turn.flags
+def _num_flagged(trajectory: Trajectory, flag: TurnFlag) -> int:
+    """Turns with this flag; a turn has one of format error and invalid action at most."""
+    return sum(flag in turn.flags for turn in trajectory.turns)
 
 
 def _is_loop(trajectory: Trajectory) -> bool:

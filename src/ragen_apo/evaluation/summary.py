@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from ragen_apo.evaluation.failures import FailurePattern, failure_pattern, reports_target
+from ragen_apo.environments.base import FailureWords
+from ragen_apo.evaluation.failures import (
+    FailurePattern,
+    declared_words,
+    failure_pattern,
+    reports_target,
+)
 from ragen_apo.evaluation.statistics import wilson_interval
 from ragen_apo.types import Trajectory, Turn
 from ragen_apo.values.report import pass_at_k
@@ -47,16 +53,18 @@ def results_document(
     split: str,
     baselines: Mapping[str, Mapping[str, Any]],
     pass_at: Mapping[str, float] | None = None,
+    failure_words: FailureWords | None = None,
 ) -> dict[str, Any]:
     """The content of `results.json` for the episodes of one policy on one split.
 
     `baselines` maps a name (`random`, `heuristic`, `reference`) to its `outcome_summary`;
-    `pass_at` comes from `pass_at_by_task` and is left out of the document when None.
+    `pass_at` comes from `pass_at_by_task` and is left out of the document when None;
+    `failure_words` are those that the environment declares.
     """
     document = {
         **outcome_summary(trajectories),
         "by_category": by_category(trajectories),
-        "failures": failure_summary(trajectories),
+        "failures": failure_summary(trajectories, words=failure_words or FailureWords()),
         "baselines": {name: dict(summary) for name, summary in baselines.items()},
         "split": split,
         "policy": policy,
@@ -74,11 +82,15 @@ def by_category(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, Any]]
     return {category: outcome_summary(groups[category]) for category in sorted(groups)}
 
 
-def failure_summary(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, Any]]:
+def failure_summary(
+    trajectories: Sequence[Trajectory], *, words: FailureWords
+) -> dict[str, dict[str, Any]]:
     """Per failure pattern: count, share of all episodes, and the first episodes that show it.
 
-    All patterns are present, those that did not occur with a count of 0.
+    All patterns are present, those that did not occur with a count of 0. Where the environment has
+    `words` of its own for a pattern they are added.
     """
+    declared = declared_words(words)
     episodes_of: dict[FailurePattern, list[int]] = {pattern: [] for pattern in FailurePattern}
     for episode, pattern in enumerate(_failure_patterns(trajectories)):
         if pattern is not None:
@@ -88,6 +100,7 @@ def failure_summary(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, A
             "count": len(episodes),
             "share": len(episodes) / len(trajectories) if trajectories else 0.0,
             "examples": episodes[:MAX_FAILURE_EXAMPLES],
+            **({"words": declared[pattern]} if pattern in declared else {}),
         }
         for pattern, episodes in episodes_of.items()
     }

@@ -8,68 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ragen_apo.evaluation.failures import FailurePattern
 from ragen_apo.printable import printable
+from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData, finite
-from ragen_apo.report.style import compact, interval, percent, signed, words
-from ragen_apo.report.tables import failure_rows, num_failures
+from ragen_apo.report.style import compact, counted, interval, percent, signed
+from ragen_apo.report.tables import failure_rows, failure_words, num_failures
 from ragen_apo.types import TurnFlag
 
 MAX_EXAMPLES = 3
 MAX_TEXT_CHARACTERS = 700
 
 
-@dataclass(frozen=True)
-class PatternNote:
-    """What a failure pattern means and what to do about it."""
-
-    meaning: str
-    advice: str
-
-
-NOTES = {
-    "search_loop": PatternNote(
-        meaning="The agent repeats nearly the same action and gets nearly the same answer, until "
-        "the episode is cut off.",
-        advice="Check that repeating cannot pay: in the shop, `environment.reward: fixed` limits "
-        "rewarded searches. Add demonstrations that recover from a fruitless search, and let the "
-        "observation say that nothing changed.",
-    ),
-    "wrong_purchase": PatternNote(
-        meaning="The agent ended the episode itself, with the wrong choice.",
-        advice="If the goal was on screen, choosing is the problem: train longer, or let the agent "
-        "look at an item before it decides. If it was not, searching is: see which words the agent "
-        "drops from the task.",
-    ),
-    "unreachable_target": PatternNote(
-        meaning="The goal was never on screen, so no choice could have been right, and the episode "
-        "was cut off.",
-        advice="Give the heuristic baseline the same tasks: if it does not find them either, the "
-        "search or the task is at fault. Otherwise demonstrate rephrased searches.",
-    ),
-    "timeout": PatternNote(
-        meaning="The episode was cut off by the turn or context limit, without a loop and with the "
-        "goal on screen (or in an environment that does not say).",
-        advice="Look whether the agent was on its way: then raise `environment.max_turns` or "
-        "`agent.max_context_tokens`. If it wanders, a step penalty helps.",
-    ),
-    "invalid_format": PatternNote(
-        meaning="Half or more of the turns had no readable or no possible action.",
-        advice="Strengthen the warm start (more `warm_start.demonstrations.num_steps`), raise "
-        "`agent.max_response_tokens` if responses are cut off, or raise `agent.format_penalty`.",
-    ),
-}
-UNKNOWN_NOTE = PatternNote(
-    meaning="A pattern that this version of the report does not know.",
-    advice="Read the examples.",
-)
-
-
-def note(pattern: str) -> PatternNote:
-    """Meaning and advice of a pattern."""
-    return NOTES.get(pattern, UNKNOWN_NOTE)
+TARGET_PATTERNS = ("wrong_final_action", "loop", "wrong_purchase", "search_loop")
+"""Patterns where it tells what to do, whether the goal had been on screen."""
 
 
 def failure_analysis(run: RunData) -> str:
@@ -79,7 +33,7 @@ def failure_analysis(run: RunData) -> str:
 
 def target_note(run: RunData, pattern: str) -> str | None:
     """How often the goal had been on screen, for patterns where that tells what to do."""
-    if pattern not in ("wrong_purchase", "search_loop"):
+    if pattern not in TARGET_PATTERNS:
         return None
     flag = TurnFlag.TARGET_SHOWN.value
     shown = {
@@ -101,17 +55,16 @@ def examples(run: RunData, summary: Mapping[str, Any]) -> list[Mapping[str, Any]
 
 def _introduction(run: RunData) -> str:
     failed, results = num_failures(run), run.results
+    how = f"trained by {algorithm_of(run).name}" if run.trained else "not trained"
     sentence = (
-        f"{failed} of {run.num_episodes} evaluated episodes failed; success rate "
-        f"{percent(results.get('success_rate'))} (95% interval "
+        f"The policy was {how}. {failed} of {run.num_episodes} evaluated episodes failed; success "
+        f"rate {percent(results.get('success_rate'))} (95% interval "
         f"{interval(results.get('success_ci95'))})."
     )
-    how = (
-        "Every failed episode has one pattern, the first that fits: invalid format, wrong "
-        "purchase, search loop, unreachable target, timeout."
-    )
+    names = ", ".join(failure_words(run, pattern.value).name for pattern in FailurePattern)
+    order = f"Every failed episode has one pattern, the first that fits: {names}."
     return (
-        f"# Failure analysis\n\n{sentence}\n\n{how if failed else 'There is nothing to analyse.'}"
+        f"# Failure analysis\n\n{sentence}\n\n{order if failed else 'There is nothing to analyse.'}"
     )
 
 
@@ -119,7 +72,8 @@ def _table(run: RunData) -> str:
     lines = ["| pattern | episodes | share | meaning |", "|---|---:|---:|---|"]
     for name, summary in failure_rows(run):
         count, share = compact(summary.get("count")), percent(summary.get("share"))
-        lines.append(f"| {words(name)} | {count} | {share} | {note(name).meaning} |")
+        told = failure_words(run, name)
+        lines.append(f"| {_cell(told.name)} | {count} | {share} | {_cell(told.meaning)} |")
     return "\n".join(lines) + "\n\n![Failed episodes by pattern](failures.png)"
 
 
@@ -128,19 +82,20 @@ def _sections(run: RunData) -> list[str]:
     for name, summary in failure_rows(run):
         if not finite(summary.get("count")):
             continue
+        told = failure_words(run, name)
         parts = [
-            f"## {words(name).capitalize()}: {_count(summary)}",
-            f"**What it means.** {note(name).meaning} {target_note(run, name) or ''}".rstrip(),
-            f"**What to do.** {note(name).advice}",
+            f"## {told.name.capitalize()}: {counted(summary.get('count'), 'episode')}",
+            f"**What it means.** {told.meaning} {target_note(run, name) or ''}".rstrip(),
+            f"**What to do.** {told.advice}",
             *(_example(row) for row in examples(run, summary)),
         ]
         sections.append("\n\n".join(parts))
     return sections
 
 
-def _count(summary: Mapping[str, Any]) -> str:
-    count = finite(summary.get("count"))
-    return f"{compact(count)} episode{'' if count == 1 else 's'}"
+def _cell(text: str) -> str:
+    """Text that cannot end its cell of a Markdown table."""
+    return text.replace("|", "/")
 
 
 def _example(row: Mapping[str, Any]) -> str:
@@ -152,7 +107,7 @@ def readable_episode(row: Mapping[str, Any]) -> str:
     task = row.get("task") or {}
     lines = [
         f"{task.get('category', '')}: {task.get('instruction', '')}",
-        f"return {signed(row.get('return'))} in {compact(row.get('num_turns'))} turns; "
+        f"return {signed(row.get('return'))} in {counted(row.get('num_turns'), 'turn')}; "
         f"{row.get('stop_reason', '')}",
     ]
     for number, turn in enumerate(row.get("turns") or (), 1):

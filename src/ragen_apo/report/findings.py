@@ -5,12 +5,14 @@ Every sentence is computed from the results and is left out when its numbers are
 
 from __future__ import annotations
 
+from ragen_apo.report.algorithm import adapters, algorithm_of, early_stop, origin
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, percent, words
 from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
     failure_rows,
+    failure_words,
     method_rows,
     num_failures,
 )
@@ -18,7 +20,7 @@ from ragen_apo.report.tables import (
 
 def headline(run: RunData) -> str:
     """The result in one sentence, with its interval."""
-    subject = "A*-PO solves" if run.trained else "Not trained:"
+    subject = f"{algorithm_of(run).name} solves" if run.trained else "Not trained:"
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
     sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
     if interval(bounds) == ABSENT:
@@ -35,18 +37,23 @@ def evaluated_tasks(run: RunData) -> str:
 def key_sentences(run: RunData) -> list[str]:
     """The gain, what came before it, steps, weakest category, most frequent failure and time.
 
-    Each where it is known.
+    Also adapters and an early stop. Each where it is known.
     """
     sentences = [
         _comparison(run),
-        _origin(run),
+        origin(run),
+        adapters(run),
+        early_stop(run),
         _steps(run),
         _weakest_category(run),
         _most_frequent_failure(run),
         _time(run),
     ]
     if not run.trained:
-        sentences.insert(0, "This run has no Stage 2 metrics: the policy was not trained by A*-PO.")
+        name = algorithm_of(run).name
+        sentences.insert(
+            0, f"This run has no Stage 2 metrics: the policy was not trained by {name}."
+        )
     return [sentence for sentence in sentences if sentence]
 
 
@@ -77,26 +84,6 @@ def _comparison(run: RunData) -> str | None:
                 f"{_overlap(policy, baseline)}."
             )
     return None
-
-
-def _origin(run: RunData) -> str | None:
-    """What made the reference what it is, and what its tasks are made of."""
-    warm_start = mapping(run.config.get("warm_start"))
-    demonstrations = mapping(warm_start.get("demonstrations"))
-    path = mapping(run.config.get("policy")).get("path")
-    if not warm_start:
-        sentence = ""
-    elif not warm_start.get("enabled"):
-        sentence = f"The reference is the model {path}" if path else "The reference is untrained"
-    elif not demonstrations.get("num_steps"):
-        sentence = "The reference has seen no demonstrations"
-    elif demonstrations.get("recordings"):
-        sentence = f"The reference imitates the episodes of {demonstrations['recordings']}"
-    else:
-        sentence = f"The reference imitates the scripted policy {demonstrations.get('teacher')}"
-    data = f"tasks are made of {run.record['data']}" if run.record.get("data") else ""
-    parts = "; ".join(part for part in (sentence, data) if part)
-    return f"{parts[0].upper()}{parts[1:]}." if parts else None
 
 
 def _overlap(policy: MethodRow, baseline: MethodRow) -> str:
@@ -136,7 +123,8 @@ def _most_frequent_failure(run: RunData) -> str | None:
     if failures == 0:
         return "No evaluated episode failed."
     name, summary = rows[0]
-    return f"Most frequent failure: {words(name)}, {compact(summary.get('count'))} of {failures}."
+    told = failure_words(run, name).name
+    return f"Most frequent failure: {told}, {compact(summary.get('count'))} of {failures}."
 
 
 def _time(run: RunData) -> str | None:

@@ -17,7 +17,9 @@ import jinja2
 from markupsafe import Markup
 
 from ragen_apo.report import style
-from ragen_apo.report.failure_analysis import examples, note, target_note
+from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.coverage import coverage_facts, coverage_rows
+from ragen_apo.report.failure_analysis import examples, target_note
 from ragen_apo.report.findings import (
     evaluated_tasks,
     key_sentences,
@@ -28,8 +30,8 @@ from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
-    coverage_rows,
     failure_rows,
+    failure_words,
     interval_bounds,
     method_rows,
     monitor_rows,
@@ -43,8 +45,8 @@ _EPISODE_FIELDS = ("episode", "success", "return", "num_turns", "stop_reason", "
                    "final_observation")  # fmt: skip
 
 
-def page(run: RunData, *, learning_curves: bytes | None) -> str:
-    """The whole page; `learning_curves` is a PNG, or None for a run that was not trained."""
+def page(run: RunData, *, curves: Sequence[tuple[str, bytes]]) -> str:
+    """The whole page; `curves` are PNGs by their titles, none for a run that was not trained."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("ragen_apo.report"),
         autoescape=True,
@@ -55,6 +57,7 @@ def page(run: RunData, *, learning_curves: bytes | None) -> str:
     templates.filters["code_marked"] = code_marked
     return templates.get_template("report.html").render(
         run=run,
+        algorithm=algorithm_of(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
         colors={name.lower().replace("_", "-"): getattr(style, name) for name in _COLORS},
@@ -65,14 +68,15 @@ def page(run: RunData, *, learning_curves: bytes | None) -> str:
         categories=[_bar_row(name, summary, True) for name, summary in category_rows(run)],
         pass_at=mapping(run.results.get("pass_at_k")),
         monitors=monitor_rows(run),
-        coverage=coverage_rows(run.value_report),
+        facts=coverage_facts(run),
+        coverage=coverage_rows(run),
         advice=run.value_report.get("advice"),
         failures=_failures(run),
         num_failures=num_failures(run),
         phases=_phases(run),
         versions=mapping(run.record.get("versions")),
-        learning_curves=None if learning_curves is None else _data_uri(learning_curves),
-        episodes_json=json_for_script([_episode(row) for row in run.episodes]),
+        curves=[(title, _data_uri(picture)) for title, picture in curves],
+        episodes_json=json_for_script([_episode(run, row) for row in run.episodes]),
         percent=style.percent,
     )
 
@@ -159,13 +163,13 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
     return [
         {
             "pattern": name,
-            "name": style.words(name),
+            "name": failure_words(run, name).name,
             "count": style.compact(summary.get("count")),
             "share": style.percent(summary.get("share")),
             "bar": 100 * (finite(summary.get("share")) or 0.0),
             "occurred": bool(finite(summary.get("count"))),
-            "meaning": note(name).meaning,
-            "advice": note(name).advice,
+            "meaning": failure_words(run, name).meaning,
+            "advice": failure_words(run, name).advice,
             "target": target_note(run, name),
             "examples": [row.get("episode") for row in examples(run, summary)],
         }
@@ -173,10 +177,11 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
     ]
 
 
-def _episode(row: Mapping[str, Any]) -> dict[str, Any]:
+def _episode(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
     """What the reader of the page shows of an episode."""
-    task = mapping(row.get("task"))
+    task, failure = mapping(row.get("task")), row.get("failure")
     return {
+        "failure_name": failure_words(run, str(failure)).name if failure else None,
         **{field: row.get(field) for field in _EPISODE_FIELDS},
         "instruction": task.get("instruction"),
         "category": task.get("category"),

@@ -7,6 +7,7 @@ that are absent or not finite are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.style import (
@@ -29,14 +31,24 @@ from ragen_apo.report.style import (
     RED,
     WARM,
     compact,
+    one_line,
     percent,
-    printable,
-    words,
 )
-from ragen_apo.report.tables import category_rows, failure_rows, interval_bounds, num_failures
+from ragen_apo.report.tables import (
+    category_rows,
+    failure_rows,
+    failure_words,
+    interval_bounds,
+    num_failures,
+)
 
 MAX_CATEGORIES = 30
 """Rows of the category picture, the lowest if there are more; the page's table has all of them."""
+PHONE_WIDTH = 5.4
+"""Inches: text of 9.5 points is still read where a picture this wide is shown on 420 pixels."""
+CURVE_SIZE = (3.9, 3.0)
+MIN_POINTS_TO_SMOOTH = 10
+"""Below it a running mean would hide what little there is."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Panel:
     """One curve over steps: which metric, and how it is drawn."""
 
     title: str
+    """Short enough for half of a phone's width."""
     key: str
     evaluation_key: str | None = None
     share: bool = False
@@ -52,42 +65,67 @@ class Panel:
 TRAINING_PANELS = (
     Panel("Success rate", "success_rate", evaluation_key="eval_success_rate", share=True),
     Panel("Return per episode", "return_mean", evaluation_key="eval_avg_reward"),
-    Panel("KL to the reference, per episode", "kl_per_sequence"),
-    Panel("Variance of the residual", "residual_variance"),
+    Panel("KL to the reference", "kl_per_sequence"),
 )
+VALUE_PANEL = Panel("Residual variance", "residual_variance")
+CRITIC_PANEL = Panel("Critic: R² of returns", "explained_variance")
+RATIO_PANEL = Panel("Spread of advantages", "advantage_std")
 WARM_START_PANELS = {
-    "copy": Panel("Warm start: copy accuracy", "accuracy", share=True),
-    "demonstrations": Panel("Warm start: supervised loss", "loss"),
+    "copy": Panel("Copying: accuracy", "accuracy", share=True),
+    "demonstrations": Panel("Demonstrations: loss", "loss"),
 }
 
 
-def learning_curves(run: RunData) -> bytes:
-    """Training success, return, KL and residual per step, then the warm start's two curves."""
-    panels = [(panel, run.metrics) for panel in TRAINING_PANELS]
+def panels(run: RunData) -> list[tuple[Panel, Sequence[Mapping[str, Any]]]]:
+    """The curves that the run has, with their rows: Stage 2, then the warm start.
+
+    Success, return and KL of every algorithm, then what its own baseline is judged by.
+    """
+    traits = algorithm_of(run)
+    own = VALUE_PANEL if traits.has_values else CRITIC_PANEL if traits.has_critic else RATIO_PANEL
+    curves = [(panel, run.metrics) for panel in (*TRAINING_PANELS, own)]
     for phase, panel in WARM_START_PANELS.items():
         rows = [row for row in run.warm_start if row.get("phase") == phase]
         if rows:
-            panels.append((panel, rows))
-    columns = 2 if len(panels) <= 4 else 3
-    spacing = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    figure = Figure(figsize=(4.0 * columns, 6.2), facecolor=PAPER, layout=spacing)
-    grid = figure.subplots(2, columns, squeeze=False)
-    for axes, (panel, rows) in zip(grid.flat, panels, strict=False):
-        _draw_panel(axes, panel, rows)
-    for axes in grid.flat[len(panels) :]:
+            curves.append((panel, rows))
+    return curves
+
+
+def learning_curves(run: RunData) -> bytes:
+    """All curves in one picture, two in a row."""
+    curves = panels(run)
+    num_rows = math.ceil(len(curves) / 2)
+    spacing = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    size = (PHONE_WIDTH, 2.1 * num_rows + 0.5)
+    figure = Figure(figsize=size, facecolor=PAPER, layout=spacing)
+    grid = figure.subplots(num_rows, 2, squeeze=False)
+    for axes, (panel, rows) in zip(grid.flat, curves, strict=False):
+        _draw_panel(axes, panel, rows, run)
+    for axes in grid.flat[len(curves) :]:
         axes.set_axis_off()
-    _add_reference_line(grid.flat[0], run)
     legend_below(figure, grid.flat[0], num_columns=4)
     return png_bytes(figure)
 
 
+def curve_pictures(run: RunData) -> list[tuple[str, bytes]]:
+    """Each curve by its title as a picture of its own, which a page can set side by side or below
+    each other.
+    """
+    return [(panel.title, _curve(run, panel, rows, size=CURVE_SIZE)) for panel, rows in panels(run)]
+
+
 def success_curve(run: RunData, *, size: tuple[float, float]) -> bytes:
     """Only the success rate over training, with its legend: the picture of a slide."""
+    return _curve(run, TRAINING_PANELS[0], run.metrics, size=size)
+
+
+def _curve(
+    run: RunData, panel: Panel, rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float]
+) -> bytes:
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
-    _draw_panel(axes, TRAINING_PANELS[0], run.metrics)
-    _add_reference_line(axes, run)
-    legend_below(figure, axes, num_columns=4)
+    _draw_panel(axes, panel, rows, run)
+    legend_below(figure, axes, num_columns=4 if size[0] >= PHONE_WIDTH else 2)
     return png_bytes(figure)
 
 
@@ -98,7 +136,7 @@ def by_category(
     all_rows = category_rows(run)
     rows = all_rows[-limit:]
     figure = Figure(
-        figsize=size or (8.0, 1.1 + 0.38 * max(1, len(rows))),
+        figsize=size or (PHONE_WIDTH, 1.1 + 0.38 * max(1, len(rows))),
         facecolor=PAPER,
         layout="constrained",
     )
@@ -133,7 +171,11 @@ def by_category(
 def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
     """How many episodes failed by each pattern."""
     rows = failure_rows(run)
-    figure = Figure(figsize=size or (8.0, 3.1), facecolor=PAPER, layout="constrained")
+    figure = Figure(
+        figsize=size or (PHONE_WIDTH, 0.9 + 0.38 * max(1, len(rows))),
+        facecolor=PAPER,
+        layout="constrained",
+    )
     axes = figure.subplots()
     failed = num_failures(run)
     style_axes(axes, f"Failed episodes by pattern: {failed} of {run.num_episodes}")
@@ -147,18 +189,18 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
         label = f"{count:.0f}   ({percent(summary.get('share'))})" if count else "0"
         x = count + 0.015 * longest
         axes.text(x, place, label, va="center", fontsize=9.5, color=INK if count else FAINT)
-    _name_rows(axes, [words(name) for name, _ in rows])
-    axes.set_xlim(0, longest * 1.18)
+    _name_rows(axes, [failure_words(run, name).name for name, _ in rows])
+    axes.set_xlim(0, longest * 1.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_xlabel("episodes", color=MUTED, fontsize=9.5)
     return png_bytes(figure)
 
 
-def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The raw values faintly, their running mean over them, evaluations as points."""
+def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run: RunData) -> None:
+    """The values, evaluations as points; many values faintly, with their running mean over them."""
     style_axes(axes, panel.title)
     axes.set_xlabel("step", color=MUTED, fontsize=9.5)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     steps, values = series(rows, panel.key)
     if panel.share:
         axes.set_ylim(-0.02, 1.02)
@@ -169,6 +211,10 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]]) -> 
     elif len(steps) == 1:
         axes.plot(steps, values, "o", markersize=5, color=ACCENT, label="training")
         axes.set_xlim(steps[0] - 1, steps[0] + 1)
+    elif len(steps) < MIN_POINTS_TO_SMOOTH:
+        axes.plot(
+            steps, values, color=ACCENT, linewidth=2.0, marker="o", markersize=4, label="each step"
+        )
     else:
         axes.plot(steps, values, color=ACCENT, alpha=0.25, linewidth=1.2, label="each step")
         smooth = running_mean(values, window=max(1, len(values) // 12))
@@ -180,6 +226,8 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]]) -> 
                 eval_steps, eval_values, "o--", color=WARM, markersize=5, linewidth=1.0,
                 label="evaluation",
             )  # fmt: skip
+    if panel.key == "success_rate":
+        _add_reference_line(axes, run)
 
 
 def running_mean(values: Sequence[float], *, window: int) -> list[float]:
@@ -198,7 +246,7 @@ def _add_reference_line(axes: Axes, run: RunData) -> None:
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Names for horizontal bars, the first on top."""
-    labels = [printable(name, 28) for name in names]
+    labels = [one_line(name, 28) for name in names]
     axes.set_yticks(range(len(names)), labels, parse_math=False, color=INK, fontsize=10)
     axes.set_ylim(len(names) - 0.4, -0.6)
 

@@ -14,7 +14,7 @@ from pptx.oxml import parse_xml
 from pptx.oxml.ns import nsdecls, qn
 from pptx.util import Inches, Pt
 
-from ragen_apo.report.style import ACCENT_SOFT, FAINT, INK, LINE, PAPER, printable
+from ragen_apo.report.style import ACCENT_SOFT, FAINT, INK, LINE, PAPER, one_line
 
 FONT = "Calibri"
 
@@ -68,7 +68,7 @@ def write_lines(frame: Any, lines: Sequence[Line], *, align: Any = PP_ALIGN.LEFT
         paragraph.alignment = align
         paragraph.space_after = Pt(line.space_after)
         run = paragraph.add_run()
-        run.text = printable(line.text)
+        run.text = one_line(line.text)
         run.font.name, run.font.size, run.font.bold = FONT, Pt(line.size), line.bold
         run.font.color.rgb = rgb(line.color)
 

@@ -15,6 +15,7 @@ from pptx import Presentation
 from pptx.util import Inches
 
 from ragen_apo.report import plots
+from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task
 from ragen_apo.report.findings import evaluated_tasks, headline, key_sentences, total_seconds
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.shapes import (
@@ -35,10 +36,11 @@ from ragen_apo.report.style import (
     LINE,
     MUTED,
     compact,
+    counted,
     duration,
     interval,
+    one_line,
     percent,
-    printable,
 )
 from ragen_apo.report.tables import method_rows, summary_cells
 
@@ -47,11 +49,15 @@ MARGIN = 0.6
 TITLE_ONLY = 5
 MAX_TABLE_ROWS = 6
 MAX_SLIDE_CATEGORIES = 9
-ADVANTAGES = {
-    "v_star": "R − V*: the return minus the optimal value of the task",
+BASELINE_STATION = 4
+"""What a return is compared with: the station by which algorithms differ most."""
+ABLATIONS = {
     "mean": "R − the reference’s mean return (an ablation: no V*)",
     "zero": "R alone (an ablation: no V*)",
 }
+"""Advantages of A*-PO without V*, by `apo.value_baseline`."""
+REGRESSION = "(β₂ log π/π_ref − advantage)²"
+WEIGHTED = "−(advantage − β₂ Δ) Δ\nΔ = log π/π_ref"
 
 
 def slides(run: RunData) -> bytes:
@@ -70,17 +76,17 @@ def slides(run: RunData) -> bytes:
 
 def _overview(slide: Any, run: RunData) -> None:
     """The pipeline as a snake of eight boxes, and below it the numbers of this run."""
-    _heading(slide, run, "A*-PO trains the agent with one rollout per task and no critic")
+    _heading(slide, run, algorithm_of(run).sentence)
     width, height, gap = 2.72, 1.45, 0.42
     tops = (1.65, 3.85)
     columns = [MARGIN + place * (width + gap) for place in range(4)]
     places = [(x, tops[0]) for x in columns] + [(x, tops[1]) for x in reversed(columns)]
     boxes = [Box(x, y, width, height) for x, y in places]
     for number, (box, (name, text)) in enumerate(zip(boxes, pipeline(run), strict=True), 1):
-        stage_one = name.startswith("V*")
+        is_baseline = number == BASELINE_STATION
         lines = [Line(f"{number}  {name}", size=16, bold=True, space_after=3)]
         lines += [Line(part, size=14, color=MUTED) for part in text.split("\n")]
-        fill, border = (ACCENT_SOFT, ACCENT) if stage_one else (GROUND, LINE)
+        fill, border = (ACCENT_SOFT, ACCENT) if is_baseline else (GROUND, LINE)
         add_box(slide, box, lines, fill=fill, border=border)
     for start, end in itertools.pairwise(boxes):
         add_arrow(slide, _path(start, end))
@@ -107,39 +113,65 @@ def _path(start: Box, end: Box) -> list[tuple[float, float]]:
 
 def pipeline(run: RunData) -> list[tuple[str, str]]:
     """The eight stations with their text; numbers of this run where they are known."""
-    apo, training = mapping(run.config.get("apo")), mapping(run.config.get("training"))
+    traits, training = algorithm_of(run), mapping(run.config.get("training"))
     environment = mapping(run.config.get("environment")).get("name") or "the environment"
     num_tasks, steps = finite(run.value_report.get("num_tasks")), len(run.metrics)
-    known = "" if num_tasks is None else f"; {compact(num_tasks)} with known V*"
-    a_step = _count(training.get("tasks_per_step"), "task")
-    resume = f"{_count(steps, 'step')}; holds all that an exact resume needs"
+    known = f"; {compact(num_tasks)} with known V*" if traits.has_values and num_tasks else ""
+    a_step, repeats = counted(training.get("tasks_per_step"), "task"), rollouts_per_task(run)
+    often = "once each" if repeats == 1 else f"{compact(repeats)} times each"
+    resume = f"{counted(steps, 'step')}; holds all that an exact resume needs"
     success = percent(run.results.get("success_rate"))
     return [
         ("Task", f"A goal in {environment}, in words{known}"),
-        ("Rollout", f"The policy plays {a_step} a step, once each"),
+        ("Rollout", f"The policy plays {a_step} a step, {often}"),
         ("Trajectory", "Turns of observation, response and reward, with the sampled tokens"),
-        ("V*  (Stage 1)", f"β₁ log mean exp(R/β₁)\n{_samples(apo)}{_setting('β₁', apo, 'beta1')}"),
-        ("Advantage", ADVANTAGES.get(str(apo.get("value_baseline")), ADVANTAGES["v_star"])),
-        ("Loss", f"(β₂ log π/π_ref − advantage)²{_setting('β₂', apo, 'beta2')}"),
+        _baseline(run),
+        ("Advantage", _advantage(run)),
+        ("Loss", _loss(run)),
         ("Checkpoint", resume if steps else "Not trained in this run"),
         ("Evaluation", f"{run.num_episodes:,} {evaluated_tasks(run)}: {success} success"),
     ]
 
 
+def _baseline(run: RunData) -> tuple[str, str]:
+    """Name and text of the station that a return is compared with."""
+    traits, apo = algorithm_of(run), mapping(run.config.get("apo"))
+    if traits.has_values:
+        beta = _setting("β₁", apo, "beta1")
+        return "V*  (Stage 1)", f"β₁ log mean exp(R/β₁)\n{_samples(apo)}{beta}"
+    if traits.has_critic:
+        return "Critic", "A copy of the policy learns to predict what is still to be earned"
+    if traits.compares_groups:
+        return "Group", f"The {compact(rollouts_per_task(run))} rollouts of a task are compared"
+    return "Batch", "The episodes of a step are compared with each other"
+
+
+def _advantage(run: RunData) -> str:
+    traits = algorithm_of(run)
+    chosen = str(mapping(run.config.get("apo")).get("value_baseline"))
+    return ABLATIONS.get(chosen, traits.advantage) if traits.has_values else traits.advantage
+
+
+def _loss(run: RunData) -> str:
+    """The formula with its settings; of algorithms without V* the clipped ratio."""
+    apo, ratio = mapping(run.config.get("apo")), mapping(run.config.get("policy_gradient"))
+    if run.config.get("algorithm") == "apo_turn":
+        trace = _setting("λ", mapping(run.config.get("turn_level")), "trace")
+        return f"{WEIGHTED}{_setting('β₂', apo, 'beta2')}{trace}"
+    if algorithm_of(run).has_values:
+        formula = WEIGHTED if apo.get("loss") == "weighted" else REGRESSION
+        return f"{formula}{_setting('β₂', apo, 'beta2')}"
+    low, high = finite(ratio.get("clip_low")), finite(ratio.get("clip_high"))
+    limits = "" if low is None or high is None else f"\nclip: {1 - low:g} to {1 + high:g}"
+    return f"−min(ρ A, clip(ρ) A)\nρ = π/π_old{limits}"
+
+
 def _samples(apo: Mapping[str, Any]) -> str:
     """How many reference episodes a task has in Stage 1."""
     samples, most = finite(apo.get("num_value_samples")), finite(apo.get("max_value_samples"))
-    if samples is None:
-        return "several reference episodes a task"
-    up_to = f" to {compact(most)}" if apo.get("adaptive_vstar") and most is not None else ""
-    return f"{compact(samples)}{up_to} reference episodes a task"
-
-
-def _count(value: object, noun: str) -> str:
-    number = finite(value)
-    if number is None:
-        return f"many {noun}s"
-    return f"{compact(number)} {noun}{'' if number == 1 else 's'}"
+    if apo.get("adaptive_vstar") and samples is not None and most is not None:
+        return f"{compact(samples)} to {compact(most)} reference episodes a task"
+    return f"{counted(samples, 'reference episode')} a task"
 
 
 def _setting(symbol: str, apo: Mapping[str, Any], key: str) -> str:
@@ -204,9 +236,9 @@ def _results(slide: Any, run: RunData) -> None:
 def _heading(slide: Any, run: RunData, title: str) -> None:
     size = 26 if len(title) <= 74 else 21
     set_title(slide, Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55), Line(title, size=size, bold=True))
-    about = [f"run {printable(run.name, 60)}"]
+    about = [f"run {one_line(run.name, 60)}"]
     for key in ("policy", "split"):
         if run.results.get(key):
-            about.append(f"{key} {printable(run.results[key], 40)}")
+            about.append(f"{key} {one_line(run.results[key], 40)}")
     box = Box(MARGIN, 0.98, WIDTH - 2 * MARGIN, 0.35)
     add_text(slide, box, [Line("   ·   ".join(about), size=13, color=MUTED)])

@@ -51,6 +51,14 @@ def compact(value: object) -> str:
     return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.3g}"
 
 
+def counted(value: object, noun: str) -> str:
+    """A number of things: `1 task`, `2 tasks`; `many tasks` where the number is unknown."""
+    number = finite(value)
+    if number is None:
+        return f"many {noun}s"
+    return f"{compact(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def interval(bounds: object, digits: int = 1) -> str:
     """A pair of shares: [0.93, 0.994] -> `93.0–99.4%`."""
     if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
@@ -79,7 +87,7 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def printable(text: object, max_characters: int | None = None) -> str:
+def one_line(text: object, max_characters: int | None = None) -> str:
     """Text without control characters (line breaks become spaces), shortened where it must fit."""
     cleaned = "".join(c if c.isprintable() else " " for c in str(text))
     if max_characters is not None and len(cleaned) > max_characters:

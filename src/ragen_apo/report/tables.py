@@ -1,4 +1,4 @@
-"""The tables of a report: methods side by side, monitors at start and end, the value store.
+"""The tables of a report: methods side by side, failure patterns, monitors at start and end.
 
 Consumes `RunData`; produces rows of plain values and the text of `summary.csv`.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from ragen_apo.environments.base import PatternWords
+from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
+from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData, finite, mapping, series
-from ragen_apo.report.style import ABSENT, compact, decimal, interval, percent, words
+from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
 BASELINES = ("reference", "heuristic", "random")
@@ -23,12 +26,9 @@ MONITORS = {
     "success_rate": "success rate (training rollouts)",
     "return_mean": "mean return",
     "loss": "loss",
-    "residual_mean": "residual, mean",
-    "residual_variance": "residual, variance",
     "kl_per_sequence": "KL to the reference, per episode",
     "kl_per_token": "KL to the reference, per token",
     "log_ratio_max_abs": "log ratio, largest",
-    "v_star_success_correlation": "correlation of V* with success",
     "logprob_gap_max": "sampler–trainer log-probability gap",
     "entropy": "entropy",
     "mutual_information": "information of thoughts about tasks, nats",
@@ -43,6 +43,21 @@ MONITORS = {
     "rollout_seconds": "seconds of rollouts per step",
     "training_seconds": "seconds of training per step",
 }
+VALUE_MONITORS = {
+    "residual_mean": "residual, mean",
+    "residual_variance": "residual, variance",
+    "v_star_success_correlation": "correlation of V* with success",
+}
+RATIO_MONITORS = {
+    "advantage_mean": "advantage of tokens, mean",
+    "advantage_std": "advantage of tokens, standard deviation",
+    "clip_fraction": "share of clipped tokens",
+}
+CRITIC_MONITORS = {
+    "value_loss": "critic, loss",
+    "explained_variance": "critic, explained variance",
+    "critic_gradient_norm": "critic, gradient norm",
+}
 _SHARES = {
     "success_rate",
     "retrieval_accuracy",
@@ -51,7 +66,26 @@ _SHARES = {
     "truncated_share",
     "invalid_turn_share",
     "format_error_share",
+    "clip_fraction",
 }
+
+
+UNKNOWN_WORDS = PatternWords(
+    meaning="A pattern that this version of the report does not know.",
+    advice="Read the examples.",
+)
+EARLIER_WORDS = {
+    "search_loop": replace(NEUTRAL_WORDS[FailurePattern.LOOP], name="search loop"),
+    "wrong_purchase": replace(
+        NEUTRAL_WORDS[FailurePattern.WRONG_FINAL_ACTION], name="wrong purchase"
+    ),
+    "invalid_format": replace(
+        NEUTRAL_WORDS[FailurePattern.UNREADABLE],
+        name="invalid format",
+        meaning="Half or more of the turns had no readable or no possible action.",
+    ),
+}
+"""Patterns in evaluations of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +110,8 @@ class MethodRow:
 
 def method_rows(run: RunData) -> list[MethodRow]:
     """The evaluated policy, then its baselines: reference, heuristic, random, others by name."""
-    method = "A*-PO (trained)" if run.trained else "policy (not trained)"
+    trained = f"{algorithm_of(run).name} (trained)"
+    method = trained if run.trained else "policy (not trained)"
     rows = [MethodRow(method=method, evaluated=True, summary=run.results)]
     baselines = mapping(run.results.get("baselines"))
     known = [name for name in BASELINES if name in baselines]
@@ -122,6 +157,25 @@ def failure_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
     return sorted(rows, key=lambda row: -(finite(row[1].get("count")) or 0.0))
 
 
+def failure_words(run: RunData, pattern: str) -> PatternWords:
+    """What a failure pattern is called, what it means and what to do about it.
+
+    In the words that the environment declared, which the evaluation kept; else in neutral ones.
+    """
+    if pattern in {known.value for known in FailurePattern}:
+        neutral = NEUTRAL_WORDS[FailurePattern(pattern)]
+    else:
+        neutral = EARLIER_WORDS.get(pattern, UNKNOWN_WORDS)
+    summary = mapping(mapping(run.results.get("failures")).get(pattern))
+    declared = mapping(summary.get("words"))
+    name = declared.get("name") or neutral.name or words(pattern)
+    return PatternWords(
+        name=one_line(name, 40),
+        meaning=one_line(declared.get("meaning") or neutral.meaning),
+        advice=one_line(declared.get("advice") or neutral.advice),
+    )
+
+
 def num_failures(run: RunData) -> int:
     """The number of failed episodes, all patterns together."""
     return int(sum(finite(summary.get("count")) or 0 for _, summary in failure_rows(run)))
@@ -129,8 +183,11 @@ def num_failures(run: RunData) -> int:
 
 def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
     """Each recorded monitor: its name, its mean over the first and over the last tenth of steps."""
+    traits = algorithm_of(run)
+    own = VALUE_MONITORS if traits.has_values else RATIO_MONITORS
+    critic = CRITIC_MONITORS if traits.has_critic else {}
     rows: list[tuple[str, str, str]] = []
-    for key, label in MONITORS.items():
+    for key, label in {**MONITORS, **own, **critic}.items():
         _, values = series(run.metrics, key)
         if values:
             tenth = max(1, len(values) // 10)
@@ -145,40 +202,6 @@ def compact_mean(value: object) -> str:
     if number is None:
         return ABSENT
     return f"{number:.3g}" if abs(number) < 1000 else compact(round(number))
-
-
-def coverage_rows(value_report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The value store's report as (what, value), whatever keys it has; the advice is left out."""
-    rows: list[tuple[str, str]] = []
-    for key in sorted(set(value_report) - {"advice"}, key=_coverage_rank):
-        value = value_report[key]
-        if isinstance(value, Mapping):
-            prefix = "pass@" if key.startswith("pass_at") else f"{_coverage_name(key)}: "
-            parts = sorted(value.items(), key=lambda part: (len(part[0]), part[0]))
-            rows += [(f"{prefix}{name}", _coverage_text(key, part)) for name, part in parts]
-        else:
-            rows.append((_coverage_name(key), _coverage_text(key, value)))
-    return rows
-
-
-def _coverage_rank(key: str) -> tuple[int, str]:
-    """Numbers of tasks and samples first, then pass@k, shares and means, then the rest."""
-    starts = ("num_", "pass_at", "share", "mean")
-    return next((n for n, start in enumerate(starts) if key.startswith(start)), len(starts)), key
-
-
-def _coverage_name(key: str) -> str:
-    return words(key).replace("num ", "").replace("v star", "V*")
-
-
-def _coverage_text(key: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Sequence):
-        return ", ".join(_coverage_text(key, entry) for entry in value)
-    return percent(value) if key.startswith(("pass_at", "share")) else compact(value)
 
 
 def summary_cells(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -40,15 +40,14 @@ def write_report(run_directory: Path) -> list[Path]:
 
 def report_files(run: RunData) -> Mapping[str, bytes]:
     """The content of each file by its name."""
-    curves = plots.learning_curves(run) if run.trained else None
     return {
         "summary.csv": _encoded(summary_csv(run)),
-        **({} if curves is None else {LEARNING_CURVES: curves}),
+        **({LEARNING_CURVES: plots.learning_curves(run)} if run.trained else {}),
         "by_category.png": plots.by_category(run),
         "failures.png": plots.failures(run),
         "failure_analysis.md": _encoded(failure_analysis(run)),
         "slides.pptx": slides(run),
-        "report.html": _encoded(page(run, learning_curves=curves)),
+        "report.html": _encoded(page(run, curves=plots.curve_pictures(run) if run.trained else [])),
     }
 
 

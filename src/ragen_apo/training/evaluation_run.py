@@ -64,4 +64,5 @@ def evaluate_run(
         policy=str(run.policy),
         baselines=baselines,
         pass_at=pass_at,
+        failure_words=session.environments.properties.failure_words,
     )

@@ -53,7 +53,7 @@ class Session:
         if not tasks:
             raise ConfigError(
                 f"the environment {self.config.environment.name!r} has no task in the split "
-                "'train' with these options; raise environment.num_products or use other data"
+                "'train' with these options; change them (section environment) or its data"
             )
         limit = self.config.training.max_tasks
         weights = self.environments.properties.category_weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from ragen_apo.training.draw_order import missing_categories
 from ragen_apo.training.rollouts import ReferenceValues
 from ragen_apo.training.selection import select_stored_tasks
 from ragen_apo.training.session import Session, open_session
-from ragen_apo.types import Task, Trajectory
+from ragen_apo.types import Task, Trajectory, TurnFlag
 from ragen_apo.values.collect import collect_values
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import SampleSchedule
-from ragen_apo.values.report import coverage_report, coverage_sentence
+from ragen_apo.values.report import coverage_report, coverage_sentence, few_are_solved
 from ragen_apo.values.state_values import state_coverage, state_values
 from ragen_apo.values.store import ValueStore
 
@@ -119,6 +119,12 @@ def _trajectories(
         yield from store.trajectories(conditions, task.task_id)
 
 
+def unreadable_share(trajectories: Iterable[Trajectory]) -> float:
+    """The share of turns whose response held no thought and action that could be read."""
+    turns = [turn.flags for trajectory in trajectories for turn in trajectory.turns]
+    return sum(TurnFlag.FORMAT_ERROR.value in flags for flags in turns) / max(len(turns), 1)
+
+
 def baseline_beta(apo: ApoConfig) -> float:
     """The temperature of the value that is subtracted; infinite for the mean."""
     return math.inf if apo.value_baseline == "mean" else apo.beta1
@@ -195,10 +201,15 @@ def estimate_values(
         )
         task_ids = [task.task_id for task in tasks]
         returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
+        solved = {task_id: successes[task_id] for task_id in task_ids}
+        unreadable = None
+        if few_are_solved(solved):  # reading every response back takes a while
+            unreadable = unreadable_share(_trajectories(store, conditions, tasks))
         report = coverage_report(
             {task_id: returns[task_id] for task_id in task_ids},
-            {task_id: successes[task_id] for task_id in task_ids},
+            solved,
             beta=config.apo.beta1,
+            unreadable_share=unreadable,
         )
         if config.algorithm == "apo_turn":
             report |= asdict(

@@ -20,6 +20,9 @@ from ragen_apo.values.estimator import effective_sample_size, soft_value
 ADVICE_SAMPLES = 16
 """A task that stays without success over so many samples counts as out of reach."""
 ADVICE_SHARE = 0.5
+MOST = 0.5
+"""From this share of unreadable responses on, the form is the first thing to mend."""
+PASS_KS = (1, 4, 8, 16)
 
 
 def pass_at_k(*, num_successes: int, num_samples: int, k: int) -> float:
@@ -36,20 +39,25 @@ def coverage_report(
     successes_by_task: Mapping[str, Sequence[bool]],
     *,
     beta: float,
-    ks: Sequence[int] = (1, 4, 8, 16),
+    ks: Sequence[int] | None = None,
+    unreadable_share: float | None = None,
 ) -> dict[str, Any]:
     """What the samples of each task say about the reference, as JSON values.
 
     Both mappings have the same tasks, each with at least one sample. Means are over tasks, each
-    with the same weight however often it was sampled. A task with n < k samples enters pass@k with
-    its pass@n, a lower bound; `tasks_below_k` says how many do. `share_resting_on_one` is the share
-    of tasks whose V* amounts to fewer than two of its several samples. `advice` is None or a text
-    for people: it speaks up when fewer than half of the tasks have a success. Raises ValueError for
-    no tasks, for tasks without samples, and where the two mappings disagree.
+    with the same weight however often it was sampled. `ks` are those of 1, 4, 8 and 16 that some
+    task has as many samples for, and the number that all have, unless they are given. A task with
+    n < k samples enters pass@k with its pass@n, a lower bound; `tasks_below_k` says how many do.
+    `share_resting_on_one` is the share of tasks whose V* amounts to fewer than two of its several
+    samples. `unreadable_share` is that of the responses, where somebody looked. `advice` is None or
+    a text for people: it speaks up when few tasks have a success (`few_are_solved`). Raises
+    ValueError for no tasks, for tasks without samples, and where the two mappings disagree.
     """
     _check_tasks(returns_by_task, successes_by_task)
     num_tasks = len(successes_by_task)
     counts = [(sum(successes), len(successes)) for successes in successes_by_task.values()]
+    if ks is None:
+        ks = available_ks([n for _, n in counts])
     effective = [effective_sample_size(r, beta=beta) for r in returns_by_task.values()]
     return {
         "num_tasks": num_tasks,
@@ -74,8 +82,23 @@ def coverage_report(
         )
         / num_tasks,
         "beta1": beta,
-        "advice": _advice(counts),
+        "share_unreadable": unreadable_share,
+        "advice": _advice(counts, list(returns_by_task.values()), unreadable_share)
+        if few_are_solved(successes_by_task)
+        else None,
     }
+
+
+def available_ks(num_samples: Sequence[int]) -> list[int]:
+    """The k for which pass@k says something of tasks with so many samples each."""
+    fewest, most = min(num_samples), max(num_samples)
+    return sorted({fewest, *(k for k in PASS_KS if k <= most)})
+
+
+def few_are_solved(successes_by_task: Mapping[str, Sequence[bool]]) -> bool:
+    """Whether fewer than half of the tasks have a success, so that something should be done."""
+    num_solved = sum(any(successes) for successes in successes_by_task.values())
+    return num_solved < ADVICE_SHARE * len(successes_by_task)
 
 
 def coverage_sentence(report: Mapping[str, Any]) -> str:
@@ -86,7 +109,7 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
         f"pass@{k} {report['pass_at_k'][k]:.0%}" for k in dict.fromkeys(allowed[:1] + allowed[-1:])
     ]
     parts = [
-        f"{report['num_samples']} samples of {report['num_tasks']} tasks",
+        f"{_counted(report['num_samples'], 'sample')} of {_counted(report['num_tasks'], 'task')}",
         *passes,
         f"{report['share_never_solved']:.0%} never solved",
         f"{report['share_always_solved']:.0%} always solved",
@@ -114,20 +137,51 @@ def _check_tasks(
             )
 
 
-def _advice(counts: Sequence[tuple[int, int]]) -> str | None:
-    num_solved = sum(c > 0 for c, _ in counts)
-    if num_solved >= ADVICE_SHARE * len(counts):
-        return None
-    finding = f"The reference solves {num_solved} of {len(counts)} tasks at least once. "
-    num_undecided = sum(c == 0 and n < ADVICE_SAMPLES for c, n in counts)
-    if num_undecided:
-        finding += (
-            f"{num_undecided} of the others have fewer than {ADVICE_SAMPLES} samples: sample them "
-            "more often first. If that does not help, "
+def _advice(
+    counts: Sequence[tuple[int, int]],
+    returns: Sequence[Sequence[float]],
+    unreadable_share: float | None,
+) -> str:
+    """What was found, what follows from it, and what to do; of few solved tasks or none."""
+    finding = _finding(counts, returns)
+    if unreadable_share is not None and unreadable_share > MOST:
+        return (
+            f"{finding} In {unreadable_share:.0%} of the turns the response held no readable "
+            "answer. The prompt must state the form <think>...</think><answer>...</answer>: "
+            "agent.system_prompt: rules does not, agent.system_prompt: rules_and_format does. "
+            "Demonstrations teach it as well (warm_start.demonstrations); if responses are cut "
+            "off, raise agent.max_response_tokens."
         )
-    else:
-        finding += "A*-PO has little to learn from here: "
-    return finding + (
-        "warm-start the reference on demonstrations, or use a shaped reward that tells failures "
-        "apart."
+    remedy = (
+        "warm-start the reference on demonstrations (warm_start.demonstrations), or use a shaped "
+        "reward that tells failures apart."
     )
+    num_unsolved = sum(c == 0 for c, _ in counts)
+    num_undecided = sum(c == 0 and n < ADVICE_SAMPLES for c, n in counts)
+    if not num_undecided:
+        return f"{finding} What to do: {remedy}"
+    who = "Of the others," if num_unsolved < len(counts) else "Of these tasks,"
+    verb = "has" if num_undecided == 1 else "have"
+    return (
+        f"{finding} {who} {num_undecided} {verb} fewer than {ADVICE_SAMPLES} samples: sample them "
+        f"more often first (apo.num_value_samples). If that does not help, {remedy}"
+    )
+
+
+def _finding(counts: Sequence[tuple[int, int]], returns: Sequence[Sequence[float]]) -> str:
+    num_solved = sum(c > 0 for c, _ in counts)
+    if num_solved:
+        return f"The reference solves {num_solved} of {len(counts)} tasks at least once."
+    samples = _counted(sum(n for _, n in counts), "sample")
+    finding = f"No task was solved: {samples} of {_counted(len(counts), 'task')}, no success."
+    if len({each for of_task in returns for each in of_task}) == 1:
+        return f"{finding} All returns are equal, so Stage 2 cannot learn."
+    if any(len(set(of_task)) > 1 for of_task in returns):
+        return f"{finding} Stage 2 can only learn from what else is rewarded."
+    if any(len(of_task) > 1 for of_task in returns):
+        return f"{finding} All returns of a task are equal, so Stage 2 cannot learn."
+    return f"{finding} One sample of a task cannot tell whether its returns differ at all."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

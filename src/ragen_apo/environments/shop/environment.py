@@ -14,7 +14,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, validate_options
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    FailureWords,
+    PatternWords,
+    ScriptedPolicy,
+    validate_options,
+)
 from ragen_apo.environments.shop.catalogue import Catalogue, Product, load_catalogue
 from ragen_apo.environments.shop.rewards import PRESETS, RewardScheme, reward_scheme
 from ragen_apo.environments.shop.scripted import policies_for
@@ -51,6 +57,31 @@ class ShopOptions(Section):
     """How many results a search shows."""
     reward: Annotated[RewardScheme, BeforeValidator(reward_scheme)] = PRESETS["fixed"]
     """A preset's name, or the numbers that differ from the preset `fixed`."""
+
+
+FAILURE_WORDS = FailureWords(
+    loop=PatternWords(
+        name="search loop",
+        advice="Check that searching again cannot pay: `environment.reward: fixed` limits rewarded "
+        "searches. Add demonstrations that recover from a fruitless search.",
+    ),
+    wrong_final_action=PatternWords(
+        name="wrong purchase",
+        meaning="The agent bought another product than the one that was asked for.",
+        advice="If the goal was on screen, choosing is the problem: train longer, or let the agent "
+        "look at a product before it buys. If it was not, searching is: see which words of the "
+        "task the agent drops.",
+    ),
+    unreachable_target=PatternWords(
+        advice="See whether the heuristic baseline finds these products. If it does not, the "
+        "search or the task is at fault. If it does, demonstrate searches in other words."
+    ),
+    timeout=PatternWords(
+        advice="See whether the agent was on its way: then raise `environment.max_turns` or "
+        "`agent.max_context_tokens`. If it wanders, a cost per turn helps (`turn` in "
+        "`environment.reward`)."
+    ),
+)
 
 
 class ShopEnvironment:
@@ -204,4 +235,5 @@ def _declare(options: ShopOptions, catalogue: Catalogue) -> EnvironmentPropertie
         splits=SPLITS,
         rules=RULES,
         max_turns=options.max_turns,
+        failure_words=FAILURE_WORDS,
     )

@@ -16,7 +16,13 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, validate_options
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    FailureWords,
+    PatternWords,
+    ScriptedPolicy,
+    validate_options,
+)
 from ragen_apo.environments.webshop.catalog import Catalog
 from ragen_apo.environments.webshop.goals import (
     ENVIRONMENT_NAME,
@@ -58,6 +64,29 @@ TEXT_VERSION = 6
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
 EPISODE_OVER = "The episode is over."
+
+
+FAILURE_WORDS = FailureWords(
+    loop=PatternWords(
+        name="search loop",
+        advice="Add demonstrations that recover from a fruitless search or click.",
+    ),
+    wrong_final_action=PatternWords(
+        name="wrong purchase",
+        meaning="The agent bought something that does not fit in all respects: another product, or "
+        "the right one with a wrong or missing option.",
+        advice="Read what was bought. Another product although the right one was on screen: "
+        "choosing is the problem. A missing option: demonstrate that options are selected first.",
+    ),
+    unreachable_target=PatternWords(
+        advice="See whether the heuristic baseline finds these products. If it does not, the "
+        "search or the task is at fault. If it does, demonstrate searches in other words."
+    ),
+    timeout=PatternWords(
+        advice="See whether the agent was on its way: then raise `environment.max_turns` or "
+        "`agent.max_context_tokens`."
+    ),
+)
 
 
 def rules(observation: ObservationMode) -> str:
@@ -178,6 +207,7 @@ class WebShopEnvironment:
             rules=rules(options.observation),
             data=self._data_in_words(),
             max_turns=options.max_turns,
+            failure_words=FAILURE_WORDS,
         )
 
     def _data_in_words(self) -> str:

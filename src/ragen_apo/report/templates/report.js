@@ -45,7 +45,7 @@
       button.type = "button";
       button.dataset.episode = episode.episode;
       button.append(element("span", "goal", episode.instruction ?? "(no instruction)"));
-      const result = episode.success ? "success" : words(episode.failure ?? "failed");
+      const result = episode.success ? "success" : episode.failure_name ?? "failed";
       button.append(element("span", "about",
         `${episode.episode} · ${episode.category ?? ""} · ${result} · ${plural(episode.turns.length, "turn")}`));
       button.addEventListener("click", () => show(episode));
@@ -92,7 +92,7 @@
     }
     const about = element("p", "small");
     about.append(element("span", episode.success ? "badge good" : "badge bad",
-      episode.success ? "success" : words(episode.failure ?? "failed")));
+      episode.success ? "success" : episode.failure_name ?? "failed"));
     about.append(`episode ${episode.episode} · ${episode.category ?? ""} · return ${signed(episode.return)} · ${plural(episode.turns.length, "turn")} · ${episode.stop_reason ?? ""}`);
     const parts = [bar, element("h3", "", episode.instruction), about];
     if (episode.payload && episode.payload !== "{}") parts.push(element("p", "small", `task ${episode.payload}`));

@@ -1,0 +1,77 @@
+"""Which algorithm a run trained with, and how it went about it: the words of the whole report.
+
+Consumes `RunData`; produces the algorithm's traits and sentences on what is special about the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ragen_apo.config.algorithms import ALGORITHMS, DEFAULT_GROUP_SIZE, AlgorithmTraits
+from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.style import compact, one_line
+
+_BY_NAME: Mapping[str, AlgorithmTraits] = {str(key): value for key, value in ALGORITHMS.items()}
+_DEFAULT = "apo"
+"""What a configuration means that does not say."""
+
+
+def algorithm_of(run: RunData) -> AlgorithmTraits:
+    """The traits of the run's algorithm; of one that this version does not know, its name only."""
+    key = str(run.config.get("algorithm") or _DEFAULT)
+    name = one_line(key, 30)
+    unknown = AlgorithmTraits(name=name, sentence=f"{name} trains the agent", advantage="")
+    return _BY_NAME.get(key, unknown)
+
+
+def rollouts_per_task(run: RunData) -> float:
+    """How often a step plays each of its tasks."""
+    traits = algorithm_of(run)
+    if traits.has_values:
+        return 1
+    configured = finite(mapping(run.config.get("policy_gradient")).get("group_size"))
+    return configured or (DEFAULT_GROUP_SIZE if traits.compares_groups else 1)
+
+
+def origin(run: RunData) -> str | None:
+    """What made the reference what it is, and what its tasks are made of."""
+    warm_start = mapping(run.config.get("warm_start"))
+    demonstrations = mapping(warm_start.get("demonstrations"))
+    path = mapping(run.config.get("policy")).get("path")
+    if not warm_start:
+        sentence = ""
+    elif not warm_start.get("enabled"):
+        sentence = f"The reference is the model {path}" if path else "The reference is untrained"
+    elif not demonstrations.get("num_steps"):
+        sentence = "The reference has seen no demonstrations"
+    elif demonstrations.get("recordings"):
+        sentence = f"The reference imitates the recorded episodes of {demonstrations['recordings']}"
+    else:
+        sentence = f"The reference imitates the scripted policy {demonstrations.get('teacher')}"
+    data = f"tasks are made of {run.record['data']}" if run.record.get("data") else ""
+    parts = "; ".join(part for part in (sentence, data) if part)
+    return f"{parts[0].upper()}{parts[1:]}." if parts else None
+
+
+def adapters(run: RunData) -> str | None:
+    """That adapters were trained in place of the weights, if it was so."""
+    lora = mapping(run.config.get("policy")).get("lora")
+    if not lora:
+        return None
+    rank = finite(mapping(lora).get("rank"))
+    size = "" if rank is None else f" of rank {compact(rank)}"
+    return f"Adapters{size} (LoRA) were trained; the model’s own weights stayed as they were."
+
+
+def early_stop(run: RunData) -> str | None:
+    """Where and why the run ended before its last step, if it did."""
+    stopped = mapping(run.record.get("early_stop"))
+    if not stopped:
+        return None
+    most = finite(mapping(run.config.get("training")).get("max_steps"))
+    made = finite(stopped.get("step"))
+    where = "early" if made is None else f"early, after step {compact(made)}"
+    if made is not None and most is not None:
+        where += f" of {compact(most)}"
+    reason = f": {one_line(stopped['reason'])}" if stopped.get("reason") else ""
+    return f"Training stopped {where}{reason}."

@@ -1,0 +1,125 @@
+"""What Stage 1 found out about the reference: five facts in words, then every number there is.
+
+Consumes the value report of `RunData`; produces rows of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.style import compact, counted, decimal, percent, words
+
+
+def coverage_facts(run: RunData) -> list[tuple[str, str]]:
+    """What people ask first, as (what, answer); empty for algorithms that need no values."""
+    report = _shown_report(run)
+    facts = {
+        "Samples": _samples(report),
+        "Solved in k samples": ", ".join(f"{name} {value}" for name, value in _passes(report)),
+        "Tasks": _tasks(report),
+        "Return of the reference": _returns(report),
+        "V* rests on": _support(report),
+    }
+    return [(what, answer) for what, answer in facts.items() if answer]
+
+
+def coverage_rows(run: RunData) -> list[tuple[str, str]]:
+    """Every number of the value report as (what, value), whatever keys it has; without advice."""
+    report = _shown_report(run)
+    rows: list[tuple[str, str]] = []
+    for key in sorted(set(report) - {"advice", "tasks_below_k"}, key=_rank):
+        value = report[key]
+        if key == "pass_at_k":
+            rows += _passes(report)
+        elif isinstance(value, Mapping):
+            parts = sorted(value.items(), key=lambda part: (len(part[0]), part[0]))
+            rows += [(f"{_name(key)}: {words(name)}", _text(key, part)) for name, part in parts]
+        elif value is not None:
+            rows.append((_name(key), _text(key, value)))
+    return rows
+
+
+def _shown_report(run: RunData) -> Mapping[str, Any]:
+    """The value report, where the algorithm has a use for one.
+
+    The counts of `rollout_filter` are left out if there is none: it then counts every task as kept,
+    and none as never solved.
+    """
+    if not algorithm_of(run).has_values:
+        return {}
+    strategy = mapping(run.config.get("rollout_filter")).get("strategy") or "none"
+    left_out = {"selection"} if strategy == "none" else set()
+    return {key: value for key, value in run.value_report.items() if key not in left_out}
+
+
+def _samples(report: Mapping[str, Any]) -> str:
+    """`104 of 52 tasks, 2 each`."""
+    if finite(report.get("num_samples")) is None:
+        return ""
+    sizes = sorted(int(n) for n in mapping(report.get("tasks_by_num_samples")) if n.isdigit())
+    each = f", {sizes[0]} each" if len(sizes) == 1 else ""
+    if len(sizes) > 1:
+        each = f", {sizes[0]} to {sizes[-1]} each"
+    return f"{compact(report['num_samples'])} of {counted(report.get('num_tasks'), 'task')}{each}"
+
+
+def _passes(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """pass@k for every k that there are samples for; a lower bound says so."""
+    below, num_tasks = mapping(report.get("tasks_below_k")), finite(report.get("num_tasks"))
+    rows: list[tuple[str, str]] = []
+    passes = mapping(report.get("pass_at_k")).items()
+    for k, share in sorted(passes, key=lambda row: (len(row[0]), row[0])):
+        fewer = finite(below.get(k)) or 0
+        if num_tasks is None or fewer < num_tasks:
+            rows.append((f"pass@{k}", f"{'at least ' if fewer else ''}{percent(share)}"))
+    return rows
+
+
+def _tasks(report: Mapping[str, Any]) -> str:
+    shares = {"never": "share_never_solved", "always": "share_always_solved"}
+    known = {how: report[key] for how, key in shares.items() if finite(report.get(key)) is not None}
+    return ", ".join(f"{percent(share)} {how} solved" for how, share in known.items())
+
+
+def _returns(report: Mapping[str, Any]) -> str:
+    if finite(report.get("mean_return")) is None or finite(report.get("mean_v_star")) is None:
+        return ""
+    beta = "" if finite(report.get("beta1")) is None else f" at β₁ = {compact(report['beta1'])}"
+    return (
+        f"{decimal(report['mean_return'])} in the mean; V* {decimal(report['mean_v_star'])}{beta}"
+    )
+
+
+def _support(report: Mapping[str, Any]) -> str:
+    """How many samples a V* amounts to, as if all counted alike."""
+    size = finite(report.get("mean_effective_samples"))
+    if size is None:
+        return ""
+    alone = report.get("share_resting_on_one")
+    few = f"; {percent(alone)} of tasks: fewer than 2" if finite(alone) else ""
+    return f"{decimal(size, 1)} samples a task, counted alike{few}"
+
+
+def _rank(key: str) -> tuple[int, str]:
+    """Numbers of tasks and samples first, then pass@k, shares and means, then the rest."""
+    starts = ("num_", "pass_at", "share", "mean")
+    return next((n for n, start in enumerate(starts) if key.startswith(start)), len(starts)), key
+
+
+def _name(key: str) -> str:
+    if key == "selection":
+        return "rollout filter"
+    return words(key).replace("num ", "").replace("v star", "V*")
+
+
+def _text(key: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Sequence):
+        return ", ".join(_text(key, entry) for entry in value)
+    return percent(value) if key.startswith("share") else compact(value)

@@ -1,0 +1,156 @@
+"""A report names the algorithm of its run, and shows what that algorithm has."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import textwrap
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pptx import Presentation
+
+from ragen_apo.config.algorithms import ALGORITHMS, AlgorithmName
+from ragen_apo.report import plots
+from ragen_apo.report.failure_analysis import failure_analysis
+from ragen_apo.report.findings import headline, key_sentences
+from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.page import page
+from ragen_apo.report.slides import pipeline, slides
+from ragen_apo.report.tables import summary_csv
+
+NAMES = {key: traits.name for key, traits in ALGORITHMS.items()}
+VALUE_ALGORITHMS = ("apo", "apo_turn")
+
+
+class Text(HTMLParser):
+    """What a reader of a page sees: text outside scripts and styles, and what pictures are of."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text, self._hidden = "", False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden = tag in ("script", "style")
+        self.text += f" {dict(attrs).get('alt') or ''} "
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._hidden else data
+
+
+def text_of_page(run: RunData) -> str:
+    pictures = [(title, b"png") for title in titles(run)]
+    return Text(page(run, curves=pictures)).text.partition("Configuration")[0]
+
+
+def text_of_slides(run: RunData) -> str:
+    presentation: Any = Presentation(io.BytesIO(slides(run)))
+    shapes = [shape for slide in presentation.slides for shape in slide.shapes]
+    texts = [shape.text_frame.text for shape in shapes if shape.has_text_frame]
+    tables = [shape.table for shape in shapes if shape.has_table]
+    cells = [cell.text for table in tables for row in table.rows for cell in row.cells]
+    return "\n".join(texts + cells)
+
+
+def titles(run: RunData) -> list[str]:
+    return [panel.title for panel, _ in plots.panels(run)]
+
+
+DOCUMENTS: dict[str, Callable[[RunData], str]] = {
+    "page": text_of_page,
+    "slides": text_of_slides,
+    "table": summary_csv,
+    "failure analysis": failure_analysis,
+}
+
+
+def test_every_algorithm_has_its_traits_and_a_sentence_that_begins_with_its_name() -> None:
+    assert set(ALGORITHMS) == set(get_args(AlgorithmName))
+    assert len(set(NAMES.values())) == len(NAMES)
+    for traits in ALGORITHMS.values():
+        assert traits.sentence.startswith(f"{traits.name} ")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_report_names_the_algorithm_of_the_run_and_never_another(
+    algorithm: AlgorithmName, build_run: Callable[..., Path]
+) -> None:
+    run = load_run(build_run(algorithm=algorithm))
+    for name, document in DOCUMENTS.items():
+        text = document(run)
+        assert NAMES[algorithm] in text, name
+        rest = text.replace(NAMES[algorithm], "")
+        assert not [other for other in NAMES.values() if other in rest], name
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_panels_that_do_not_apply_to_the_algorithm_are_absent(
+    algorithm: AlgorithmName, build_run: Callable[..., Path]
+) -> None:
+    run = load_run(build_run(algorithm=algorithm))
+    shown = text_of_page(run) + text_of_slides(run)
+    has_values, has_critic = algorithm in VALUE_ALGORITHMS, algorithm == "ppo"
+    for words in ("V*", "Residual variance", "residual, mean", "Value store", "Stage 1"):
+        assert (words in shown) == has_values, words
+    for words in ("Critic", "critic, loss", "critic, explained variance"):
+        assert (words in shown) == has_critic, words
+    assert ("advantage of tokens, mean" in shown) == (not has_values)
+    assert "β₁" in shown or not has_values
+    assert len(titles(run)) == 6  # three of all, its own one, and two of the warm start
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "played"), [("apo", "once each"), ("ppo", "once each"), ("rloo", "8 times each")]
+)
+def test_the_slides_say_how_often_a_step_plays_a_task(
+    algorithm: str, played: str, build_run: Callable[..., Path]
+) -> None:
+    run = load_run(build_run(algorithm=algorithm))
+    assert f"64 tasks a step, {played}" in text_of_slides(run)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_station_of_the_slide_has_room_for_its_text(
+    algorithm: AlgorithmName, build_run: Callable[..., Path]
+) -> None:
+    stations = pipeline(load_run(build_run(algorithm=algorithm)))
+    assert len(stations) == 8
+    for name, text in stations:
+        # 14 points in 2.4 inches are 32 characters; below the title a box has room for four lines
+        lines = [line for part in text.split("\n") for line in textwrap.wrap(part, 32)]
+        assert 1 <= len(lines) <= 4, name
+
+
+def test_an_algorithm_of_another_version_goes_by_the_name_in_the_configuration(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run(algorithm="star_search"))
+    assert headline(run).startswith("star_search solves")
+    assert "A*-PO" not in text_of_page(run)
+
+
+def test_the_report_says_that_the_run_stopped_early_and_why(build_run: Callable[..., Path]) -> None:
+    stopped = {"rule": "max_kl", "step": 12, "reason": "kl_per_sequence was above 3 in 3 rows"}
+    run = dataclasses.replace(load_run(build_run()), record={"early_stop": stopped})
+    sentence = "Training stopped early, after step 12 of 60: kl_per_sequence was above 3 in 3 rows."
+    assert sentence in key_sentences(run)
+    for document in (text_of_page, text_of_slides):
+        assert sentence in document(run)
+
+
+def test_the_report_says_that_adapters_were_trained(build_run: Callable[..., Path]) -> None:
+    sentence = (
+        "Adapters of rank 16 (LoRA) were trained; the model’s own weights stayed as they were."
+    )
+    run = load_run(build_run(lora="{rank: 16, alpha: 32}"))
+    assert sentence in key_sentences(run)
+    assert sentence in text_of_page(run)
+    plain = dataclasses.replace(run, config={**run.config, "policy": {"lora": None}})
+    assert not any("LoRA" in each for each in key_sentences(plain))
