@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy
@@ -57,7 +58,7 @@ def evaluate_run(
     progress.update(3, "reference")
     baselines |= play_baselines(session.environments, plan)
     progress.update(4, "baselines")
-    return write_evaluation(
+    results = write_evaluation(
         run,
         trajectories,
         plan=plan,
@@ -65,3 +66,5 @@ def evaluate_run(
         baselines=baselines,
         pass_at=pass_at,
     )
+    run.add_seconds("evaluation", time.perf_counter() - session.opened)
+    return results

@@ -51,7 +51,7 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     """
     session = open_session(config, run, progress)
     refuse_luck(config.apo.replay, session.environments.properties)
-    with run.locked():
+    with run.locked(), session.timed("loading", since=session.opened):
         _note_origin(session)
         tasks = session.training_tasks()
         for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
