@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,11 +64,40 @@ def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
 
 
 @pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["reference"], "the folder 'reference' holds the warm start"),
+        (["Reference!"], "the folder 'reference' holds the warm start"),
+        (["GRPO", "grpo"], "its folder 'grpo' is that of run 'GRPO' already"),
+        (["a b", "a-b"], "its folder 'a-b' is that of run 'a b' already"),
+        (["up/../../down"], "no slashes and no control characters"),
+        (["up\\down"], "no slashes and no control characters"),
+        (["clear\x1b[2Jscreen"], "no slashes and no control characters"),
+        (["two\nlines"], "no slashes and no control characters"),
+        (["."], "needs a letter from a to z or a digit"),
+        ([".."], "needs a letter from a to z or a digit"),
+        ([""], "needs a letter from a to z or a digit"),
+        (["x" * 101], "at most 100 characters, this one 101"),
+    ],
+)
+def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
+    tmp_path: Path, names: list[str], problem: str
+) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 0\n")
+    runs = {name: {} for name in names}
+    path = tmp_path / "compare.yaml"
+    path.write_text(json.dumps({"base": "base.yaml", "seeds": [0], "runs": runs}))
+    with pytest.raises(ConfigError, match=problem) as error:
+        load_comparison(path)
+    assert str(error.value).isprintable(), "one line, and nothing that acts on a terminal"
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("base: base.yaml\nseeds: [0]\nruns: {a: {algorithm: x}}", "run 'a' cannot be used"),
         ("base: base.yaml\nseeds: []\nruns: {a: {}}", "seeds"),
-        ("base: base.yaml\nseeds: [0]\nruns: {a: {}, A: {}}", "must differ in letters or digits"),
+        ("base: base.yaml\nseeds: [0]\nruns: {a: {}, A: {}}", "folder 'a' is that of run 'a'"),
         ("base: other.yaml\nseeds: [0]\nruns: {a: {}}", "other.yaml cannot be read"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),
     ],

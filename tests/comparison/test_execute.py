@@ -1,6 +1,9 @@
 """Playing a comparison: what is run, in which order, what is reused, and what a failure does."""
 
+import os
+import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,8 @@ class Runs:
         self.failing = ""
 
     def __call__(self, command: list[str], **_: Any) -> int:
-        what, *arguments = command[3:]
+        assert command[2] == "ragen_apo.comparison.lifeline"
+        what, *arguments = command[5:]
         path = Path(arguments[1] if what == "train" else arguments[0])
         name = f"{what} {path.relative_to(self.out)}"
         with self.lock:
@@ -107,3 +111,63 @@ def test_another_configuration_is_not_continued(runs: Runs) -> None:
 def test_no_run_at_a_time_is_refused(runs: Runs) -> None:
     with pytest.raises(ConfigError, match="parallel must be at least 1"):
         play(runs, parallel=0)
+
+
+SLEEPER = """
+import time
+
+print("sleeping", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+from ragen_apo.comparison.execute import _finish
+
+_finish([("sleeper",)], 1, lambda name, lifeline: lifeline.call(name, []))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
+def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, name: str) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "sleeping\n"
+        parent.send_signal(signal.Signals[name])
+        # Both hold the other end of this pipe: it ends when both have.
+        parent.communicate(timeout=30)
+    assert parent.returncode != 0
+
+
+def test_a_comparison_that_is_terminated_leaves_no_run_behind_that_goes_on_training(
+    tmp_path: Path, tiny_config: str
+) -> None:
+    # So many steps that nothing but a signal ends the run.
+    endless = tiny_config.replace("max_steps: 12,", "max_steps: 1000000,")
+    assert endless != tiny_config
+    (tmp_path / "base.yaml").write_text(endless)
+    (tmp_path / "compare.yaml").write_text(COMPARISON)
+    where = ["--config", str(tmp_path / "compare.yaml"), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ragen_apo.cli", "compare", *where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as parent:
+        assert parent.stdout is not None
+        for line in parent.stdout:
+            if "copying" in line:
+                break
+        parent.terminate()
+        parent.communicate(timeout=30)
+    assert parent.returncode == -signal.SIGTERM
+    # The lock of the run is free.
+    with RunDirectory(tmp_path / "out" / "seed-0" / "reference").locked():
+        pass

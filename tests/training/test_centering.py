@@ -1,4 +1,4 @@
-"""Residuals around their mean over the step: which mean, and where it is refused."""
+"""Residuals around the mean of the step's other trajectories, and where that is refused."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -18,14 +18,14 @@ TRACE = 0.5
 
 
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
-def test_the_offset_is_the_mean_of_what_the_step_multiplies_log_ratios_with(
+def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_with(
     algorithm: str, trainer_with: Callable[..., Trainer], tiny_config: str
 ) -> None:
     keys = [*KEYS, f"--algorithm={algorithm}", f"--turn_level.trace={TRACE}"]
     keys += ["--turn_level.min_visits=1"]
     trainer = trainer_with(parse_config(tiny_config, source="tiny", overrides=keys))
     rollouts = trainer._with_reference(trainer._gather(trainer._roll_out(0), 0))
-    advantages: list[float] = []
+    advantages: list[list[float]] = []
     for trajectory in rollouts.trajectories:
         batch = collate(training_samples(trajectory), pad_id=0, device=trainer.policy.device)
         policy, reference = (
@@ -47,15 +47,20 @@ def test_the_offset_is_the_mean_of_what_the_step_multiplies_log_ratios_with(
             delta, log_ratios = sum(log_ratios[:num_tokens]), log_ratios[num_tokens:]
             next_value = following.value if following else 0.0
             residuals.append(part.reward + next_value - part.value - 0.1 * delta)
-        advantages += [
+        traced = [
             sum(TRACE**later * residual for later, residual in enumerate(residuals[start:]))
             for start in range(len(residuals))
         ]
+        advantages.append(traced)
     if algorithm == "apo_turn":
-        assert len(advantages) > len(rollouts), "a state after the first one is known"
-    offset = trainer.algorithm.prepare(rollouts).offset
-    assert offset == pytest.approx(fmean(advantages), abs=1e-5)
-    assert abs(offset) > 1e-3
+        assert sum(map(len, advantages)) > len(rollouts), "a state after the first one is known"
+    others = [
+        fmean(value for row, values in enumerate(advantages) if row != place for value in values)
+        for place in range(len(advantages))
+    ]
+    offset_B = trainer.algorithm.prepare(rollouts).offset_B
+    assert offset_B.tolist() == pytest.approx(others, abs=1e-5)
+    assert offset_B.abs().min() > 1e-3 and len(set(offset_B.tolist())) > 1
 
 
 def test_without_the_key_nothing_is_subtracted(
@@ -63,7 +68,7 @@ def test_without_the_key_nothing_is_subtracted(
 ) -> None:
     trainer = trainer_with(parse_config(tiny_config, source="tiny"))
     rollouts = trainer._with_reference(trainer._gather(trainer._roll_out(0), 0))
-    assert trainer.algorithm.prepare(rollouts).offset == 0.0
+    assert not trainer.algorithm.prepare(rollouts).offset_B.any()
 
 
 def test_with_replay_it_is_refused() -> None:
@@ -71,3 +76,12 @@ def test_with_replay_it_is_refused() -> None:
     keys += ["--apo.replay.num_trajectories_per_step=2"]
     with pytest.raises(ConfigError, match="center_residuals is right for the policy's own"):
         parse_config("", source="run.yaml", overrides=keys)
+
+
+@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
+def test_one_task_a_step_has_no_others_to_centre_by(algorithm: str) -> None:
+    keys = ["--apo.center_residuals=true", "--training.tasks_per_step=1"]
+    with pytest.raises(ConfigError, match="tasks_per_step must be at least 2, got 1"):
+        parse_config("", source="run.yaml", overrides=[f"--algorithm={algorithm}", *keys])
+    # Its rivals do not read the key.
+    parse_config("", source="run.yaml", overrides=["--algorithm=grpo", *keys])

@@ -1,8 +1,11 @@
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ragen_apo.errors import ConfigError
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.session import Session
 
 
@@ -33,3 +36,41 @@ def test_a_model_that_is_too_short_for_an_episode_is_refused_when_it_is_loaded(
 
 def test_a_limit_above_the_split_takes_all_of_it(session: Session) -> None:
     assert limited(session, 10_000).training_tasks() == session.training_tasks()
+
+
+def test_seconds_of_a_phase_within_another_count_once_and_all_add_up_to_the_clock(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    session.run.status.unlink()
+    with session.timed("loading", since=95.0):
+        now = 110.0  # 15 s of loading
+        with session.timed("stage 2"):
+            now = 130.0  # 20 s
+            with session.timed("reference refresh"):
+                now = 140.0
+                session.note_seconds(every=10.0)
+                now = 145.0
+                session.note_seconds(every=10.0)
+                assert session.run.read_status()["phases"]["reference refresh"]["seconds"] == 10
+                now = 200.0  # 70 s
+            now = 230.0  # 30 s more of Stage 2
+        now = 231.0  # 1 s more of loading
+    now = 300.0
+    session.note_seconds()
+    phases = session.run.read_status()["phases"]
+    assert phases == {
+        "loading": {"seconds": 16},
+        "stage 2": {"seconds": 50},
+        "reference refresh": {"seconds": 70},
+    }
+    assert sum(phase["seconds"] for phase in phases.values()) == 231 - 95
+
+
+def test_a_run_notes_the_seconds_of_loading_and_of_the_evaluation_too(finished_run: Path) -> None:
+    phases = RunDirectory(finished_run).read_status()["phases"]
+    warm_start = {"copy", "demonstrations"}
+    later = {"stage 1", "stage 2", "reference refresh"}
+    assert set(phases) == {"loading", "evaluation"} | warm_start | later
+    assert all(phase["seconds"] > 0 for phase in phases.values())

@@ -7,14 +7,13 @@ OUT/seed-0/<run>/       a run directory like any other
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from ragen_apo.comparison.plan import Comparison, folder_name
+from ragen_apo.comparison.lifeline import Lifeline
+from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
@@ -38,7 +37,7 @@ def play_comparison(
     jobs: list[_Job] = []
     runs: dict[tuple[str, int], RunDirectory] = {}
     for seed in comparison.settings.seeds:
-        first = RunDirectory(out / f"seed-{seed}" / "reference")
+        first = RunDirectory(out / f"seed-{seed}" / REFERENCE)
         firsts.append((first, comparison.reference(seed), False))
         for name in comparison.settings.runs:
             # Relative paths would name another folder from another working directory.
@@ -51,20 +50,31 @@ def play_comparison(
 
 
 def _finish(jobs: Sequence[_Job], parallel: int, play: Callable[..., None]) -> None:
-    """Plays all; after a failure nothing new is begun, and the failure is raised."""
+    """Plays all; after a failure nothing new is begun, and the failure is raised.
+
+    An interruption ends what is under way as well, and so does the end of this process.
+    """
     failed = threading.Event()
 
     def one(job: _Job) -> None:
         if failed.is_set():
             return
         try:
-            play(*job)
+            play(*job, lifeline=lifeline)
         except BaseException:
             failed.set()
             raise
 
-    with ThreadPoolExecutor(parallel) as pool:  # each thread waits for a process
-        for future in [pool.submit(one, job) for job in jobs]:
+    # Each thread waits for a process.
+    with Lifeline() as lifeline, ThreadPoolExecutor(parallel) as pool:
+        futures = [pool.submit(one, job) for job in jobs]
+        try:
+            wait(futures)
+        except BaseException:
+            failed.set()
+            lifeline.cut()
+            raise
+        for future in futures:
             future.result()
 
 
@@ -73,10 +83,14 @@ def finish_run(
     config: RunConfig,
     evaluate: bool,
     *,
+    lifeline: Lifeline,
     say: Callable[[str], None],
     quiet: bool = False,
 ) -> None:
-    """Starts, continues or reuses a run; `quiet` keeps what it prints in a file beside it."""
+    """Starts, continues or reuses a run in processes that hang on the lifeline.
+
+    `quiet` keeps what they print in a file beside the run.
+    """
     if run.config.exists() and load_config(run.config) != config:
         raise RunDirectoryError(
             f"{run.path} was started with another configuration than this comparison has now; "
@@ -90,19 +104,18 @@ def finish_run(
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
         how = ["--resume", *trust] if started else ["--config", str(text)]
-        _call("train", "--run-dir", str(run.path), *how, "--no-evaluate", log=log)
+        _call(lifeline, "train", "--run-dir", str(run.path), *how, "--no-evaluate", log=log)
     if evaluate and not run.results.exists():
-        _call("evaluate", str(run.path), *trust, log=log)
+        _call(lifeline, "evaluate", str(run.path), *trust, log=log)
 
 
-def _call(*arguments: str, log: Path | None) -> None:
+def _call(lifeline: Lifeline, *arguments: str, log: Path | None) -> None:
     # A process of its own, so that the peak memory is that of one run.
-    command = [sys.executable, "-m", "ragen_apo.cli", *arguments]
     if log is None:
-        status, where = subprocess.call(command), "above"
+        status, where = lifeline.call("ragen_apo.cli", arguments), "above"
     else:
         with log.open("ab") as stream:
-            status = subprocess.call(command, stdout=stream, stderr=subprocess.STDOUT)
+            status = lifeline.call("ragen_apo.cli", arguments, log=stream)
         where = f"at the end of {log}"
     if status:
         raise RagenApoError(

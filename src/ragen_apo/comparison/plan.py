@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +27,11 @@ from ragen_apo.config.overrides import merge
 from ragen_apo.config.section import Count, CountOrZero, Positive, Section
 from ragen_apo.config.yaml_text import parse_yaml
 from ragen_apo.errors import ConfigError
+
+REFERENCE = "reference"
+"""Folder of the warm start beside the folders of a seed's runs."""
+MAX_NAME_LENGTH = 100
+"""File systems take 255 bytes, and the names of files beside a run's folder are a little longer."""
 
 
 class BudgetConfig(Section):
@@ -97,11 +102,7 @@ def load_comparison(path: Path) -> Comparison:
             f"  - {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
         ]
         raise ConfigError("\n".join([f"{path} cannot be used:", *problems])) from error
-    folders = [folder_name(name) for name in settings.runs]
-    if len(set(folders)) < len(folders) or "" in folders:
-        raise ConfigError(
-            f"{path}: the names of runs must differ in letters or digits, got {folders}"
-        )
+    _check_names(list(settings.runs), path)
     comparison = Comparison(settings, _mapping(path.parent / settings.base))
     comparison.reference(settings.seeds[0])
     for name in settings.runs:
@@ -111,6 +112,27 @@ def load_comparison(path: Path) -> Comparison:
                 f"{path}, run {name!r}: training.eval_every is null, no curve to draw"
             )
     return comparison
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    """Raises ConfigError unless every run can have a folder of its own beside the reference."""
+    names_of: dict[str, str] = {}
+    for name in names:
+        folder = folder_name(name)
+        problem = None
+        if not name.isprintable() or "/" in name or "\\" in name:
+            problem = "a name has no slashes and no control characters"
+        elif not folder:
+            problem = "a name needs a letter from a to z or a digit, from which its folder is made"
+        elif len(name) > MAX_NAME_LENGTH:
+            problem = f"a name has at most {MAX_NAME_LENGTH} characters, this one {len(name)}"
+        elif folder == REFERENCE:
+            problem = f"the folder {REFERENCE!r} holds the warm start that all runs share"
+        elif folder in names_of:
+            problem = f"its folder {folder!r} is that of run {names_of[folder]!r} already"
+        if problem:
+            raise ConfigError(f"{path}, run {name!r:.120}: {problem}; choose another name")
+        names_of[folder] = name
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -98,8 +98,9 @@ class ApoConfig(Section):
     advantage_clamp: Positive | None = None
     """Limit of the residual on both sides; a Huber tail in the regression form."""
     center_residuals: bool = False
-    """Subtract the mean residual of the step, which changes no expected gradient; before the clamp.
-    """
+    """Subtract from each residual the mean of the step's other trajectories, before the clamp. That
+    changes no expected gradient; with length_normalization `tokens` it does. Needs two tasks a
+    step."""
     kl_coefficient: NonNegative = 0.0
     """Weight of an added KL penalty; acts as if beta2 were larger by it."""
     temperature: Positive = 1.0

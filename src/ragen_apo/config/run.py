@@ -117,6 +117,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _there_is_a_mean_of_others(self) -> RunConfig:
+        centers = self.needs_values and self.apo.center_residuals
+        if centers and self.training.tasks_per_step < 2:
+            raise ValueError(
+                "apo.center_residuals subtracts the mean of a step's other trajectories; "
+                f"training.tasks_per_step must be at least 2, got {self.training.tasks_per_step}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_have_something_to_adapt(self) -> RunConfig:
         if self.policy.lora is not None and self.policy.path is None:
             raise ValueError(

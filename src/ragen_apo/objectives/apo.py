@@ -112,16 +112,17 @@ def apo_loss(
     v_star_B: Tensor,
     settings: ApoSettings,
     num_sequences: int,
-    offset: float = 0.0,
+    offset: float | Tensor = 0.0,
 ) -> ApoLoss:
     """The loss of some sequences out of a batch of `num_sequences`.
 
     `logprobs_BT` carries the gradient; the other tensors are constants. `mask_BT` is True exactly
-    at the sampled tokens, and what stands elsewhere, NaN included, does not matter. `offset` is
-    subtracted from every residual, before the clamp: a control variate that changes no expected
-    gradient on the policy's own samples, and with the mean residual of the batch lowers its
-    variance. Raises ValueError for shapes that do not agree, a return or V* that is not finite, and
-    num_sequences < 1.
+    at the sampled tokens, and what stands elsewhere, NaN included, does not matter. `offset`, one
+    number or one per sequence [B], is subtracted from the residuals, before the clamp: a control
+    variate. On the policy's own samples it changes no expected gradient if it does not depend on
+    the sequence itself, without length normalisation and clamp; `mean_of_others` lowers the
+    variance and is such an offset. Raises ValueError for shapes that do not agree, a return or V*
+    that is not finite, and num_sequences < 1.
     """
     _check_shapes(logprobs_BT, reference_logprobs_BT, mask_BT, returns_B, v_star_B)
     if num_sequences < 1:
@@ -190,6 +191,28 @@ def sequence_log_ratio(
 def residual(log_ratio_B: Tensor, *, returns_B: Tensor, v_star_B: Tensor, beta2: float) -> Tensor:
     """A [B] = (R - V*) - beta2 Delta: what is left of the advantage; 0 at the optimum."""
     return (returns_B - v_star_B).to(log_ratio_B.dtype) - beta2 * log_ratio_B
+
+
+def mean_of_others(values_BS: Tensor, *, present_BS: Tensor) -> Tensor:
+    """For each row the mean of what is present in the other rows [B]: an offset to centre it by.
+
+    E[grad log pi] of a sequence is 0 whatever the others are, so an offset made of those alone
+    changes no expected gradient. The mean of all rows does: with one value a row it is A_i / B +
+    (1 - 1/B) (mean of the others), which leaves 1 - 1/B of the gradient and nothing at B = 1. All
+    of the row's own values are left out, because a sequence's later residuals depend on what its
+    earlier turns wrote.
+    Raises ValueError for fewer than two rows, and for a row of which nothing is present.
+    """
+    if len(values_BS) < 2:
+        raise ValueError(
+            "centring subtracts the mean of the other sequences and needs at least 2 of them, got "
+            f"{len(values_BS)}"
+        )
+    count_B = present_BS.sum(dim=1)
+    if not bool((count_B > 0).all()):
+        raise ValueError(f"every sequence needs a value, got {count_B.tolist()} of them")
+    sum_B = torch.where(present_BS, values_BS, 0.0).sum(dim=1)
+    return (sum_B.sum() - sum_B) / (count_B.sum() - count_B)
 
 
 def regression_loss(

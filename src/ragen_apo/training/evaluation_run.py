@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy
@@ -57,7 +58,7 @@ def evaluate_run(
     progress.update(3, "reference")
     baselines |= play_baselines(session.environments, plan)
     progress.update(4, "baselines")
-    return write_evaluation(
+    results = write_evaluation(
         run,
         trajectories,
         plan=plan,
@@ -66,3 +67,5 @@ def evaluate_run(
         pass_at=pass_at,
         failure_words=session.environments.properties.failure_words,
     )
+    run.add_seconds("evaluation", time.perf_counter() - session.opened)
+    return results

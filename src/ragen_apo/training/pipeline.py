@@ -22,6 +22,7 @@ from torch import Tensor
 
 import ragen_apo
 from ragen_apo.config import RunConfig
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     broken_line,
     read_json_lines,
@@ -53,29 +54,37 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     """
     session = open_session(config, run, progress)
     refuse_luck(config.apo.replay, session.environments.properties)
+    _refuse_another_environment(session)
     with run.locked():
         require_same_configuration(run, config)
         if run.policy.exists():
             progress.say(f"{run.path} is trained already")
             return
-        _note_origin(session)
-        tasks = session.training_tasks()
-        for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
-            remove_partial_files(folder)
-        # From the first reference on, its weights are those that adapters are added to.
-        policy = session.load_policy(
-            run.reference(0) if run.reference(0).exists() else _initial_model(session)
-        )
-        position, moments = _resume(session, policy)
-        _warm_start(session, policy, position, moments)
-        _stage_one(session, tasks)
-        if position.phase != STAGE_TWO:
-            position, moments = Position(STAGE_TWO, 0), {}
-            policy = session.load_policy(run.reference(0))
-        with session.timed("stage 2"):
-            run_stage_two(session, policy, tasks, position=position, moments=moments)
-        _note_peak_memory(run, session.device)
-        session.save_model(policy, run.policy)
+        with session.timed("loading", since=session.opened):
+            _play_phases(session)
+
+
+def _play_phases(session: Session) -> None:
+    """From wherever the run stands to its trained policy."""
+    run = session.run
+    _note_origin(session)
+    tasks = session.training_tasks()
+    for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
+        remove_partial_files(folder)
+    # From the first reference on, its weights are those that adapters are added to.
+    policy = session.load_policy(
+        run.reference(0) if run.reference(0).exists() else _initial_model(session)
+    )
+    position, moments = _resume(session, policy)
+    _warm_start(session, policy, position, moments)
+    _stage_one(session, tasks)
+    if position.phase != STAGE_TWO:
+        position, moments = Position(STAGE_TWO, 0), {}
+        policy = session.load_policy(run.reference(0))
+    with session.timed("stage 2"):
+        run_stage_two(session, policy, tasks, position=position, moments=moments)
+    _note_peak_memory(run, session.device)
+    session.save_model(policy, run.policy)
 
 
 def _initial_model(session: Session) -> Path | str:
@@ -185,7 +194,7 @@ def _note_peak_memory(run: RunDirectory, device: torch.device) -> None:
 
 
 def _note_origin(session: Session) -> None:
-    """What the run is made with and from: versions, and the environment's data."""
+    """What the run is made with and from: versions, the environment and its data."""
     run, properties = session.run, session.environments.properties
     versions = {
         "ragen_apo": ragen_apo.__version__,
@@ -194,8 +203,39 @@ def _note_origin(session: Session) -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    noted: dict[str, Any] = {"versions": versions}
+    noted: dict[str, Any] = {"versions": versions, "environment": _environment_versions(session)}
     if properties.data:
         noted["data"] = properties.data
         session.progress.say(f"{properties.name}: {properties.data}")
     write_json_atomically(run.status, run.read_status() | noted)
+
+
+def _environment_versions(session: Session) -> dict[str, str]:
+    """What changes with the tasks, their text or their rewards."""
+    properties = session.environments.properties
+    return {"version": properties.version, "reward_version": properties.reward_version}
+
+
+def _refuse_another_environment(session: Session) -> None:
+    """Raises RunDirectoryError if an earlier attempt had other data, texts or rewards.
+
+    The options are the same: `data: auto`, say, on a machine that has other data now.
+    """
+    run, status = session.run, session.run.read_status()
+    now = _environment_versions(session)
+    # Runs of earlier versions of this package have not noted it.
+    before = status.get("environment", now)
+    if before == now:
+        return
+
+    def in_words(versions: dict[str, str], data: str) -> str:
+        name = data or session.config.environment.name
+        return f"{name} (version {versions['version']}, rewards {versions['reward_version']})"
+
+    was = in_words(before, status.get("data", ""))
+    is_now = in_words(now, session.environments.properties.data)
+    raise RunDirectoryError(
+        f"{run.path} was begun with {was}, and its environment has {is_now} now; to go on would "
+        "mix the two. Put back the data, or the version of ragen-apo, that it was begun with, or "
+        "start a new run with another --run-dir."
+    )

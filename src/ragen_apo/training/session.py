@@ -31,6 +31,16 @@ from ragen_apo.training.draw_order import missing_categories, seeded_part
 from ragen_apo.types import Task
 
 
+@dataclass
+class _Clock:
+    """What `Session.timed` has noted so far."""
+
+    phases: list[str] = field(default_factory=list)
+    """Those under way, each inside the one before it."""
+    noted: float = 0.0
+    """Until when seconds are noted."""
+
+
 @dataclass(frozen=True)
 class Session:
     """One process's work on a run."""
@@ -41,8 +51,9 @@ class Session:
     device: torch.device
     dtype: torch.dtype
     progress: Progress
-    _clocks: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """For each phase under way, until when its seconds are noted."""
+    opened: float = field(default_factory=time.perf_counter, compare=False)
+    """When this process began with the run."""
+    _clock: _Clock = field(default_factory=_Clock, init=False, repr=False, compare=False)
 
     def training_tasks(self) -> list[Task]:
         """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
@@ -106,25 +117,31 @@ class Session:
             raise OSError(errno.ENOSPC, full, str(folder)) from error
 
     @contextlib.contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Notes the seconds of a phase in run.json, an interrupted one included."""
-        self._clocks[phase] = time.perf_counter()
+    def timed(self, phase: str, *, since: float | None = None) -> Iterator[None]:
+        """Notes the seconds of a phase in run.json, an interrupted one included.
+
+        The seconds of a phase within it are that one's alone, so all phases add up to the clock on
+        the wall. `since` is when the phase began, if that was earlier and outside of all others.
+        """
+        clock = self._clock
+        self.note_seconds()
+        clock.noted = time.perf_counter() if since is None or clock.phases else since
+        clock.phases.append(phase)
         try:
             yield
         finally:
             self.note_seconds()
-            del self._clocks[phase]
+            clock.phases.pop()
 
     def note_seconds(self, *, every: float = 0.0) -> None:
-        """Notes what the phases under way have taken so far, so that a kill loses no more.
+        """Notes what the phase under way has taken so far, so that a kill loses no more.
 
-        Nothing is written for a phase that was noted less than `every` seconds ago.
+        Nothing is written if that was done less than `every` seconds ago.
         """
-        now = time.perf_counter()
-        for phase, noted in self._clocks.items():
-            if now - noted >= every:
-                self.run.add_seconds(phase, now - noted)
-                self._clocks[phase] = now
+        now, clock = time.perf_counter(), self._clock
+        if clock.phases and now - clock.noted >= every:
+            self.run.add_seconds(clock.phases[-1], now - clock.noted)
+            clock.noted = now
 
 
 def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:
@@ -132,6 +149,7 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
 
     Raises ConfigError for an environment whose code lies in the run: runs are data.
     """
+    opened = time.perf_counter()
     refuse_code_within(run.path, config.environment.name, config.environment.options)
     device, dtype = set_up_machine(config.run)
-    return Session(config, run, build_environments(config), device, dtype, progress)
+    return Session(config, run, build_environments(config), device, dtype, progress, opened)

@@ -3,6 +3,9 @@
 One rollout per task, one pass, no critic, no ratio. V* comes from Stage 1. The equations are in
 `objectives.apo` and `objectives.turn_level`, values of states in `values.state_values`.
 
+`center_residuals` takes its means over the `training.tasks_per_step` trajectories of the step: a
+filter chooses A*-PO's tasks before any step, and replay is refused beside it.
+
 Axes: B trajectories, T token positions, S segments between states of known value.
 """
 
@@ -14,7 +17,13 @@ import torch
 from torch import Tensor
 
 from ragen_apo.config.algorithms import ApoConfig, TurnLevelConfig
-from ragen_apo.objectives.apo import ApoLoss, ApoSettings, apo_loss, apo_metrics
+from ragen_apo.objectives.apo import (
+    ApoLoss,
+    ApoSettings,
+    apo_loss,
+    apo_metrics,
+    mean_of_others,
+)
 from ragen_apo.objectives.turn_level import (
     TurnLevelSettings,
     segment_log_ratios,
@@ -36,8 +45,8 @@ class TrajectorySignals:
 
     returns_B: Tensor
     v_star_B: Tensor
-    offset: float
-    """What is subtracted from every residual."""
+    offset_B: Tensor
+    """What is subtracted from the residual."""
 
 
 class TrajectoryApo(Algorithm[TrajectorySignals]):
@@ -50,7 +59,7 @@ class TrajectoryApo(Algorithm[TrajectorySignals]):
 
     def prepare(self, rollouts: Rollouts) -> TrajectorySignals:
         returns_B, v_star_B = rollouts.returns_B, rollouts.v_star_B
-        offset = 0.0
+        offset_B = torch.zeros_like(returns_B)
         if self._centers:
             at_sampling = apo_loss(
                 rollouts.tokens.sampled_logprobs_BT,
@@ -61,8 +70,10 @@ class TrajectoryApo(Algorithm[TrajectorySignals]):
                 settings=self._settings,
                 num_sequences=len(rollouts),
             )
-            offset = at_sampling.residual.mean().item()
-        return TrajectorySignals(returns_B=returns_B, v_star_B=v_star_B, offset=offset)
+            residual_B1 = at_sampling.residual[:, None]
+            present_B1 = torch.ones_like(residual_B1, dtype=torch.bool)
+            offset_B = mean_of_others(residual_B1, present_BS=present_B1)
+        return TrajectorySignals(returns_B=returns_B, v_star_B=v_star_B, offset_B=offset_B)
 
     def loss(self, signals: TrajectorySignals, micro: MicroBatch, scores: TokenScores) -> LossPart:
         return _part(
@@ -74,7 +85,7 @@ class TrajectoryApo(Algorithm[TrajectorySignals]):
                 v_star_B=signals.v_star_B[micro.places],
                 settings=self._settings,
                 num_sequences=micro.num_sequences,
-                offset=signals.offset,
+                offset=signals.offset_B[micro.places],
             )
         )
 
@@ -95,8 +106,8 @@ class TurnSignals:
     values_BS: Tensor
     num_segments: int
     """Of all trajectories."""
-    offset: float
-    """What is subtracted from every segment's advantage."""
+    offset_B: Tensor
+    """What is subtracted from the advantage of each of the trajectory's segments."""
 
 
 class TurnLevelApo(Algorithm[TurnSignals]):
@@ -132,18 +143,19 @@ class TurnLevelApo(Algorithm[TurnSignals]):
         rewards_BS = segment_sums(
             rollouts.rewards_BT, mask_BT=rollouts.mask_BT, segment_BT=segment_BT, like=values_BS
         )
-        offset = 0.0
+        offset_B = torch.zeros_like(values_BS[:, 0])
         if self._centers:
             advantage_BS = self._advantages_at_sampling(rollouts, segment_BT, rewards_BS, values_BS)
             num_segments_B = torch.tensor([len(parts) for parts in cuts], device=device)
             place_S = torch.arange(num_columns, device=device)
-            offset = advantage_BS[place_S < num_segments_B[:, None]].mean().item()
+            present_BS = place_S < num_segments_B[:, None]
+            offset_B = mean_of_others(advantage_BS, present_BS=present_BS)
         return TurnSignals(
             segment_BT=segment_BT,
             rewards_BS=rewards_BS,
             values_BS=values_BS,
             num_segments=sum(len(parts) for parts in cuts),
-            offset=offset,
+            offset_B=offset_B,
         )
 
     def _advantages_at_sampling(
@@ -172,7 +184,7 @@ class TurnLevelApo(Algorithm[TurnSignals]):
                 values_BS=signals.values_BS[micro.places],
                 settings=self._settings,
                 num_sequences=micro.num_sequences,
-                offset=signals.offset,
+                offset=signals.offset_B[micro.places],
             )
         )
 

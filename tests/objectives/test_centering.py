@@ -1,0 +1,183 @@
+"""Centred residuals, enumerated in float64: all batches of a tabular policy, with their chances.
+
+A tree of two turns. The third first action ends the episode, so that trajectories have one segment
+or two. Rewards, policy and values are random, the reference is uniform.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ragen_apo.objectives.apo import ApoSettings, apo_loss, mean_of_others, residual
+from ragen_apo.objectives.turn_level import (
+    TurnLevelSettings,
+    segment_residuals,
+    traced,
+    turn_level_loss,
+)
+
+BETA = 0.2
+PATHS = ((0, 0), (0, 1), (1, 0), (1, 1), (2, None))
+TRACE = 0.6
+Offsets = Callable[[Tensor, Tensor], Tensor]
+"""The offsets of a batch from its residuals [B, S] and which of them there are."""
+
+
+class Tree:
+    def __init__(self) -> None:
+        draws = torch.Generator().manual_seed(3)
+        self.first_logits = torch.randn(3, generator=draws, requires_grad=True)
+        self.second_logits = torch.randn(2, 2, generator=draws, requires_grad=True)
+        self.present_BS = torch.tensor([[True, second is not None] for _, second in PATHS])
+        self.rewards_BS = torch.rand(5, 2, generator=draws) * self.present_BS
+        state_values = torch.rand(3, generator=draws)
+        self.values_BS = (
+            torch.stack(
+                [state_values[2].expand(5), state_values[torch.tensor([0, 0, 1, 1, 0])]], dim=1
+            )
+            * self.present_BS
+        )
+        reference = [math.log(1 / 3), math.log(1 / 2)]
+        self.reference_BT = torch.tensor(reference).expand(5, 2) * self.present_BS
+
+    def logprobs(self) -> Tensor:
+        first, second = self.first_logits.log_softmax(0), self.second_logits.log_softmax(1)
+        rows = [
+            torch.stack([first[one], first.new_zeros(()) if two is None else second[one, two]])
+            for one, two in PATHS
+        ]
+        return torch.stack(rows)
+
+    def advantages(self, form: str) -> tuple[Tensor, Tensor]:
+        """What multiplies the gradient of log pi [B, S], and which of it there is."""
+        log_ratio_BS = (self.logprobs() - self.reference_BT).detach()
+        if form == "turns":
+            residual_BS = segment_residuals(
+                log_ratio_BS, rewards_BS=self.rewards_BS, values_BS=self.values_BS, beta2=BETA
+            )
+            return traced(residual_BS, trace=TRACE), self.present_BS
+        whole_B = residual(
+            log_ratio_BS.sum(1),
+            returns_B=self.rewards_BS.sum(1),
+            v_star_B=self.values_BS[:, 0],
+            beta2=BETA,
+        )
+        return whole_B[:, None], torch.ones(5, 1, dtype=torch.bool)
+
+    def gradient(self, form: str, rows: list[int], offset: Tensor | float) -> Tensor:
+        """Of the loss of one batch, in the code that trains."""
+        common = {
+            "reference_logprobs_BT": self.reference_BT[rows],
+            "mask_BT": self.present_BS[rows],
+            "num_sequences": len(rows),
+            "offset": offset,
+        }
+        if form == "turns":
+            loss = turn_level_loss(
+                self.logprobs()[rows],
+                **common,
+                segment_BT=torch.tensor([[0, 1]]).expand(len(rows), 2),
+                rewards_BS=self.rewards_BS[rows],
+                values_BS=self.values_BS[rows],
+                settings=TurnLevelSettings(beta2=BETA, trace=TRACE),
+            ).loss
+        else:
+            loss = apo_loss(
+                self.logprobs()[rows],
+                **common,
+                returns_B=self.rewards_BS[rows].sum(1),
+                v_star_B=self.values_BS[rows, 0],
+                settings=ApoSettings(beta2=BETA, loss=form),
+            ).loss
+        parts = torch.autograd.grad(
+            loss, [self.first_logits, self.second_logits], materialize_grads=True
+        )
+        return torch.cat([part.flatten() for part in parts])
+
+    def expected_gradient(self, form: str, *, size: int, offsets: Offsets | None) -> Tensor:
+        """Over all batches of `size` trajectories, each with its probability."""
+        chance_B = self.logprobs().sum(1).exp().detach()
+        advantage_BS, present_BS = self.advantages(form)
+        total = torch.zeros(7)
+        for batch in itertools.product(range(5), repeat=size):
+            rows = list(batch)
+            offset = offsets(advantage_BS[rows], present_BS[rows]) if offsets else 0.0
+            total += chance_B[rows].prod() * self.gradient(form, rows, offset)
+        return total
+
+
+def of_others(values_BS: Tensor, present_BS: Tensor) -> Tensor:
+    return mean_of_others(values_BS, present_BS=present_BS)
+
+
+def of_all(values_BS: Tensor, present_BS: Tensor) -> Tensor:
+    return values_BS[present_BS].mean().expand(len(values_BS))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("form", ["regression", "weighted", "turns"])
+def test_centring_by_the_others_leaves_the_expected_gradient_as_it_was(
+    form: str, size: int
+) -> None:
+    tree = Tree()
+    plain = tree.expected_gradient(form, size=1, offsets=None)
+    assert plain.norm() > 0.05
+    centred = tree.expected_gradient(form, size=size, offsets=of_others)
+    torch.testing.assert_close(centred, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("form", ["regression", "weighted"])
+def test_centring_by_the_mean_of_all_keeps_one_minus_one_over_the_batch(
+    form: str, size: int
+) -> None:
+    tree = Tree()
+    plain = tree.expected_gradient(form, size=1, offsets=None)
+    centred = tree.expected_gradient(form, size=size, offsets=of_all)
+    torch.testing.assert_close(centred, (1 - 1 / size) * plain, rtol=0, atol=1e-12)
+
+
+def test_by_turn_it_is_not_enough_to_leave_the_segment_out() -> None:
+    tree = Tree()
+
+    def of_other_segments(values_BS: Tensor, present_BS: Tensor) -> Tensor:
+        """One offset per segment [B * S], which the code that trains does not take."""
+        total, count = values_BS[present_BS].sum(), present_BS.sum()
+        return (total - values_BS) / (count - 1)
+
+    chance_B = tree.logprobs().sum(1).exp().detach()
+    advantage_BS, present_BS = tree.advantages("turns")
+    expected = {"the segment": torch.zeros(7), "the trajectory": torch.zeros(7)}
+    leaving_out = {"the segment": of_other_segments, "the trajectory": of_others}
+    for batch in itertools.product(range(5), repeat=2):
+        rows = list(batch)
+        for name, offsets in leaving_out.items():
+            offset_BS = offsets(advantage_BS[rows], present_BS[rows]).reshape(2, -1)
+            weight_BS = (advantage_BS[rows] - offset_BS) * present_BS[rows]
+            loss = -(weight_BS * tree.logprobs()[rows]).sum() / 2
+            parts = torch.autograd.grad(
+                loss, [tree.first_logits, tree.second_logits], materialize_grads=True
+            )
+            flat = torch.cat([part.flatten() for part in parts])
+            expected[name] += chance_B[rows].prod() * flat
+    plain = tree.expected_gradient("turns", size=1, offsets=None)
+    torch.testing.assert_close(expected["the trajectory"], plain, rtol=0, atol=1e-12)
+    assert (expected["the segment"] - plain).norm() > 0.05 * plain.norm()
+
+
+def test_the_mean_of_others_leaves_the_whole_row_out() -> None:
+    values_BS = torch.tensor([[1.0, 2.0], [3.0, math.nan], [5.0, 7.0]])
+    present_BS = torch.tensor([[True, True], [True, False], [True, True]])
+    expected = [(3 + 5 + 7) / 3, (1 + 2 + 5 + 7) / 4, (1 + 2 + 3) / 3]
+    assert mean_of_others(values_BS, present_BS=present_BS).tolist() == expected
+
+
+def test_a_trajectory_alone_has_no_others() -> None:
+    with pytest.raises(ValueError, match="needs at least 2 of them, got 1"):
+        mean_of_others(torch.ones(1, 3), present_BS=torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"every sequence needs a value, got \[1, 0\]"):
+        mean_of_others(torch.ones(2, 1), present_BS=torch.tensor([[True], [False]]))

@@ -1,0 +1,62 @@
+"""What a run is made from: noted by its first attempt, and the same in every later one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragen_apo.config import parse_config, resolved_yaml
+from ragen_apo.environments.webshop.generated import write_generated_files
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import write_json_atomically
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory, create_run
+from ragen_apo.training import pipeline
+from ragen_apo.training.session import Session, open_session
+
+
+def place_data(folder: Path, *, num_products: int) -> None:
+    """Files with the names of the downloaded ones, in place of what is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_generated_files(folder, num_products)
+    for name in ("items_shuffle", "items_ins_v2"):
+        (folder / f"{name}.json").rename(folder / f"{name}_1000.json")
+
+
+def files_of(run: RunDirectory) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path / "data"))
+    threads = f"run: {{num_threads: {torch.get_num_threads()}}}"
+    text = f"environment: {{name: webshop, data: auto}}\n{threads}\n"
+    config = parse_config(text, source="webshop")
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    small = tmp_path / "data" / "webshop" / "small"
+    place_data(small, num_products=30)
+    pipeline._note_origin(open_session(config, run, SilentProgress()))
+    before = files_of(run)
+    place_data(small, num_products=40)
+    with pytest.raises(RunDirectoryError) as error:
+        pipeline.train(config, run, progress=SilentProgress())
+    message = str(error.value)
+    assert f"was begun with 30 products of {small}" in message
+    assert f"has 40 products of {small}" in message
+    assert "--run-dir" in message and message.isprintable()
+    assert files_of(run) == before, "nothing was changed"
+    place_data(small, num_products=30)
+    pipeline._refuse_another_environment(open_session(config, run, SilentProgress()))
+
+
+def test_a_run_from_before_versions_of_the_environment_were_noted_goes_on(session: Session) -> None:
+    status = session.run.read_status()
+    assert set(status["environment"]) == {"version", "reward_version"}
+    older = {key: status[key] for key in status if key != "environment"}
+    write_json_atomically(session.run.status, older)
+    pipeline.train(session.config, session.run, progress=SilentProgress())
+    assert session.run.read_status()["environment"] == status["environment"]
