@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -504,6 +505,87 @@ def test_files_at_hand_are_checked(upstream: Server, files: Path, tmp_path: Path
     with pytest.raises(EnvironmentDataError, match=f"hand/{ITEMS}: .*cut off"):
         small(source=tmp_path / "hand")
     assert not (tmp_path / "webshop" / "small").exists()
+
+
+def content_of(folder: Path) -> dict[str, bytes | None]:
+    """Every path below a folder, with the content of files."""
+    paths = sorted(folder.rglob("*"))
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in paths}
+
+
+@pytest.fixture
+def keep(tmp_path: Path, upstream: Server) -> Path:
+    """The folder in which the command keeps data, with the small data in place."""
+    small()
+    return tmp_path / "webshop"
+
+
+@pytest.mark.parametrize(
+    "name", ["small.copy", "small.partial-mine", "small-2", "full", "full.partial-0123abcd"]
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_a_source_beside_the_target_is_only_read_whatever_its_name(
+    name: str, force: bool, keep: Path, files: Path
+) -> None:
+    shutil.copytree(files, keep / name, dirs_exist_ok=True)
+    before = content_of(keep / name)
+    small(source=keep / name, force=force)
+    assert content_of(keep / name) == before
+    assert (keep / "small" / ITEMS).read_bytes() == (files / ITEMS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["small", "small/inside", "small.download", "small.download/in", "small.partial-0123abcd"],
+)
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("linked", ["", "folder", "files"])
+def test_a_source_in_a_folder_that_the_command_clears_is_refused_before_anything_changes(
+    name: str, force: bool, linked: str, keep: Path, files: Path, tmp_path: Path
+) -> None:
+    source = keep / name
+    shutil.copytree(files, source, dirs_exist_ok=True)
+    if linked == "folder":
+        source = tmp_path / "link"
+        source.symlink_to(keep / name)
+    elif linked == "files":
+        source = tmp_path / "hand"
+        source.mkdir()
+        for path in (keep / name).glob("*.json"):
+            (source / path.name).symlink_to(path)
+    before = content_of(tmp_path)
+    with pytest.raises(EnvironmentDataError, match=r"--from .* lies where this command itself"):
+        small(source=source, force=force)
+    assert content_of(tmp_path) == before
+
+
+def test_a_source_above_the_target_is_only_read(keep: Path, files: Path) -> None:
+    shutil.copytree(files, keep, dirs_exist_ok=True)
+    before = content_of(keep)
+    small(source=keep, force=True)
+    assert content_of(keep) == before
+
+
+def test_a_target_that_is_a_link_is_replaced_and_what_it_led_to_stays(
+    keep: Path, files: Path, tmp_path: Path
+) -> None:
+    (keep / "small").rename(tmp_path / "elsewhere")
+    (keep / "small").symlink_to(tmp_path / "elsewhere")
+    before = content_of(tmp_path / "elsewhere")
+    with pytest.raises(EnvironmentDataError, match="lies where this command itself"):
+        small(source=tmp_path / "elsewhere", force=True)
+    small(force=True)
+    assert not (keep / "small").is_symlink()
+    assert content_of(tmp_path / "elsewhere") == before
+    assert_in_place(keep / "small", files)
+
+
+def test_a_file_in_the_place_of_the_target_stays(upstream: Server, tmp_path: Path) -> None:
+    (tmp_path / "webshop").mkdir()
+    (tmp_path / "webshop" / "small").write_text("mine")
+    with pytest.raises(EnvironmentDataError, match="small is no folder; move it away"):
+        small(force=True)
+    assert (tmp_path / "webshop" / "small").read_text() == "mine"
 
 
 def test_a_full_disk_is_said_before_the_download(
