@@ -210,7 +210,7 @@ class TestOverrides:
         ("1: 2", "1: unknown key"),
         ("environment: {name: 3}", "environment.name: got 3, expected text"),
         ("environment: {a: .inf}", "environment: options must be made of text, finite numbers"),
-        ("environment: &a {b: *a}", "environment: options must be made of text, finite numbers"),
+        ("environment: &a {b: *a}", "run.yaml cannot be used: line 1, column 21: the alias *a"),
         ("seed: 1\nseed: 2", "line 2: the key seed is already set in line 1; remove one"),
         ("apo:\n  beta1: 1\n  beta1: 1", "line 3: the key beta1 is already set in line 2"),
         ("- seed", "run.yaml holds ['seed'], expected a mapping of sections"),
@@ -220,12 +220,90 @@ class TestOverrides:
         ("? [1]\n: 2", "run.yaml is not YAML"),
         ("d: 2020-99-99", "run.yaml is not YAML"),
         ("x: !!python/object:os.system y", "run.yaml is not YAML"),
-        ("{" * 5000, "run.yaml is not YAML"),
+        ("{" * 5000, "run.yaml cannot be used: line 1, column 51: nested more than 50 deep"),
         ("a\x00: 1", "run.yaml is not YAML"),
     ],
 )
 def test_each_mistake_in_a_file_has_its_sentence(text: str, words: str) -> None:
     assert words in refusal(text)
+
+
+ALIAS_BOMB = "a0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize("bomb", [ALIAS_BOMB, MERGE_BOMB])
+def test_an_alias_bomb_is_refused_at_its_first_alias(bomb: str) -> None:
+    assert "line 2, column" in refusal(bomb)
+    assert "the alias *a0 repeats another place, which is not supported; write out" in refusal(bomb)
+
+
+def test_an_alias_bomb_in_an_override_is_refused() -> None:
+    message = refusal("", "--environment.x", "[&a [1, 2], *a]")
+    assert "--environment.x: '[&a [1, 2], *a]' cannot be used: line 1, column 13" in message
+
+
+def test_a_merge_key_is_refused() -> None:
+    assert "line 2, column 3: the merge key << is not supported" in refusal(
+        "apo:\n  <<: {beta2: 1}"
+    )
+
+
+def test_what_stands_in_two_places_is_written_out_and_loads_back() -> None:
+    shared = [1, 2]
+    config = RunConfig.model_validate({"environment": {"a": shared, "b": shared}})
+    assert "*" not in resolved_yaml(config)
+    assert parse(resolved_yaml(config)) == config
+
+
+def test_a_file_that_is_too_long_is_refused_and_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("# " + "x" * 300_000)
+    for path in (tmp_path / "run.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is too long, expected 262,144 bytes at most"):
+            load_config(path)
+    assert "too long" in refusal("", "--environment.x", "[" + "1," * 200_000 + "]")
+
+
+def test_keys_nested_too_deep_on_the_command_line_are_refused() -> None:
+    assert "more than 50 names in one key" in refusal("", "--environment" + ".a" * 5000, "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed: !!bool foo", "line 1, column 7: 'foo' cannot be read as !!bool"),
+        ("seed: !!timestamp foo", "line 1, column 7: 'foo' cannot be read as !!timestamp"),
+        ("seed: !!int foo", "'foo' cannot be read as !!int (invalid literal"),
+        ("seed: !!float ''", "'' cannot be read as !!float"),
+        ("apo: !!int {=: x}", "line 1, column 6: a mapping cannot be read as !!int"),
+        ("apo: !!map foo", "line 1, column 6: expected a mapping node, but found scalar"),
+        ("apo: !!set foo", "line 1, column 6: expected a mapping node, but found scalar"),
+        ("seed: 2020-99-99", "'2020-99-99' cannot be read as !!timestamp (month must be"),
+        ('apo: "\\UFFFFFFFF"', "run.yaml is not YAML: "),
+        ('policy: {path: "\\ud800"}', "line 1, column 16: '\\ud800' cannot be read as !!str"),
+        ("seed: " + "9" * 5000, "line 1, column 7: a number of more than 100 characters"),
+        ("seed: 1" + ":0" * 100_000, "line 1, column 7: a number of more than 100 characters"),
+    ],
+)
+def test_a_value_that_is_not_what_its_tag_says_is_one_line(text: str, words: str) -> None:
+    message = refusal(text)
+    assert words in message
+    assert "\n" not in message
+
+
+def test_text_on_the_command_line_that_is_not_utf_8_is_refused() -> None:
+    message = refusal("", "--policy.path", b"model-\xff".decode("utf-8", "surrogateescape"))
+    assert "--policy.path: 'model-\\udcff' is not YAML" in message
+
+
+def test_of_very_many_mistakes_the_first_are_described_and_the_others_counted() -> None:
+    message = refusal("\n".join(f"nothing{number}: 1" for number in range(1_000)))
+    assert message.count("unknown key") == 40
+    assert "  - and 960 more\n" in message
 
 
 def test_all_mistakes_are_named_at_once() -> None:
