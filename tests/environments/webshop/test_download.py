@@ -1,5 +1,6 @@
 """Downloads from a server on this machine that stalls, cuts off and lies."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -182,7 +183,7 @@ def get(server: Server, tmp_path: Path) -> Get:
             )
         server.behaviours["/file"] = list(behaviours)
         fetch.fetch(
-            f"{server.address}/file", path, patience=patience,
+            f"{server.address}/file", path, max_bytes=len(DATA) + 100, patience=patience,
             told=lambda done, total: None, say=lambda text: None,
         )  # fmt: skip
         return path
@@ -337,12 +338,46 @@ def test_redirections_keep_the_range(get: Get, server: Server) -> None:
     assert server.requests[-1] == ("/elsewhere", "bytes=1234-")
 
 
+@pytest.mark.parametrize(
+    "address", ["http://[::1", "http://127.0.0.1:x/", f"http://{'x' * 70}.invalid/"]
+)
+@pytest.mark.parametrize("form", [False, True])
+def test_an_address_that_is_none_is_one_message(address: str, form: bool, get: Get) -> None:
+    moved = status(302, Location=address)
+    if form:
+        moved = page(FORM.replace(b"/confirmed", address.encode()))
+    with pytest.raises(FetchError, match="the server's answer leads nowhere"):
+        get(moved)
+
+
+def endless(request: Request) -> None:
+    """A body without a length that goes on until the other side hangs up."""
+    request.answer(200, DATA, Content_Length="")
+    with contextlib.suppress(OSError):
+        while not request.server.closing.is_set():
+            request.wfile.write(DATA)
+
+
+def test_a_body_without_length_or_end_is_given_up_and_nothing_of_it_is_kept(
+    get: Get, tmp_path: Path
+) -> None:
+    with pytest.raises(FetchError, match=r"longer than \d\d,\d+ bytes and so is not the one"):
+        get(endless)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_said_to_be_far_too_long_is_not_fetched(get: Get, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match="longer than"):
+        get(claim_length(10**15))
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_proxy_of_the_environment_is_used(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.address)
     path = tmp_path / "file"
-    quiet: dict[str, Any] = {"told": lambda *_: None, "say": lambda _: None}
+    quiet: dict[str, Any] = {"told": lambda *_: None, "say": lambda _: None, "max_bytes": 10**6}
     fetch.fetch("http://nowhere.invalid/file", path, patience=CALM, **quiet)
     assert path.read_bytes() == DATA
     assert server.requests == [("http://nowhere.invalid/file", None)]

@@ -57,6 +57,8 @@ class RemoteFile:
     """Of Google Drive, as upstream's setup script names it."""
     sha256: str | None = None
     """What the content must hash to; None: whatever the first download brought is recorded."""
+    max_bytes: int = 1_000_000_000
+    """More than this is another file: no server may fill the disk."""
     required: bool = True
     """Without the human instructions everything but the goals `human` works."""
 
@@ -71,7 +73,9 @@ SOURCES: Final[dict[str, tuple[RemoteFile, ...]]] = {
         _HUMAN,
     ),
     "full": (
-        RemoteFile("items_shuffle.json", "1A2whVgOO0euk5O13n2iYDM0bQRkkRduB"),
+        RemoteFile(
+            "items_shuffle.json", "1A2whVgOO0euk5O13n2iYDM0bQRkkRduB", max_bytes=50_000_000_000
+        ),
         RemoteFile("items_ins_v2.json", "1s2j6NgHljiZzQNL3veZaAiyW_qDEgBNi"),
         _HUMAN,
     ),
@@ -244,7 +248,14 @@ def _download(remote: RemoteFile, partial: Path, progress: Progress, patience: P
     address = DRIVE_ADDRESS.format(drive_id=remote.drive_id)
     bar = _ByteBar(progress, f"download {remote.name}")
     try:
-        fetch(address, partial, patience=patience, told=bar.told, say=progress.say)
+        fetch(
+            address,
+            partial,
+            max_bytes=remote.max_bytes,
+            patience=patience,
+            told=bar.told,
+            say=progress.say,
+        )
     except FetchError as error:
         kept = partial.stat().st_size if partial.exists() else 0
         raise EnvironmentDataError(
