@@ -423,7 +423,8 @@ def assert_in_place(folder: Path, files: Path) -> None:
         recorded = (folder / f"{name}.sha256").read_text()
         assert recorded == f"{hashlib.sha256(content).hexdigest()}  {name}\n"
     assert len(list(folder.iterdir())) == 6
-    assert [path.name for path in folder.parent.iterdir() if path.name[0] != "."] == ["small"]
+    beside = {path.name for path in folder.parent.iterdir() if path.name[0] != "."}
+    assert beside == {"small", "prepared"}
 
 
 def test_the_files_are_put_in_place_with_their_checksums(
@@ -613,6 +614,39 @@ def test_a_target_that_is_a_link_is_replaced_and_what_it_led_to_stays(
     assert not (keep / "small").is_symlink()
     assert content_of(tmp_path / "elsewhere") == before
     assert_in_place(keep / "small", files)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_source_with_a_damaged_record_is_refused_and_what_is_there_stays(
+    force: bool, upstream: Server, files: Path, tmp_path: Path
+) -> None:
+    if force:
+        small()
+    shutil.copytree(files, tmp_path / "hand")
+    records = json.loads((files / ITEMS).read_bytes())
+    records[40]["name"] = ["no text"]
+    (tmp_path / "hand" / ITEMS).write_text(json.dumps(records))
+    before = content_of(tmp_path)
+    with pytest.raises(
+        EnvironmentDataError, match=f"{tmp_path}/hand/{ITEMS} is malformed: record 41 .*field name"
+    ):
+        small(source=tmp_path / "hand", force=force)
+    after = content_of(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert not [name for name in after if "partial" in name]
+
+
+def test_a_download_with_a_damaged_record_is_kept_until_force_and_not_put_in_place(
+    upstream: Server, files: Path, tmp_path: Path
+) -> None:
+    records = json.loads((files / ITEMS).read_bytes())
+    upstream.files[ITEMS_PATH] = json.dumps([*records, {"asin": "B2"}]).encode()
+    for _ in range(2):
+        with pytest.raises(EnvironmentDataError, match=r"record 61 .*anew with --force"):
+            small()
+    assert not (tmp_path / "webshop" / "small").exists()
+    upstream.files[ITEMS_PATH] = (files / ITEMS).read_bytes()
+    assert_in_place(small(force=True), files)
 
 
 def test_a_file_in_the_place_of_the_target_stays(upstream: Server, tmp_path: Path) -> None:

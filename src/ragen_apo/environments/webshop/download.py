@@ -2,9 +2,9 @@
 
 `download_data` consumes the name of a size (`small`, `full`) and fills `store.real_data_folder`
 with the files of `SOURCES`, from the network or a folder at hand, and a SHA-256 beside each. The
-folder appears when every file is there and reads as what it should be; until then the parts of a
-download lie in `<size>.download` beside it, where the next call goes on. A folder at hand is only
-ever read.
+folder appears when every file is there and a catalogue was prepared from them, so that every record
+was read; until then the parts of a download lie in `<size>.download` beside it, where the next call
+goes on. A folder at hand is only ever read.
 
 Upstream publishes no checksums: what the first download brought is recorded in `<file>.sha256` (the
 format of sha256sum) and compared whenever the command runs again. A checksum in `SOURCES` is
@@ -34,14 +34,14 @@ from ragen_apo.environments.webshop.fetch import (
     forget,
 )
 from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
-from ragen_apo.environments.webshop.store import real_data_folder
+from ragen_apo.environments.webshop.store import open_catalog, real_data_folder
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import PARTIAL_MARK, sync_to_disk, write_text_atomically
 from ragen_apo.progress import Progress
 
 DRIVE_ADDRESS: Final = "https://drive.google.com/uc?export=download&id={drive_id}"
 NUM_RECORDS_READ = 100
-"""So many records of a file are looked at before it is put in place; preparing reads all."""
+"""So many records of a file are looked at as soon as it came; preparing reads all."""
 TAIL_BYTES = 4096
 COPY_BYTES = 1 << 20
 _MEGABYTE = 1_000_000
@@ -115,6 +115,7 @@ def download_data(
             if source is None:
                 unfinished.mkdir(exist_ok=True)
                 _fill(size, unfinished, None, progress, patience)
+                _prepare(unfinished, "what was downloaded", progress)
                 _put_in_place(unfinished, folder)
             else:
                 _copy_in_place(size, source, folder, progress, patience)
@@ -131,9 +132,20 @@ def _copy_in_place(
     copy.mkdir()
     try:
         _fill(size, copy, source, progress, patience)
+        _prepare(copy, str(source), progress)
         _put_in_place(copy, folder)
     finally:
         _remove(copy)
+
+
+def _prepare(staging: Path, origin: str, progress: Progress) -> None:
+    """Reads every record; equal content finds the same catalogue when it is in place."""
+    try:
+        open_catalog(str(staging), progress=progress)
+    except EnvironmentDataError as error:
+        raise EnvironmentDataError(
+            f"{str(error).replace(str(staging), origin)} (a download is begun anew with --force)"
+        ) from error
 
 
 def _fresh_name(folder: Path) -> Path:
