@@ -184,10 +184,16 @@ class TestOverrides:
         ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
         ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),
         ("training: {max_steps: yes}", "got true, expected a whole number at least 0"),
-        ("training: {eval_every: 0}", "got 0, expected a whole number at least 1 or null"),
+        (
+            "training: {eval_every: 0}",
+            "whole number at least 1 and at most 1,000,000,000 or null",
+        ),
         ("warm_start: {copy: {target_accuracy: 2}}", "a number greater than 0 and at most 1"),
         ("warm_start: {enabled: 1}", "warm_start.enabled: got 1, expected true or false"),
-        ("agent: {format_penalty: 1}", "agent.format_penalty: got 1, expected a number at most 0"),
+        (
+            "agent: {format_penalty: 1}",
+            "agent.format_penalty: got 1, expected a number at least -1",
+        ),
         ("agent: {max_response_tokens: 1024}", "must be less than max_context_tokens (1024)"),
         ("agent: {context: {mode: last_turns}}", "mode last_turns needs num_turns"),
         ("agent: {context: {mode: single_turn, num_turns: 0}}", "agent.context.num_turns: got 0"),
@@ -226,6 +232,38 @@ class TestOverrides:
 )
 def test_each_mistake_in_a_file_has_its_sentence(text: str, words: str) -> None:
     assert words in refusal(text)
+
+
+BEYOND_USE = {
+    "policy: {small: {vocab_size: 1e12}}": "got 1000000000000.0, expected a whole number at least "
+    "300 and at most 1,000,000",
+    "training: {num_rows: 1e12}": "expected a whole number at least 1 and at most 10,000",
+    "training: {max_steps: 1e22}": "expected a whole number at least 0 and at most 1,000,000,000",
+    "training: {max_steps: 2.7}": "got 2.7, expected a whole number",
+    "training: {tasks_per_step: 1e12}": "at least 1 and at most 1,000,000",
+    "apo: {learning_rate: 1e300}": "got 1e+300, expected a number greater than 0 and at most 10",
+    "apo: {beta2: 1e300}": "expected a number greater than 0 and at most 1,000,000,000",
+    "agent: {format_penalty: -1e300}": "expected a number at least -1,000,000,000 and at most 0",
+    "warm_start: {demonstrations: {learning_rate: 1e300}}": "greater than 0 and at most 10",
+    "evaluation: {num_episodes: 1e22}": "at least 1 and at most 1,000,000",
+    "run: {num_threads: 1e6}": "at least 1 and at most 4,096",
+    "seed: 1e30": "a whole number at least 0 and less than 9,223,372,036,854,775,808",
+    "policy: {small: {hidden_size: 8192, num_layers: 100}}": "weights, expected "
+    "at most 1,000,000,000",
+}
+
+
+@pytest.mark.parametrize("text", BEYOND_USE)
+def test_a_number_beyond_all_use_is_refused_with_what_is_allowed(text: str) -> None:
+    assert BEYOND_USE[text] in refusal(text)
+
+
+def test_every_number_of_the_configuration_has_bounds_on_both_sides() -> None:
+    numbers = [key for key in keys_of(RunConfig) if re.match("a (whole )?number", key.allowed)]
+    assert len(numbers) > 80
+    for key in numbers:
+        assert re.search("at least|greater than", key.allowed), key.path
+        assert re.search("at most|less than", key.allowed), key.path
 
 
 ALIAS_BOMB = "a0: &a0 [x, x]\n" + "".join(
@@ -340,7 +378,7 @@ json_values = st.recursive(
 @given(
     system_prompt=st.text()
     | st.sampled_from(["1e-4", "yes", "null", "~", "1:30", "<<", "2020-01-01"]),
-    beta2=st.floats(min_value=1e-300, allow_infinity=False),
+    beta2=st.floats(min_value=1e-300, max_value=1e9),
     options=st.dictionaries(st.text().filter(lambda key: key != "name"), json_values, max_size=4),
 )
 def test_any_configuration_survives_being_resolved(

@@ -7,6 +7,7 @@ interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
 from __future__ import annotations
 
 import errno
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,7 +19,9 @@ import ragen_apo
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from cyclopts import Token
 
     from ragen_apo.config import RunConfig
     from ragen_apo.run_directory import RunDirectory
@@ -33,6 +36,29 @@ console = Console(markup=False)
 PLAY_SEED = 0
 """Seeds the environment's draws in an episode that a person plays."""
 
+
+def _whole_number(least: int, most: int = 1_000_000) -> Parameter:
+    """An argument that is a whole number within bounds; 1e3 is one, as in a configuration."""
+
+    def convert(_: type, tokens: Sequence[Token]) -> int:
+        text = tokens[0].value
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (value.is_integer() and least <= value <= most):
+            got = repr(text[:40]) if math.isnan(value) else f"{value:g}"
+            raise ConfigError(
+                f"{tokens[0].keyword}: got {got}, expected a whole number at least {least} and at "
+                f"most {most:,}"
+            )
+        return int(value)
+
+    return Parameter(converter=convert)
+
+
+Number = Annotated[int, _whole_number(1)]
+NumberOrZero = Annotated[int, _whole_number(0, 1_000_000_000)]
 Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """Any number of `--key value`, whose names are checked later."""
 
@@ -76,7 +102,7 @@ def train(
 
 @app.command
 def estimate_values(
-    run: Path, *, samples: int | None = None, reference: int = 0, split: str = "train"
+    run: Path, *, samples: Number | None = None, reference: NumberOrZero = 0, split: str = "train"
 ) -> None:
     """Sample the frozen reference of a run (Stage 1) and report what its values cover.
 
@@ -98,8 +124,6 @@ def estimate_values(
 
     directory, settings = _existing_run(run)
     if samples is not None:
-        if samples < 1:
-            raise ConfigError(f"--samples must be at least 1, got {samples}")
         changed = settings.apo.model_copy(
             update={"num_value_samples": samples, "adaptive_vstar": False}
         )
@@ -116,8 +140,8 @@ def evaluate(
     run: Path,
     *,
     split: str | None = None,
-    episodes: int | None = None,
-    pass_k: int | None = None,
+    episodes: Number | None = None,
+    pass_k: Number | None = None,
 ) -> None:
     """Play a split with the trained policy, the reference and the baselines.
 
@@ -163,7 +187,7 @@ def report(run: Path) -> None:
 
 
 @app.command
-def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1) -> None:
+def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number = 1) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
     Writes OUT/comparison.md, comparison.csv and curves. Runs in OUT that are done are reused, and
@@ -205,7 +229,7 @@ def play(
     environment: str = "shop",
     *options: Overrides,
     split: str = "train",
-    task: int = 0,
+    task: NumberOrZero = 0,
     record: Path | None = None,
 ) -> None:
     """Play an environment yourself in the terminal.
@@ -249,7 +273,7 @@ def play(
 
 
 @app.command
-def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
+def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> None:
     """Check an environment: does it keep what every environment promises?
 
     Also plays its scripted policies on training tasks. Exit status 1 if something is found.
@@ -292,7 +316,7 @@ def data_webshop(
     size: Literal["small", "full"] = "small",
     source: Annotated[Path | None, Parameter(name="--from")] = None,
     force: bool = False,
-    generated: int | None = None,
+    generated: Annotated[int, _whole_number(1, 10_000_000)] | None = None,
 ) -> None:
     """Fetch WebShop's data and prepare it, so that `webshop` starts quickly.
 
@@ -315,11 +339,8 @@ def data_webshop(
     from ragen_apo.environments.webshop.store import open_catalog
 
     beside = source is not None or force or size != "small"
-    if generated is not None and (beside or generated < 1):
-        raise ConfigError(
-            f"--generated takes a positive number, got {generated}, and none of --size, --from and "
-            "--force"
-        )
+    if generated is not None and beside:
+        raise ConfigError("--generated goes with none of --size, --from and --force")
     with ConsoleProgress(console) as progress:
         chosen = f"generated:{generated}"
         if generated is None:
@@ -399,10 +420,6 @@ def _evaluate(run: RunDirectory, *, split: str, episodes: int, pass_k: int | Non
     from ragen_apo.training.evaluation_run import evaluate_run
 
     settings = load_config(run.config)
-    if episodes < 1 or (pass_k is not None and pass_k < 1):
-        raise ConfigError(
-            f"--episodes and --pass-k must be at least 1, got {episodes} and {pass_k}"
-        )
     plan = EvaluationPlan(
         split=split,
         num_episodes=episodes,

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 
 from ragen_apo.config import RunConfig, parse_config
 from ragen_apo.config.overrides import merge
-from ragen_apo.config.section import Count, CountOrZero, Positive, Section
+from ragen_apo.config.section import Count, Positive, Section, Seed
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
@@ -42,7 +42,7 @@ class ComparisonConfig(Section):
 
     base: str
     """Path of the configuration that all runs change, relative to this file."""
-    seeds: Annotated[list[CountOrZero], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
     budget: BudgetConfig = BudgetConfig()
     target: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Success rate of an evaluation during training."""

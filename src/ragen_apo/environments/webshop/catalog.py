@@ -154,7 +154,13 @@ def find_data_files(folder: Path) -> DataFiles:
             "`ragen-apo data webshop` or name another folder"
         )
     human = folder / "items_human_ins.json"
-    return DataFiles(items[0], attributes[0], human if human.exists() else None)
+    files = DataFiles(items[0], attributes[0], human if human.exists() else None)
+    for path in files.paths:
+        if not path.is_file():  # a pipe would be waited for, a device has no end
+            raise EnvironmentDataError(
+                f"{path} is no regular file; expected a JSON file of WebShop"
+            )
+    return files
 
 
 def _load_json(path: Path) -> Any:

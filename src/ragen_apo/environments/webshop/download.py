@@ -227,6 +227,12 @@ def _check_source(size: str, source: Path, folder: Path) -> None:
                 f"({folder} and its temporary folders); leave out --from to use what is there, or "
                 "move the files elsewhere"
             )
+    for remote in SOURCES[size]:
+        origin = source / remote.name
+        if origin.exists() and not origin.is_file():
+            raise EnvironmentDataError(
+                f"--from {source}: {remote.name} is no regular file; expected the file of upstream"
+            )
     missing = [r.name for r in SOURCES[size] if r.required and not (source / r.name).is_file()]
     if missing:
         found = sorted(p.name for p in source.glob("*.json")) if source.is_dir() else "no folder"

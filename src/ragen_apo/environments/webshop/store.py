@@ -42,6 +42,8 @@ CONTENT_SALT: Final = "webshop store 3 index 1"
 give other products, goals or results; a new format alone leaves stored returns valid."""
 AUTO: Final = "auto"
 GENERATED: Final = "generated"
+NUM_GENERATED = 1000
+MAX_GENERATED = 10_000_000
 SIZES: Final = ("small", "full")
 HASH_STAMP_BYTES = 1 << 26
 """Larger data files are hashed once; later starts trust their size and time of change."""
@@ -123,11 +125,14 @@ def is_generated(data: str) -> bool:
 def _generated_files(data: str, root: Path, progress: Progress) -> DataFiles:
     """Writes the generated catalogue in upstream's format, unless it is there."""
     _, _, size = data.partition(":")
-    if size and not (size.isascii() and size.isdigit() and int(size) > 0):
+    num_products = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0
+    if data == GENERATED:
+        num_products = NUM_GENERATED
+    if not 1 <= num_products <= MAX_GENERATED:
         raise EnvironmentDataError(
-            f"data {data!r}: got the size {size!r}, expected generated:<number of products>"
+            f"data {data[:60]!r}: expected generated:<number of products>, a whole number at least "
+            f"1 and at most {MAX_GENERATED:,}"
         )
-    num_products = int(size or 1000)
     folder = root / generated_name(num_products)
     if not folder.exists():
         _write_first(folder, lambda path: write_generated_files(path, num_products, progress))
