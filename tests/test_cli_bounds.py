@@ -112,3 +112,19 @@ def test_recordings_that_are_no_file_are_refused_before_a_directory_is_made(
         )  # fmt: skip
         assert f"recordings: {pipe} is a pipe, a device or a folder" in message
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("--evaluation.split=nope", "evaluation.split: "),
+        ("--warm_start.demonstrations.teacher=nobody", "has no scripted policy 'nobody'"),
+    ],
+)
+def test_what_the_environment_lacks_is_said_before_a_directory_is_made(
+    key: str, said: str, tiny_config: str, tmp_path: Path, refused: Refused
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(tiny_config)
+    config, run = tmp_path / "tiny.yaml", tmp_path / "run"
+    assert said in refused("train", "--config", config, "--run-dir", run, key)
+    assert not run.exists()

@@ -382,13 +382,11 @@ def _run_to_train(
 def _check_inputs(settings: RunConfig) -> None:
     """Refuses what can be refused quickly before a run directory is made."""
     from ragen_apo.environments.base import make_environment
-    from ragen_apo.environments.recordings import select_recordings
+    from ragen_apo.training.inputs import check_run_inputs
     from ragen_apo.values.store import ValueStore
 
     environment = make_environment(settings.environment.name, settings.environment.options)
-    recordings = settings.warm_start.demonstrations.recordings
-    if settings.warm_start.enabled and recordings is not None:
-        select_recordings(Path(recordings), environment)
+    check_run_inputs(settings, environment)
     if settings.apo.value_store is not None:
         ValueStore(settings.apo.value_store, create=False).close()
     if settings.policy.path is not None:

@@ -34,7 +34,7 @@ from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.checkpoint import PHASES, Position, load_latest_checkpoint
-from ragen_apo.training.replay import refuse_luck
+from ragen_apo.training.inputs import check_run_inputs
 from ragen_apo.training.session import Session, open_session
 from ragen_apo.training.stage_one import estimate_values
 from ragen_apo.training.stage_two import run_stage_two
@@ -46,11 +46,11 @@ from ragen_apo.types import Task
 def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     """Brings the run to its end: `run.policy` holds the trained model afterwards.
 
-    Raises ConfigError before anything is computed where the environment refuses its options, or
-    replay the environment.
+    Raises ConfigError before anything is computed where the environment refuses its options or
+    lacks what the run needs of it.
     """
     session = open_session(config, run, progress)
-    refuse_luck(config.apo.replay, session.environments.properties)
+    check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
     with run.locked():
         _note_origin(session)
         tasks = session.training_tasks()
