@@ -398,6 +398,30 @@ def test_what_a_killed_builder_left_is_ignored(tmp_path: Path) -> None:
     assert open_catalog("generated:5", store=tmp_path).num_products == 5
 
 
+def test_a_product_with_more_goals_than_memory_holds_is_refused(tmp_path: Path) -> None:
+    options = {f"option {n}": [{"value": str(v)} for v in range(10)] for n in range(30)}
+    folder = write(
+        tmp_path / "data",
+        [record("B1"), record("B2", customization_options=options)],
+        {"B2": {"instruction": "Find"}},
+    )
+    with pytest.raises(
+        EnvironmentDataError, match="with product B2 there are more than 100,000,000"
+    ):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+def test_a_damaged_stamp_does_not_stand_for_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragen_apo.environments.webshop.store.HASH_STAMP_BYTES", 0)
+    folder = write(tmp_path / "data", [record("B1")])
+    catalog = open_catalog(str(folder), store=tmp_path / "store")
+    for stamp in (tmp_path / "store").glob("stamp-*"):
+        stamp.write_bytes(b"0" * 64 + stamp.read_bytes()[64:])
+    assert open_catalog(str(folder), store=tmp_path / "store").folder == catalog.folder
+
+
 def test_a_pickled_environment_goes_on_in_a_worker_process_that_maps_the_same_folder(
     make: Callable[..., WebShopEnvironment],
 ) -> None:

@@ -14,7 +14,6 @@ compared as well.
 import contextlib
 import errno
 import fcntl
-import hashlib
 import itertools
 import os
 import re
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ragen_apo.environments.webshop.checked_folders import file_checksum
 from ragen_apo.environments.webshop.fetch import (
     DEFAULT_PATIENCE,
     FetchError,
@@ -372,15 +372,6 @@ def _recorded_checksum(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return words[0] if words else None
-
-
-def file_checksum(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(COPY_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def check_file(path: Path, *, name: str) -> None:
