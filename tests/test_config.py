@@ -317,7 +317,7 @@ def test_keys_nested_too_deep_on_the_command_line_are_refused() -> None:
         ("seed: !!timestamp foo", "line 1, column 7: 'foo' cannot be read as !!timestamp"),
         ("seed: !!int foo", "'foo' cannot be read as !!int (invalid literal"),
         ("seed: !!float ''", "'' cannot be read as !!float"),
-        ("apo: !!int {=: x}", "line 1, column 6: a mapping cannot be read as !!int"),
+        ("apo: !!int {=: x}", "line 1, column 6: a collection cannot be read as !!int"),
         ("apo: !!map foo", "line 1, column 6: expected a mapping node, but found scalar"),
         ("apo: !!set foo", "line 1, column 6: expected a mapping node, but found scalar"),
         ("seed: 2020-99-99", "'2020-99-99' cannot be read as !!timestamp (month must be"),

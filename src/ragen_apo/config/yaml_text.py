@@ -33,7 +33,7 @@ _FLOAT_TAG, _INT_TAG, _MERGE_TAG = f"{_TAGS}float", f"{_TAGS}int", f"{_TAGS}merg
 class _RefusedError(yaml.MarkedYAMLError):
     """Good YAML that no configuration needs."""
 
-    def __init__(self, problem: str, mark: yaml.Mark) -> None:
+    def __init__(self, problem: str, mark: Any) -> None:
         super().__init__(problem=problem, problem_mark=mark)
 
 
@@ -71,7 +71,7 @@ class _Loader(yaml.SafeLoader):
         except yaml.YAMLError:
             raise
         except Exception as error:
-            what = shown(node.value) if isinstance(node, yaml.ScalarNode) else f"a {node.id}"
+            what = shown(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"
             why = f" ({error})" if isinstance(error, ValueError) else ""
             problem = f"{what} cannot be read as {node.tag.replace(_TAGS, '!!')}{why}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error

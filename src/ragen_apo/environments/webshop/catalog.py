@@ -255,7 +255,7 @@ def read_products(
         progress.start("read products (%)", 100)
         try:
             for number, (record, share) in enumerate(stream_json_array(files.items), 1):
-                asin = record.get("asin") if isinstance(record, dict) else None
+                asin: Any = record.get("asin", "") if isinstance(record, dict) else ""
                 if isinstance(asin, str) and (
                     asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen
                 ):
