@@ -76,14 +76,16 @@ def memory() -> dict[str, float]:
 def prepare(size: int, folder: Path) -> dict[str, Any]:
     """Prepares a catalogue with a progress bar; what it took."""
     from ragen_apo.console import ConsoleProgress
+    from ragen_apo.environments.webshop.checked_folders import provide_folder
     from ragen_apo.environments.webshop.generated import generated_name, write_generated_files
     from ragen_apo.environments.webshop.store import open_catalog
 
     with ConsoleProgress(Console(stderr=True)) as progress:
         started = time.perf_counter()
         files = folder / generated_name(size)
-        files.mkdir()
-        write_generated_files(files, size, progress)
+        provide_folder(
+            files, lambda path: write_generated_files(path, size, progress), progress=progress
+        )
         generated = time.perf_counter() - started
         cpu = time.process_time()
         started = time.perf_counter()

@@ -72,12 +72,16 @@ def test_a_generated_catalogue_is_prepared_ahead(command: Command, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--generated", 0], ["--generated", 5, "--force"], ["--generated", 5, "--size", "full"]],
+    [
+        ["--generated", 5, "--from", "."],
+        ["--generated", 5, "--force"],
+        ["--generated", 5, "--size", "full"],
+    ],
 )
 def test_generated_goes_with_nothing_else(arguments: list, command: Command) -> None:
     status, _, err = command("data", "webshop", *arguments)
     assert status == 2
-    assert "--generated takes a positive number" in err
+    assert "--generated goes with none of --size, --from and --force" in err
 
 
 def test_what_goes_wrong_is_one_message(

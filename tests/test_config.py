@@ -184,10 +184,16 @@ class TestOverrides:
         ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
         ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),
         ("training: {max_steps: yes}", "got true, expected a whole number at least 0"),
-        ("training: {eval_every: 0}", "got 0, expected a whole number at least 1 or null"),
+        (
+            "training: {eval_every: 0}",
+            "whole number at least 1 and at most 1,000,000,000 or null",
+        ),
         ("warm_start: {copy: {target_accuracy: 2}}", "a number greater than 0 and at most 1"),
         ("warm_start: {enabled: 1}", "warm_start.enabled: got 1, expected true or false"),
-        ("agent: {format_penalty: 1}", "agent.format_penalty: got 1, expected a number at most 0"),
+        (
+            "agent: {format_penalty: 1}",
+            "agent.format_penalty: got 1, expected a number at least -1",
+        ),
         ("agent: {max_response_tokens: 1024}", "must be less than max_context_tokens (1024)"),
         ("agent: {context: {mode: last_turns}}", "mode last_turns needs num_turns"),
         ("agent: {context: {mode: single_turn, num_turns: 0}}", "agent.context.num_turns: got 0"),
@@ -210,7 +216,7 @@ class TestOverrides:
         ("1: 2", "1: unknown key"),
         ("environment: {name: 3}", "environment.name: got 3, expected text"),
         ("environment: {a: .inf}", "environment: options must be made of text, finite numbers"),
-        ("environment: &a {b: *a}", "environment: options must be made of text, finite numbers"),
+        ("environment: &a {b: *a}", "run.yaml cannot be used: line 1, column 21: the alias *a"),
         ("seed: 1\nseed: 2", "line 2: the key seed is already set in line 1; remove one"),
         ("apo:\n  beta1: 1\n  beta1: 1", "line 3: the key beta1 is already set in line 2"),
         ("- seed", "run.yaml holds ['seed'], expected a mapping of sections"),
@@ -220,12 +226,122 @@ class TestOverrides:
         ("? [1]\n: 2", "run.yaml is not YAML"),
         ("d: 2020-99-99", "run.yaml is not YAML"),
         ("x: !!python/object:os.system y", "run.yaml is not YAML"),
-        ("{" * 5000, "run.yaml is not YAML"),
+        ("{" * 5000, "run.yaml cannot be used: line 1, column 51: nested more than 50 deep"),
         ("a\x00: 1", "run.yaml is not YAML"),
     ],
 )
 def test_each_mistake_in_a_file_has_its_sentence(text: str, words: str) -> None:
     assert words in refusal(text)
+
+
+BEYOND_USE = {
+    "policy: {small: {vocab_size: 1e12}}": "got 1000000000000.0, expected a whole number at least "
+    "300 and at most 1,000,000",
+    "training: {num_rows: 1e12}": "expected a whole number at least 1 and at most 10,000",
+    "training: {max_steps: 1e22}": "expected a whole number at least 0 and at most 1,000,000,000",
+    "training: {max_steps: 2.7}": "got 2.7, expected a whole number",
+    "training: {tasks_per_step: 1e12}": "at least 1 and at most 1,000,000",
+    "apo: {learning_rate: 1e300}": "got 1e+300, expected a number greater than 0 and at most 10",
+    "apo: {beta2: 1e300}": "expected a number greater than 0 and at most 1,000,000,000",
+    "agent: {format_penalty: -1e300}": "expected a number at least -1,000,000,000 and at most 0",
+    "warm_start: {demonstrations: {learning_rate: 1e300}}": "greater than 0 and at most 10",
+    "evaluation: {num_episodes: 1e22}": "at least 1 and at most 1,000,000",
+    "run: {num_threads: 1e6}": "at least 1 and at most 4,096",
+    "seed: 1e30": "a whole number at least 0 and less than 9,223,372,036,854,775,808",
+    "policy: {small: {hidden_size: 8192, num_layers: 100}}": "weights, expected "
+    "at most 1,000,000,000",
+}
+
+
+@pytest.mark.parametrize("text", BEYOND_USE)
+def test_a_number_beyond_all_use_is_refused_with_what_is_allowed(text: str) -> None:
+    assert BEYOND_USE[text] in refusal(text)
+
+
+def test_every_number_of_the_configuration_has_bounds_on_both_sides() -> None:
+    numbers = [key for key in keys_of(RunConfig) if re.match("a (whole )?number", key.allowed)]
+    assert len(numbers) > 80
+    for key in numbers:
+        assert re.search("at least|greater than", key.allowed), key.path
+        assert re.search("at most|less than", key.allowed), key.path
+
+
+ALIAS_BOMB = "a0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize("bomb", [ALIAS_BOMB, MERGE_BOMB])
+def test_an_alias_bomb_is_refused_at_its_first_alias(bomb: str) -> None:
+    assert "line 2, column" in refusal(bomb)
+    assert "the alias *a0 repeats another place, which is not supported; write out" in refusal(bomb)
+
+
+def test_an_alias_bomb_in_an_override_is_refused() -> None:
+    message = refusal("", "--environment.x", "[&a [1, 2], *a]")
+    assert "--environment.x: '[&a [1, 2], *a]' cannot be used: line 1, column 13" in message
+
+
+def test_a_merge_key_is_refused() -> None:
+    assert "line 2, column 3: the merge key << is not supported" in refusal(
+        "apo:\n  <<: {beta2: 1}"
+    )
+
+
+def test_what_stands_in_two_places_is_written_out_and_loads_back() -> None:
+    shared = [1, 2]
+    config = RunConfig.model_validate({"environment": {"a": shared, "b": shared}})
+    assert "*" not in resolved_yaml(config)
+    assert parse(resolved_yaml(config)) == config
+
+
+def test_a_file_that_is_too_long_is_refused_and_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("# " + "x" * 300_000)
+    for path in (tmp_path / "run.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is too long, expected 262,144 bytes at most"):
+            load_config(path)
+    assert "too long" in refusal("", "--environment.x", "[" + "1," * 200_000 + "]")
+
+
+def test_keys_nested_too_deep_on_the_command_line_are_refused() -> None:
+    assert "more than 50 names in one key" in refusal("", "--environment" + ".a" * 5000, "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed: !!bool foo", "line 1, column 7: 'foo' cannot be read as !!bool"),
+        ("seed: !!timestamp foo", "line 1, column 7: 'foo' cannot be read as !!timestamp"),
+        ("seed: !!int foo", "'foo' cannot be read as !!int (invalid literal"),
+        ("seed: !!float ''", "'' cannot be read as !!float"),
+        ("apo: !!int {=: x}", "line 1, column 6: a collection cannot be read as !!int"),
+        ("apo: !!map foo", "line 1, column 6: expected a mapping node, but found scalar"),
+        ("apo: !!set foo", "line 1, column 6: expected a mapping node, but found scalar"),
+        ("seed: 2020-99-99", "'2020-99-99' cannot be read as !!timestamp (month must be"),
+        ('apo: "\\UFFFFFFFF"', "run.yaml is not YAML: "),
+        ('policy: {path: "\\ud800"}', "line 1, column 16: '\\ud800' cannot be read as !!str"),
+        ("seed: " + "9" * 5000, "line 1, column 7: a number of more than 100 characters"),
+        ("seed: 1" + ":0" * 100_000, "line 1, column 7: a number of more than 100 characters"),
+    ],
+)
+def test_a_value_that_is_not_what_its_tag_says_is_one_line(text: str, words: str) -> None:
+    message = refusal(text)
+    assert words in message
+    assert "\n" not in message
+
+
+def test_text_on_the_command_line_that_is_not_utf_8_is_refused() -> None:
+    message = refusal("", "--policy.path", b"model-\xff".decode("utf-8", "surrogateescape"))
+    assert "--policy.path: 'model-\\udcff' is not YAML" in message
+
+
+def test_of_very_many_mistakes_the_first_are_described_and_the_others_counted() -> None:
+    message = refusal("\n".join(f"nothing{number}: 1" for number in range(1_000)))
+    assert message.count("unknown key") == 40
+    assert "  - and 960 more\n" in message
 
 
 def test_all_mistakes_are_named_at_once() -> None:
@@ -262,7 +378,7 @@ json_values = st.recursive(
 @given(
     system_prompt=st.text()
     | st.sampled_from(["1e-4", "yes", "null", "~", "1:30", "<<", "2020-01-01"]),
-    beta2=st.floats(min_value=1e-300, allow_infinity=False),
+    beta2=st.floats(min_value=1e-300, max_value=1e9),
     options=st.dictionaries(st.text().filter(lambda key: key != "name"), json_values, max_size=4),
 )
 def test_any_configuration_survives_being_resolved(

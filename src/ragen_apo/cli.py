@@ -7,6 +7,7 @@ interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
 from __future__ import annotations
 
 import errno
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,7 +20,9 @@ from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from cyclopts import Token
 
     from ragen_apo.config import RunConfig
     from ragen_apo.environments.recordings import Recording
@@ -44,6 +47,29 @@ console = PrintableConsole(markup=False)
 PLAY_SEED = 0
 """Seeds the environment's draws in an episode that a person plays."""
 
+
+def _whole_number(least: int, most: int = 1_000_000) -> Parameter:
+    """An argument that is a whole number within bounds; 1e3 is one, as in a configuration."""
+
+    def convert(_: type, tokens: Sequence[Token]) -> int:
+        text = tokens[0].value
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (value.is_integer() and least <= value <= most):
+            got = repr(text[:40]) if math.isnan(value) else f"{value:g}"
+            raise ConfigError(
+                f"{tokens[0].keyword}: got {got}, expected a whole number at least {least} and at "
+                f"most {most:,}"
+            )
+        return int(value)
+
+    return Parameter(converter=convert)
+
+
+Number = Annotated[int, _whole_number(1)]
+NumberOrZero = Annotated[int, _whole_number(0, 1_000_000_000)]
 Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """Any number of `--key value`, whose names are checked later."""
 TrustRemoteCode = Annotated[bool, Parameter(negative=())]
@@ -117,8 +143,8 @@ def train(
 def estimate_values(
     run: Path,
     *,
-    samples: int | None = None,
-    reference: int = 0,
+    samples: Number | None = None,
+    reference: NumberOrZero = 0,
     split: str = "train",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -144,8 +170,6 @@ def estimate_values(
 
     directory, settings = _existing_run(run, trust_remote_code=trust_remote_code)
     if samples is not None:
-        if samples < 1:
-            raise ConfigError(f"--samples must be at least 1, got {samples}")
         changed = settings.apo.model_copy(
             update={"num_value_samples": samples, "adaptive_vstar": False}
         )
@@ -167,8 +191,8 @@ def evaluate(
     run: Path,
     *,
     split: str | None = None,
-    episodes: int | None = None,
-    pass_k: int | None = None,
+    episodes: Number | None = None,
+    pass_k: Number | None = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Play a split with the trained policy, the reference and the baselines.
@@ -220,7 +244,7 @@ def report(run: Path) -> None:
 @app.command(
     help_epilogue=_examples("compare --config configs/compare_shop.yaml --out runs/compare")
 )
-def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: int = 1) -> None:
+def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number = 1) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
     Writes OUT/comparison.md, comparison.csv and curves. Runs in OUT that are done are reused, and
@@ -267,7 +291,7 @@ def play(
     environment: str = "shop",
     *options: Overrides,
     split: str = "train",
-    task: int = 0,
+    task: NumberOrZero = 0,
     record: Path | None = None,
 ) -> None:
     """Play an environment yourself in the terminal.
@@ -326,7 +350,7 @@ def _record(path: Path, recording: Recording) -> None:
 
 
 @app.command(help_epilogue=_examples("check frozen_lake --size 8"))
-def check(environment: str, *options: Overrides, num_tasks: int = 50) -> None:
+def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> None:
     """Check an environment: does it keep what every environment promises?
 
     Also plays its scripted policies on training tasks. Exit status 1 if something is found.
@@ -384,7 +408,7 @@ def data_webshop(
     size: Literal["small", "full"] = "small",
     source: Annotated[Path | None, Parameter(name="--from")] = None,
     force: bool = False,
-    generated: int | None = None,
+    generated: Annotated[int, _whole_number(1, 10_000_000)] | None = None,
 ) -> None:
     """Fetch WebShop's data and prepare it, so that `webshop` starts quickly.
 
@@ -407,11 +431,8 @@ def data_webshop(
     from ragen_apo.environments.webshop.store import open_catalog
 
     beside = source is not None or force or size != "small"
-    if generated is not None and (beside or generated < 1):
-        raise ConfigError(
-            f"--generated takes a positive number, got {generated}, and none of --size, --from and "
-            "--force"
-        )
+    if generated is not None and beside:
+        raise ConfigError("--generated goes with none of --size, --from and --force")
     with ConsoleProgress(console) as progress:
         chosen = f"generated:{generated}"
         if generated is None:
@@ -462,14 +483,12 @@ def _check_inputs(settings: RunConfig) -> None:
     """Refuses what can be refused quickly before a run directory is made."""
     from ragen_apo.agent.assembly import set_up_machine
     from ragen_apo.environments.base import make_environment
-    from ragen_apo.environments.recordings import select_recordings
+    from ragen_apo.training.inputs import check_run_inputs
     from ragen_apo.values.store import ValueStore
 
     set_up_machine(settings.run)
     environment = make_environment(settings.environment.name, settings.environment.options)
-    recordings = settings.warm_start.demonstrations.recordings
-    if settings.warm_start.enabled and recordings is not None:
-        select_recordings(Path(recordings), environment)
+    check_run_inputs(settings, environment)
     if settings.apo.value_store is not None:
         ValueStore(settings.apo.value_store, create=False).close()
     if settings.policy.path is not None:
@@ -505,10 +524,6 @@ def _evaluate(
     from ragen_apo.evaluation.evaluate import EvaluationPlan
     from ragen_apo.training.evaluation_run import evaluate_run
 
-    if episodes < 1 or (pass_k is not None and pass_k < 1):
-        raise ConfigError(
-            f"--episodes and --pass-k must be at least 1, got {episodes} and {pass_k}"
-        )
     plan = EvaluationPlan(
         split=split,
         num_episodes=episodes,

@@ -5,9 +5,11 @@ writer left behind is named `*.partial-*` and is ignored by every reader.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,15 @@ PARTIAL_MARK = ".partial-"
 
 def _partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def require_regular_file(path: Path) -> None:
+    """Raises OSError for a folder, a pipe (reading may never begin) or a device (nor end)."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
 
 
 def sync_to_disk(path: Path) -> None:

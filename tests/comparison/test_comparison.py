@@ -11,6 +11,7 @@ import pytest
 from ragen_apo.comparison.measure import Measurement, Point, measure, stage_one_tokens
 from ragen_apo.comparison.plan import BudgetConfig, load_comparison
 from ragen_apo.comparison.write import write_comparison
+from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
@@ -100,6 +101,9 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}, A: {}}", "folder 'a' is that of run 'a'"),
         ("base: other.yaml\nseeds: [0]\nruns: {a: {}}", "other.yaml cannot be read"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),
+        ("base: base.yaml\nseeds: [0]\nruns: {a: &a {}, b: *a}", "line 3, column 21: the alias"),
+        ("base: base.yaml\nseeds: [!!bool 0]\nruns: {a: {}}", "'0' cannot be read as !!bool"),
+        ("base: base.yaml\nseeds: [0]\nruns: {a: {apo: 2020-01-01}}", "run 'a' cannot be used"),
     ],
 )
 def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_path: Path) -> None:
@@ -107,6 +111,15 @@ def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_pat
     (tmp_path / "compare.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         load_comparison(tmp_path / "compare.yaml")
+
+
+def test_text_beyond_ascii_reaches_the_runs_of_a_comparison_unchanged(tmp_path: Path) -> None:
+    prompt = "\u2028 ☆ \U0001f600"
+    (tmp_path / "base.yaml").write_text(dump_yaml({"agent": {"system_prompt": prompt}}))
+    (tmp_path / "compare.yaml").write_text("base: base.yaml\nseeds: [0]\nruns: {a: {}}")
+    comparison = load_comparison(tmp_path / "compare.yaml")
+    run = comparison.run("a", 0, reference=Path("reference"))
+    assert run.agent.system_prompt == prompt
 
 
 def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Path) -> None:

@@ -13,7 +13,6 @@ runs:
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from pydantic import Field, ValidationError
 
 from ragen_apo.config import RunConfig, parse_config
 from ragen_apo.config.overrides import merge
-from ragen_apo.config.section import Count, CountOrZero, Positive, Section
-from ragen_apo.config.yaml_text import parse_yaml
+from ragen_apo.config.section import Count, Positive, Section, Seed
+from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
 REFERENCE = "reference"
@@ -48,7 +47,7 @@ class ComparisonConfig(Section):
 
     base: str
     """Path of the configuration that all runs change, relative to this file."""
-    seeds: Annotated[list[CountOrZero], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
     budget: BudgetConfig = BudgetConfig()
     target: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Success rate of an evaluation during training."""
@@ -82,7 +81,7 @@ class Comparison:
 
     def _config(self, *layers: Mapping[str, Any], source: str) -> RunConfig:
         values = functools.reduce(merge, layers, self.base)
-        return parse_config(json.dumps(values), source=source)
+        return parse_config(dump_yaml(values), source=source)
 
 
 def folder_name(name: str) -> str:
@@ -137,9 +136,13 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        values, problems = parse_yaml(path.read_text(encoding="utf-8"))
+        text = read_yaml(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+        raise ConfigError(f"{path} cannot be read as text: {error}") from error
+    try:
+        values, problems = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} {error}") from error
     if problems or not isinstance(values, dict):
         raise ConfigError(f"{path}: {'; '.join(problems) or 'expected a mapping of keys'}")
     return values

@@ -10,11 +10,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ragen_apo.config.references import with_absolute_path, with_absolute_paths
 from ragen_apo.config.section import (
+    LARGEST_SIZE,
     Count,
     CountOrZero,
+    LearningRate,
     Penalty,
-    Positive,
     Section,
+    Size,
     one_or_more,
     whole_number,
 )
@@ -23,7 +25,7 @@ from ragen_apo.config.section import (
 class MachineConfig(Section):
     """How the run uses the machine."""
 
-    num_threads: Count | None = 2
+    num_threads: Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=4096)] | None = 2
     """CPU threads of torch; null for its own choice."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs; auto takes a GPU if there is one."""
@@ -77,7 +79,7 @@ class ContextConfig(Section):
     mode: Literal["full", "last_turns", "single_turn"] = "full"
     """`full`: every turn so far; `last_turns`: the last num_turns turns; `single_turn`: the actions
     of the last num_turns turns, one line each."""
-    num_turns: Count | None = None
+    num_turns: Size | None = None
     """How many turns `last_turns` and `single_turn` look back; null for `full`."""
 
     @property
@@ -103,9 +105,9 @@ class ContextConfig(Section):
 class AgentConfig(Section):
     """The boundary between policy and environment."""
 
-    max_response_tokens: Count = 40
+    max_response_tokens: Size = 40
     """Sampled tokens per turn at most."""
-    max_context_tokens: Count = 1024
+    max_context_tokens: Size = 1024
     """Tokens of one context at most, prompt and response (`full`: of a whole episode); an episode
     that needs more is truncated, and so is a demonstration."""
     format_penalty: Penalty = -0.05
@@ -127,21 +129,40 @@ class AgentConfig(Section):
         return self
 
 
+MAX_SMALL_WEIGHTS = 1_000_000_000
+
+
 class SmallModelConfig(Section):
     """The model that is built on the spot when `policy.path` is null."""
 
-    vocab_size: Annotated[int, BeforeValidator(whole_number), Field(ge=300)] = 1536
+    vocab_size: Annotated[int, BeforeValidator(whole_number), Field(ge=300, le=LARGEST_SIZE)] = 1536
     """Entries of the BPE tokenizer: 256 bytes, special tokens and merges."""
-    hidden_size: Count = 128
+    hidden_size: Size = 128
     """Width of the residual stream."""
-    num_layers: Count = 3
+    num_layers: Size = 3
     """Decoder layers."""
-    num_heads: Count = 4
+    num_heads: Size = 4
     """Attention heads; hidden_size / num_heads must be even."""
-    intermediate_size: Count = 384
+    intermediate_size: Size = 384
     """Width of the feed-forward layers."""
-    max_position: Count = 2048
+    max_position: Size = 2048
     """Longest sequence in tokens."""
+
+    @property
+    def num_weights(self) -> int:
+        """About how many numbers the model has: its matrices, without biases and norms."""
+        layer = self.hidden_size * (4 * self.hidden_size + 3 * self.intermediate_size)
+        return self.vocab_size * self.hidden_size + self.num_layers * layer
+
+    @model_validator(mode="after")
+    def _it_is_small(self) -> SmallModelConfig:
+        if self.num_weights > MAX_SMALL_WEIGHTS:
+            raise ValueError(
+                "vocab_size, hidden_size, intermediate_size and num_layers give a model of "
+                f"{self.num_weights:,} weights, expected at most {MAX_SMALL_WEIGHTS:,}; lower "
+                "them, or name a pretrained model in policy.path"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> SmallModelConfig:
@@ -162,7 +183,7 @@ class LoraConfig(Section):
     Folders that a run writes hold the sum of both, rounded to run.dtype, and load like any model.
     """
 
-    rank: Count = 16
+    rank: Size = 16
     """Rank of the change that an adapter can make to its layer."""
     alpha: Count = 32
     """The change is scaled by alpha / rank."""
@@ -195,13 +216,15 @@ class CopyConfig(Section):
 
     max_steps: CountOrZero = 1500
     """Optimizer steps at most; 0 leaves it out."""
-    batch_size: Count = 32
+    batch_size: Size = 32
     """Sequences per step."""
-    sequence_length: Annotated[int, BeforeValidator(whole_number), Field(ge=8)] = 96
+    sequence_length: Annotated[int, BeforeValidator(whole_number), Field(ge=8, le=LARGEST_SIZE)] = (
+        96
+    )
     """Tokens per sequence."""
     target_accuracy: Annotated[float, Field(gt=0, le=1)] = 0.97
     """Next-token accuracy on the repeats at which the curriculum ends."""
-    learning_rate: Positive = 1e-3
+    learning_rate: LearningRate = 1e-3
     """Peak learning rate."""
 
 
@@ -213,7 +236,7 @@ class DemonstrationsConfig(Section):
     recordings: str | None = None
     """Take the episodes in this file or folder, recorded with `ragen-apo play --record`, in place
     of the teacher's: those of training tasks of this environment in this version, each once."""
-    num_episodes_per_task: Count = 3
+    num_episodes_per_task: Size = 3
     """Demonstrations per training task."""
     relabel: Literal["none", "numbers", "copied"] = "none"
     """Renames tokens at random, each in the same way throughout a demonstration, so that the model
@@ -227,9 +250,9 @@ class DemonstrationsConfig(Section):
     smaller it is, the less has to be copied and the more can be known."""
     num_steps: CountOrZero = 250
     """Optimizer steps; 0 leaves it out."""
-    batch_size: Count = 64
+    batch_size: Size = 64
     """Episodes per step."""
-    learning_rate: Positive = 1e-3
+    learning_rate: LearningRate = 1e-3
     """Peak learning rate."""
 
 

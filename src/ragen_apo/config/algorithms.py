@@ -9,11 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ragen_apo.config.section import (
+    LARGEST,
     Count,
     CountOrZero,
+    LearningRate,
     NonNegative,
     Positive,
     Section,
+    Size,
+    SizeOrZero,
 )
 
 
@@ -31,9 +35,9 @@ class ReplayConfig(Section):
     and in a deterministic environment.
     """
 
-    num_trajectories_per_step: CountOrZero = 0
+    num_trajectories_per_step: SizeOrZero = 0
     """Stored trajectories that a step trains on beside its own; 0 for none."""
-    capacity: Count = 1024
+    capacity: Size = 1024
     """Newest trajectories to keep, of the present reference only."""
 
     @model_validator(mode="after")
@@ -81,11 +85,11 @@ class ApoConfig(Section):
     """Temperature of V* in Stage 1; 0 takes the best return of a task."""
     beta2: Positive = 0.05
     """Weight of the log ratio to the reference in Stage 2."""
-    num_value_samples: Count = 4
+    num_value_samples: Size = 4
     """Reference rollouts per task in Stage 1; also called v_star_samples."""
     adaptive_vstar: bool = False
     """Double the rollouts of tasks with few or no successes, up to max_value_samples."""
-    max_value_samples: Count = 16
+    max_value_samples: Size = 16
     """Rollouts per task at most, if adaptive."""
     value_store: str | None = None
     """Take V* from this existing value store instead of sampling the reference."""
@@ -107,7 +111,7 @@ class ApoConfig(Section):
     """Sampling temperature of Stage 1 and Stage 2."""
     shuffle_returns: bool = False
     """Control experiment: give each trajectory another one's return."""
-    learning_rate: Positive = 3e-4
+    learning_rate: LearningRate = 3e-4
     """Peak learning rate of AdamW."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay of AdamW."""
@@ -252,18 +256,18 @@ class TurnLevelConfig(Section):
 class PolicyGradientConfig(Section):
     """What all algorithms but `apo` and `apo_turn` share: rollouts, clipping, KL, entropy."""
 
-    group_size: Count | None = None
+    group_size: Size | None = None
     """Rollouts per task; null for 8 where rollouts of a task are compared (grpo, dr_grpo, rloo,
     gigpo) and for 1 elsewhere."""
     num_epochs: Count = 1
     """Passes over the rollouts of a step."""
-    num_minibatches: Count = 1
+    num_minibatches: Size = 1
     """Updates of a pass."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """How far below 1 a token's ratio still has a gradient; 1 for no limit."""
     clip_high: NonNegative = 0.2
     """How far above 1; 0.28 is clip-higher (DAPO)."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, le=LARGEST)] | None = None
     """Largest loss of a token with a negative advantage, in advantages; null for no limit."""
     aggregation: (
         Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"]
@@ -284,7 +288,7 @@ class PolicyGradientConfig(Section):
 class PpoConfig(Section):
     """What only `algorithm: ppo` reads: the critic and its advantages."""
 
-    critic_learning_rate: Positive = 1e-3
+    critic_learning_rate: LearningRate = 1e-3
     """Peak learning rate of the critic; follows apo.warmup_steps and apo.schedule."""
     critic_warmup_steps: CountOrZero = 0
     """First steps, in which only the critic is trained."""
@@ -323,7 +327,7 @@ class RolloutFilterConfig(Section):
     strategy: Literal["none", "top_p", "top_p_softmax", "top_k", "top_fraction", "min_p"] = "none"
     """`none` keeps all; best tasks first until they hold the share p of all scores (top_p), the k
     best, the share p of the tasks, or those that have p times the best score (min_p)."""
-    value: Annotated[float, Field(ge=0)] = 0.9
+    value: NonNegative = 0.9
     """p, or k for top_k."""
     score: Literal["return", "entropy", "length"] = "return"
     """What is scored: returns, mean -log pi of the sampled tokens, or their number."""

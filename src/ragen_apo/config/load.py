@@ -12,8 +12,11 @@ from ragen_apo.config.algorithms import APO_ALIASES, replace_aliases
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
 from ragen_apo.config.overrides import merge, parse_overrides
 from ragen_apo.config.run import RunConfig
-from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
+from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
+
+MAX_PROBLEMS = 40
+"""So many mistakes are described, each with what was probably meant; of others their number."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -22,13 +25,13 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises ConfigError with everything that is wrong, in the file and in the overrides.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_yaml(Path(path))
     except FileNotFoundError:
         raise ConfigError(
             f"There is no configuration {path}. Give the path of a YAML file; "
             "examples are in the folder configs/."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"The configuration {path} cannot be read as text: {error}") from error
     return parse_config(text, source=str(path), overrides=overrides)
 
@@ -66,7 +69,7 @@ def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> Ru
     try:
         values, problems = parse_yaml(text)
     except ValueError as error:
-        raise ConfigError(f"{source} is not YAML: {error}") from error
+        raise ConfigError(f"{source} {error}") from error
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise ConfigError(
@@ -82,13 +85,16 @@ def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> Ru
     try:
         config = RunConfig.model_validate(merge(*layers))
     except ValidationError as error:
-        problems += [describe_problem(detail, keys) for detail in error.errors()]
+        details = error.errors()
+        problems += [describe_problem(detail, keys) for detail in details[:MAX_PROBLEMS]]
+        problems += [""] * len(details[MAX_PROBLEMS:])
     else:
         if not problems:
             return config
     raise ConfigError(
         f"{source} cannot be used:\n"
-        + "\n".join(f"  - {problem}" for problem in problems)
+        + "\n".join(f"  - {problem}" for problem in problems[:MAX_PROBLEMS])
+        + (f"\n  - and {len(problems) - MAX_PROBLEMS} more" if problems[MAX_PROBLEMS:] else "")
         + "\nEvery key, its default and its range: docs/configuration.md."
     )
 

@@ -97,12 +97,16 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
     if origin is Annotated:
         return _allowed(arguments[0], arguments[1:])
     bounds = [
-        f"{words} {getattr(item, bound):g}"
+        f"{words} {_number(getattr(item, bound))}"
         for item in _constraints(metadata)
         for bound, words in _BOUNDS.items()
         if getattr(item, bound, None) is not None
     ]
     return f"{_TYPE_NAMES[annotation]} {' and '.join(bounds)}".rstrip()
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _constraints(metadata: Sequence[Any]) -> Iterator[Any]:

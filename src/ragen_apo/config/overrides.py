@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragen_apo.config.messages import Key, suggestion
-from ragen_apo.config.yaml_text import parse_yaml
+from ragen_apo.config.messages import Key, shown, suggestion
+from ragen_apo.config.yaml_text import MAX_DEPTH, parse_yaml
 from ragen_apo.errors import ConfigError
 
 
@@ -41,12 +41,15 @@ def parse_overrides(
         if path not in keys and not path.startswith(f"{open_section}."):
             problems.append(f"--{name}: unknown key; {suggestion(path, list(keys))}")
             continue
+        if path.count(".") >= MAX_DEPTH:
+            problems.append(f"--{name[:60]}...: more than {MAX_DEPTH} names in one key")
+            continue
         try:
             value, duplicates = parse_yaml(text)
         except ValueError as error:
             value, duplicates = text, []
-            if not (path in keys and keys[path].holds_text):
-                problems.append(f"--{name}: {text!r} is not YAML: {error}")
+            if not (path in keys and keys[path].holds_text) or _has_lone_surrogates(text):
+                problems.append(f"--{name}: {shown(text)} {error}")
                 continue
         problems += [f"--{name}: {duplicate}" for duplicate in duplicates]
         if path in keys and keys[path].holds_text and not isinstance(value, str | None):
@@ -64,6 +67,11 @@ def parse_options(tokens: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise ConfigError("\n".join(problems).replace("--environment.", "--"))
     return changes.get("environment", {})
+
+
+def _has_lone_surrogates(text: str) -> bool:
+    """True for bytes on the command line that are not UTF-8: no file could keep them."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _nested(path: str, value: Any) -> dict[str, Any]:

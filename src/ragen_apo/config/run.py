@@ -24,7 +24,7 @@ from ragen_apo.config.algorithms import (
     RolloutFilterConfig,
     TurnLevelConfig,
 )
-from ragen_apo.config.section import CountOrZero, Section
+from ragen_apo.config.section import Section, Seed
 from ragen_apo.config.training import (
     EvaluationConfig,
     MonitorsConfig,
@@ -35,7 +35,7 @@ from ragen_apo.config.training import (
 class RunConfig(Section):
     """Everything that a run depends on."""
 
-    seed: CountOrZero = 0
+    seed: Seed = 0
     """All randomness of the run derives from it."""
     run: MachineConfig = MachineConfig()
     environment: EnvironmentConfig = EnvironmentConfig()

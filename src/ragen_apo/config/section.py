@@ -17,11 +17,19 @@ def one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Count = Annotated[int, BeforeValidator(whole_number), Field(ge=1)]
-CountOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Penalty = Annotated[float, Field(le=0)]
+LARGEST = 1_000_000_000
+"""No count and no weight has a use beyond it; far larger ones overflow or never end."""
+LARGEST_SIZE = 1_000_000
+"""Of what is in memory at once."""
+Count = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=LARGEST)]
+CountOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=LARGEST)]
+Size = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=LARGEST_SIZE)]
+SizeOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=LARGEST_SIZE)]
+Seed = Annotated[int, BeforeValidator(whole_number), Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+Penalty = Annotated[float, Field(ge=-LARGEST, le=0)]
+LearningRate = Annotated[float, Field(gt=0, le=10)]
 
 
 class Section(BaseModel):

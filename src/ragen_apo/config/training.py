@@ -12,6 +12,7 @@ from ragen_apo.config.section import (
     NonNegative,
     Positive,
     Section,
+    Size,
     whole_number,
 )
 
@@ -51,16 +52,16 @@ class TrainingConfig(Section):
     """Steps; each makes policy_gradient.num_epochs * num_minibatches updates, A*-PO makes one."""
     max_tasks: Count | None = None
     """Training tasks of Stage 1 and Stage 2, drawn from the seed; null for the whole split."""
-    tasks_per_step: Count = 64
+    tasks_per_step: Size = 64
     """Tasks per step, each rolled out once or policy_gradient.group_size times."""
-    micro_batch_size: Count = 16
+    micro_batch_size: Size = 16
     """Contexts per forward pass; bounds memory, does not change the result. Those of one trajectory
     (one in `full`, up to one a turn in windows) stay together, even if they are more."""
-    num_rows: Count = 128
+    num_rows: Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=10_000)] = 128
     """Episodes that are played side by side at most."""
     eval_every: Count | None = 10
     """Steps between two evaluations on evaluation.split; null for none."""
-    eval_episodes: Count = 100
+    eval_episodes: Size = 100
     """Episodes of such an evaluation."""
     checkpoint_every: Count = 10
     """Steps between two checkpoints."""
@@ -74,7 +75,7 @@ class MonitorsConfig(Section):
 
     every_steps: Count | None = 10
     """Measure in the first step and then each time after so many; null for never."""
-    num_thoughts: Annotated[int, BeforeValidator(whole_number), Field(ge=2)] = 16
+    num_thoughts: Annotated[int, BeforeValidator(whole_number), Field(ge=2, le=1000)] = 16
     """Tasks whose first thoughts are scored under each other's prompts; costs its square."""
     gradient_buckets: bool = False
     """Also measure the gradient's norm by the variance of returns; costs a pass of gradients."""
@@ -85,10 +86,10 @@ class EvaluationConfig(Section):
 
     split: str = "test"
     """Tasks to play."""
-    num_episodes: Count = 100
+    num_episodes: Size = 100
     """Tasks in the split's order, one episode each. A smaller split begins again, with other seeds;
     where nothing is drawn (greedy play, a deterministic environment) it is played once."""
     temperature: NonNegative = 0.0
     """Sampling temperature; 0 is greedy."""
-    pass_k: Count | None = None
+    pass_k: Size | None = None
     """Also play each task this often at apo.temperature and give pass@k."""

@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, field_validator
 
 from ragen_apo.config.references import is_reference
-from ragen_apo.config.section import Section
+from ragen_apo.config.section import Positive, Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     Reply,
@@ -39,7 +39,7 @@ class PartOptions(Section):
 
     name: str | None = None
     """The environment; null for the one that the part is named after."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: Positive = 1.0
     """How often its tasks come up, relative to the other parts."""
 
 

@@ -104,13 +104,18 @@ def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:
     recordings: list[Recording] = []
     unreadable: list[str] = []
     for file in sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]:
+        if not file.is_file():
+            raise ConfigError(
+                f"warm_start.demonstrations.recordings: {file} is a pipe, a device or a folder; "
+                "expected a file of JSON lines"
+            )
         lines = file.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 recordings.append(recording_from_json(json.loads(line)))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 unreadable.append(f"{file}, line {number}")
     return recordings, unreadable
 

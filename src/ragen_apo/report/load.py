@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ragen_apo.config.yaml_text import parse_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import open_run
@@ -103,9 +102,9 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], li
 def _read_config(path: Path) -> tuple[str, Mapping[str, Any]]:
     text = _read_text(path)
     try:
-        return text, mapping(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise RunDirectoryError(f"{path} is not YAML: {error}") from error
+        return text, mapping(parse_yaml(text)[0])
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} {error}") from error
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_latest_checkpoint
-from ragen_apo.training.replay import refuse_luck
+from ragen_apo.training.inputs import check_run_inputs
 from ragen_apo.training.resume import require_references, require_same_configuration
 from ragen_apo.training.session import Session, open_session
 from ragen_apo.training.stage_one import estimate_values
@@ -49,11 +49,11 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     """Brings the run to its end: `run.policy` holds the trained model afterwards.
 
     A run that has its policy is left as it is. Raises ConfigError before anything is computed where
-    the environment refuses its options, or replay the environment; RunDirectoryError where the run
-    cannot go on as what it was.
+    the environment refuses its options or lacks what the run needs of it; RunDirectoryError where
+    the run cannot go on as what it was.
     """
     session = open_session(config, run, progress)
-    refuse_luck(config.apo.replay, session.environments.properties)
+    check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
     _refuse_another_environment(session)
     with run.locked():
         require_same_configuration(run, config)

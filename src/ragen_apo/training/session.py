@@ -16,7 +16,6 @@ from ragen_apo.agent.assembly import build_environments, set_up_machine
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
 from ragen_apo.environments.foreign import refuse_code_within
-from ragen_apo.errors import ConfigError
 from ragen_apo.files import directory_written_atomically
 from ragen_apo.policy.language_model import (
     LanguageModel,
@@ -27,7 +26,7 @@ from ragen_apo.policy.lora import add_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.training.draw_order import missing_categories, seeded_part
+from ragen_apo.training.inputs import training_tasks
 from ragen_apo.types import Task
 
 
@@ -60,22 +59,7 @@ class Session:
 
         Raises ConfigError if there is none, or none of a category that has a weight.
         """
-        tasks = list(self.environments.tasks("train"))
-        if not tasks:
-            raise ConfigError(
-                f"the environment {self.config.environment.name!r} has no task in the split "
-                "'train' with these options; change them (section environment) or its data"
-            )
-        limit = self.config.training.max_tasks
-        weights = self.environments.properties.category_weights
-        if limit is not None and limit < len(tasks):
-            tasks = seeded_part(tasks, size=limit, weights=weights, seed=self.config.seed)
-        if missing := missing_categories(tasks, weights):
-            raise ConfigError(
-                f"no training task is of {', '.join(missing)}, which should come up by its "
-                f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
-            )
-        return tasks
+        return training_tasks(self.config, self.environments)
 
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.

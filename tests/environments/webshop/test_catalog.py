@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import pickle
@@ -149,9 +150,6 @@ def test_a_malformed_file_is_named_in_the_error(tmp_path: Path, broken: str) -> 
 def test_a_malformed_attributes_file_is_named_in_the_error(tmp_path: Path, broken: str) -> None:
     folder = write(tmp_path / "data", [record("B1")])
     (folder / "items_ins_v2_9.json").write_text(broken)
-    if broken.endswith("} {"):  # what follows the object is not read
-        assert open_catalog(str(folder), store=tmp_path / "store").num_products == 1
-        return
     with pytest.raises(EnvironmentDataError, match="items_ins_v2_9"):
         open_catalog(str(folder), store=tmp_path / "store")
 
@@ -166,6 +164,146 @@ def test_a_malformed_file_of_human_instructions_is_named_in_the_error(
     (folder / "items_human_ins.json").write_text(broken)
     with pytest.raises(EnvironmentDataError, match=f"items_human_ins.*{place}"):
         open_catalog(str(folder), store=tmp_path / "store")
+
+
+LONE = "half \ud83d"
+DEEP: Any = "deep"
+for _ in range(300):
+    DEEP = [DEEP]
+DAMAGED_ITEMS = {
+    "a lone surrogate in the name": (
+        {"name": LONE},
+        "name: got 'half \\\\ud83d', expected text of",
+    ),
+    "a lone surrogate in the id": ({"asin": "B\ud83d"}, "field asin: .*expected printable text"),
+    "an id with a line break": ({"asin": "B\n2"}, "field asin: .*expected printable text"),
+    "an id that is a number": (
+        {"asin": 17},
+        "field asin: got 17, expected printable text",
+    ),
+    "an empty id": ({"asin": ""}, "field asin: got '', expected printable text"),
+    "a name that is a number": ({"name": 3}, r"\('B2'\), field name: got 3, expected text or null"),
+    "a name that is a list": ({"name": ["x"]}, r"field name: got \['x'\], expected text or null"),
+    "a deep name": ({"name": DEEP}, r"field name: got \[\[\[.*, expected text or null"),
+    "a description that is an object": ({"full_description": {"a": 1}}, "field full_description"),
+    "a feature that is a number": (
+        {"small_description": ["a", 2]},
+        r"field small_description\[1\]: got 2, expected a list of text, text or null",
+    ),
+    "categories as a list": ({"category": ["a"]}, r"field category: got \['a'\], expected text"),
+    "a query that is null": ({"query": None}, "field query: got None, expected text;"),
+    "a price that is a number": ({"pricing": 5.0}, "field pricing: got 5.0, expected text or null"),
+    "a price beyond numbers": ({"pricing": "$" + "9" * 400}, "field pricing: got .*a price"),
+    "options as a list": ({"customization_options": [1]}, "field customization_options: got"),
+    "an option's value as a number": (
+        {"customization_options": {"size": [{"value": 4}]}},
+        r"field customization_options\[0\]: got 4, expected an object with",
+    ),
+    "a lone surrogate in an option's name": (
+        {"customization_options": {LONE: []}},
+        "field customization_options: .*no lone surrogates",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_ITEMS)
+def test_a_damaged_product_is_refused_with_its_number_and_field(name: str, tmp_path: Path) -> None:
+    changes, words = DAMAGED_ITEMS[name]
+    folder = write(tmp_path / "data", [record("B1"), record("B2") | changes])
+    with pytest.raises(EnvironmentDataError, match=f"items_shuffle_9.*record 2.*{words}") as caught:
+        open_catalog(str(folder), store=tmp_path / "store")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_product_without_a_field_is_refused_with_its_number(tmp_path: Path) -> None:
+    damaged = record("B2")
+    del damaged["query"]
+    folder = write(tmp_path / "data", [record("B1"), damaged])
+    with pytest.raises(EnvironmentDataError, match=r"record 2 \('B2'\) has no field query"):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+def test_products_that_are_left_out_and_fields_that_are_not_read_may_be_anything(
+    tmp_path: Path,
+) -> None:
+    items = [{"asin": "nan"}, record("B1", images=DEEP, page=LONE), {"asin": "B1", "name": 3}]
+    folder = write(tmp_path / "data", items, {"B1": {"extra": DEEP}})
+    assert open_catalog(str(folder), store=tmp_path / "store").num_products == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({"attributes": [1]}, r"field attributes\[0\]: got 1, expected a list of text"),
+        ({"attributes": "soft"}, "field attributes: got 'soft', expected a list of text"),
+        ({"attributes": None}, "field attributes: got None, expected a list of text"),
+        ({"instruction": 3}, "field instruction: got 3, expected text or null"),
+        (
+            {"instruction_attributes": [LONE]},
+            r"field .*s\[0\]: .*no lone surrogates",
+        ),
+    ],
+)
+def test_damaged_attributes_are_refused_with_their_number_and_field(
+    labels: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "data", [record("B1")], {"B0": {}, "B1": labels})
+    with pytest.raises(EnvironmentDataError, match=rf"items_ins_v2_9.*record 2 \('B1'\), {words}"):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+@pytest.mark.parametrize("field", ["instruction", "instruction_attributes", "instruction_options"])
+def test_damaged_human_instructions_are_refused_with_their_number_and_field(
+    field: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "data", [record("B1")])
+    good = {"instruction": "Find", "instruction_attributes": [], "instruction_options": []}
+    (folder / "items_human_ins.json").write_text(json.dumps({"B1": [good, {**good, field: 1}]}))
+    with pytest.raises(EnvironmentDataError, match=f"record 2 of 'B1', field {field}: got 1"):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    list(itertools.product(("shuffle_9", "ins_v2_9", "human_ins"), (5_000, 100_000))),
+)
+def test_json_nested_very_deep_is_one_message(name: str, depth: int, tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", [record("B1")])
+    deep = "[" * depth + "]" * depth
+    text = f"[{deep}]" if name == "shuffle_9" else f'{{"B1": {deep}}}'
+    (folder / f"items_{name}.json").write_text(text)
+    with pytest.raises(EnvironmentDataError, match=f"items_{name}.json is malformed"):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["shuffle_9", "ins_v2_9", "human_ins"])
+def test_text_behind_the_closing_bracket_is_refused(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", [record("B1")])
+    (folder / "items_human_ins.json").write_text("{}")
+    with (folder / f"items_{name}.json").open("a") as stream:
+        stream.write(" \n")
+    assert open_catalog(str(folder), store=tmp_path / "store").num_products == 1
+    with (folder / f"items_{name}.json").open("a") as stream:
+        stream.write('["more"]')
+    with pytest.raises(EnvironmentDataError, match=f"items_{name}"):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+def test_a_long_record_is_not_begun_anew_with_every_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_streams, "READ_CHARACTERS", 10)
+    reads: list[int] = []
+    read_more = json_streams._read_more
+
+    def counted(stream: Any, at_hand: int) -> str:
+        reads.append(at_hand)
+        return read_more(stream, at_hand)
+
+    monkeypatch.setattr(json_streams, "_read_more", counted)
+    (tmp_path / "a.json").write_text(json.dumps([["x" * 10] * 1000]))
+    assert len(list(stream_json_array(tmp_path / "a.json"))) == 1
+    assert len(reads) <= 13  # 14,000 characters: 10 doubled eleven times, and the ends
 
 
 def test_attributes_may_come_in_another_order_and_the_last_of_two_counts(tmp_path: Path) -> None:
@@ -258,6 +396,30 @@ def test_what_a_killed_builder_left_is_ignored(tmp_path: Path) -> None:
     del catalog
     (tmp_path / f"{name}.partial-dead").mkdir()
     assert open_catalog("generated:5", store=tmp_path).num_products == 5
+
+
+def test_a_product_with_more_goals_than_memory_holds_is_refused(tmp_path: Path) -> None:
+    options = {f"option {n}": [{"value": str(v)} for v in range(10)] for n in range(30)}
+    folder = write(
+        tmp_path / "data",
+        [record("B1"), record("B2", customization_options=options)],
+        {"B2": {"instruction": "Find"}},
+    )
+    with pytest.raises(
+        EnvironmentDataError, match="with product B2 there are more than 100,000,000"
+    ):
+        open_catalog(str(folder), store=tmp_path / "store")
+
+
+def test_a_damaged_stamp_does_not_stand_for_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragen_apo.environments.webshop.store.HASH_STAMP_BYTES", 0)
+    folder = write(tmp_path / "data", [record("B1")])
+    catalog = open_catalog(str(folder), store=tmp_path / "store")
+    for stamp in (tmp_path / "store").glob("stamp-*"):
+        stamp.write_bytes(b"0" * 64 + stamp.read_bytes()[64:])
+    assert open_catalog(str(folder), store=tmp_path / "store").folder == catalog.folder
 
 
 def test_a_pickled_environment_goes_on_in_a_worker_process_that_maps_the_same_folder(

@@ -1,9 +1,11 @@
 """Downloads from a server on this machine that stalls, cuts off and lies."""
 
+import contextlib
 import errno
 import hashlib
 import json
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -181,7 +183,7 @@ def get(server: Server, tmp_path: Path) -> Get:
             )
         server.behaviours["/file"] = list(behaviours)
         fetch.fetch(
-            f"{server.address}/file", path, patience=patience,
+            f"{server.address}/file", path, max_bytes=len(DATA) + 100, patience=patience,
             told=lambda done, total: None, say=lambda text: None,
         )  # fmt: skip
         return path
@@ -336,12 +338,46 @@ def test_redirections_keep_the_range(get: Get, server: Server) -> None:
     assert server.requests[-1] == ("/elsewhere", "bytes=1234-")
 
 
+@pytest.mark.parametrize(
+    "address", ["http://[::1", "http://127.0.0.1:x/", f"http://{'x' * 70}.invalid/"]
+)
+@pytest.mark.parametrize("form", [False, True])
+def test_an_address_that_is_none_is_one_message(address: str, form: bool, get: Get) -> None:
+    moved = status(302, Location=address)
+    if form:
+        moved = page(FORM.replace(b"/confirmed", address.encode()))
+    with pytest.raises(FetchError, match="the server's answer leads nowhere"):
+        get(moved)
+
+
+def endless(request: Request) -> None:
+    """A body without a length that goes on until the other side hangs up."""
+    request.answer(200, DATA, Content_Length="")
+    with contextlib.suppress(OSError):
+        while not request.server.closing.is_set():
+            request.wfile.write(DATA)
+
+
+def test_a_body_without_length_or_end_is_given_up_and_nothing_of_it_is_kept(
+    get: Get, tmp_path: Path
+) -> None:
+    with pytest.raises(FetchError, match=r"longer than \d\d,\d+ bytes and so is not the one"):
+        get(endless)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_said_to_be_far_too_long_is_not_fetched(get: Get, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match="longer than"):
+        get(claim_length(10**15))
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_proxy_of_the_environment_is_used(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.address)
     path = tmp_path / "file"
-    quiet: dict[str, Any] = {"told": lambda *_: None, "say": lambda _: None}
+    quiet: dict[str, Any] = {"told": lambda *_: None, "say": lambda _: None, "max_bytes": 10**6}
     fetch.fetch("http://nowhere.invalid/file", path, patience=CALM, **quiet)
     assert path.read_bytes() == DATA
     assert server.requests == [("http://nowhere.invalid/file", None)]
@@ -387,7 +423,8 @@ def assert_in_place(folder: Path, files: Path) -> None:
         recorded = (folder / f"{name}.sha256").read_text()
         assert recorded == f"{hashlib.sha256(content).hexdigest()}  {name}\n"
     assert len(list(folder.iterdir())) == 6
-    assert [path.name for path in folder.parent.iterdir() if path.name[0] != "."] == ["small"]
+    beside = {path.name for path in folder.parent.iterdir() if path.name[0] != "."}
+    assert beside == {"small", "prepared"}
 
 
 def test_the_files_are_put_in_place_with_their_checksums(
@@ -504,6 +541,120 @@ def test_files_at_hand_are_checked(upstream: Server, files: Path, tmp_path: Path
     with pytest.raises(EnvironmentDataError, match=f"hand/{ITEMS}: .*cut off"):
         small(source=tmp_path / "hand")
     assert not (tmp_path / "webshop" / "small").exists()
+
+
+def content_of(folder: Path) -> dict[str, bytes | None]:
+    """Every path below a folder, with the content of files."""
+    paths = sorted(folder.rglob("*"))
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in paths}
+
+
+@pytest.fixture
+def keep(tmp_path: Path, upstream: Server) -> Path:
+    """The folder in which the command keeps data, with the small data in place."""
+    small()
+    return tmp_path / "webshop"
+
+
+@pytest.mark.parametrize(
+    "name", ["small.copy", "small.partial-mine", "small-2", "full", "full.partial-0123abcd"]
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_a_source_beside_the_target_is_only_read_whatever_its_name(
+    name: str, force: bool, keep: Path, files: Path
+) -> None:
+    shutil.copytree(files, keep / name, dirs_exist_ok=True)
+    before = content_of(keep / name)
+    small(source=keep / name, force=force)
+    assert content_of(keep / name) == before
+    assert (keep / "small" / ITEMS).read_bytes() == (files / ITEMS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["small", "small/inside", "small.download", "small.download/in", "small.partial-0123abcd"],
+)
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("linked", ["", "folder", "files"])
+def test_a_source_in_a_folder_that_the_command_clears_is_refused_before_anything_changes(
+    name: str, force: bool, linked: str, keep: Path, files: Path, tmp_path: Path
+) -> None:
+    source = keep / name
+    shutil.copytree(files, source, dirs_exist_ok=True)
+    if linked == "folder":
+        source = tmp_path / "link"
+        source.symlink_to(keep / name)
+    elif linked == "files":
+        source = tmp_path / "hand"
+        source.mkdir()
+        for path in (keep / name).glob("*.json"):
+            (source / path.name).symlink_to(path)
+    before = content_of(tmp_path)
+    with pytest.raises(EnvironmentDataError, match=r"--from .* lies where this command itself"):
+        small(source=source, force=force)
+    assert content_of(tmp_path) == before
+
+
+def test_a_source_above_the_target_is_only_read(keep: Path, files: Path) -> None:
+    shutil.copytree(files, keep, dirs_exist_ok=True)
+    before = content_of(keep)
+    small(source=keep, force=True)
+    assert content_of(keep) == before
+
+
+def test_a_target_that_is_a_link_is_replaced_and_what_it_led_to_stays(
+    keep: Path, files: Path, tmp_path: Path
+) -> None:
+    (keep / "small").rename(tmp_path / "elsewhere")
+    (keep / "small").symlink_to(tmp_path / "elsewhere")
+    before = content_of(tmp_path / "elsewhere")
+    with pytest.raises(EnvironmentDataError, match="lies where this command itself"):
+        small(source=tmp_path / "elsewhere", force=True)
+    small(force=True)
+    assert not (keep / "small").is_symlink()
+    assert content_of(tmp_path / "elsewhere") == before
+    assert_in_place(keep / "small", files)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_source_with_a_damaged_record_is_refused_and_what_is_there_stays(
+    force: bool, upstream: Server, files: Path, tmp_path: Path
+) -> None:
+    if force:
+        small()
+    shutil.copytree(files, tmp_path / "hand")
+    records = json.loads((files / ITEMS).read_bytes())
+    records[40]["name"] = ["no text"]
+    (tmp_path / "hand" / ITEMS).write_text(json.dumps(records))
+    before = content_of(tmp_path)
+    with pytest.raises(
+        EnvironmentDataError, match=f"{tmp_path}/hand/{ITEMS} is malformed: record 41 .*field name"
+    ):
+        small(source=tmp_path / "hand", force=force)
+    after = content_of(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert not [name for name in after if "partial" in name]
+
+
+def test_a_download_with_a_damaged_record_is_kept_until_force_and_not_put_in_place(
+    upstream: Server, files: Path, tmp_path: Path
+) -> None:
+    records = json.loads((files / ITEMS).read_bytes())
+    upstream.files[ITEMS_PATH] = json.dumps([*records, {"asin": "B2"}]).encode()
+    for _ in range(2):
+        with pytest.raises(EnvironmentDataError, match=r"record 61 .*anew with --force"):
+            small()
+    assert not (tmp_path / "webshop" / "small").exists()
+    upstream.files[ITEMS_PATH] = (files / ITEMS).read_bytes()
+    assert_in_place(small(force=True), files)
+
+
+def test_a_file_in_the_place_of_the_target_stays(upstream: Server, tmp_path: Path) -> None:
+    (tmp_path / "webshop").mkdir()
+    (tmp_path / "webshop" / "small").write_text("mine")
+    with pytest.raises(EnvironmentDataError, match="small is no folder; move it away"):
+        small(force=True)
+    assert (tmp_path / "webshop" / "small").read_text() == "mine"
 
 
 def test_a_full_disk_is_said_before_the_download(

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ragen_apo.environments.base import describe_problems
 from ragen_apo.environments.shop.search import SearchIndex, normalise
 from ragen_apo.errors import ConfigError, EnvironmentDataError
+from ragen_apo.files import require_regular_file
 
 MAX_PRODUCT_ID = 999_999_999
 
@@ -142,6 +143,8 @@ def _read_products(path: str | None) -> tuple[Product, ...]:
     )
     name = path or "the built-in catalogue"
     try:
+        if path is not None:
+            require_regular_file(Path(path))
         rows = _CatalogueFile.model_validate(
             json.loads(source.read_text(encoding="utf-8"))
         ).products
@@ -156,7 +159,7 @@ def _read_products(path: str | None) -> tuple[Product, ...]:
             f"the shop catalogue {name} is not usable:\n{problems}\n"
             "correct the file, or leave environment.catalogue out to use the built-in one"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EnvironmentDataError(
             f"the shop catalogue {name} is not JSON ({error}); expected "
             '{"name": ..., "products": [...]}; correct the file or environment.catalogue'

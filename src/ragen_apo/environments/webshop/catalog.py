@@ -8,17 +8,27 @@ memory-mapped beside the search index, so any number of environments and process
 import contextlib
 import functools
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
+from ragen_apo.environments.webshop.records import (
+    NO_ATTRIBUTES,
+    HumanRecord,
+    ItemRecord,
+    LabelRecord,
+    check_record,
+    malformed,
+    shown,
+)
 from ragen_apo.environments.webshop.search import SearchIndex
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.progress import Progress, SilentProgress
@@ -26,7 +36,6 @@ from ragen_apo.progress import Progress, SilentProgress
 MAX_ASIN_LENGTH = 10
 DEFAULT_PRICE = 100.0
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
-NO_ATTRIBUTES: Final = ("DUMMY_ATTR",)
 PROGRESS_EVERY = 1000
 PRODUCT_CACHE_SIZE = 4096
 QUERY_CACHE_SIZE = 4096
@@ -145,7 +154,13 @@ def find_data_files(folder: Path) -> DataFiles:
             "`ragen-apo data webshop` or name another folder"
         )
     human = folder / "items_human_ins.json"
-    return DataFiles(items[0], attributes[0], human if human.exists() else None)
+    files = DataFiles(items[0], attributes[0], human if human.exists() else None)
+    for path in files.paths:
+        if not path.is_file():  # a pipe would be waited for, a device has no end
+            raise EnvironmentDataError(
+                f"{path} is no regular file; expected a JSON file of WebShop"
+            )
+    return files
 
 
 def _load_json(path: Path) -> Any:
@@ -155,28 +170,30 @@ def _load_json(path: Path) -> Any:
         raise EnvironmentDataError(
             f"{path} cannot be read: {error}; expected a JSON file of WebShop; get it anew"
         ) from error
+    except RecursionError:
+        raise malformed(path, "a value in it is nested too deep") from None
 
 
 def _human_instructions(path: Path) -> Mapping[str, tuple[HumanInstruction, ...]]:
     """What people wrote about each product, by asin."""
-    content, place = _load_json(path), ""
+    content = _load_json(path)
+    if not isinstance(content, dict):
+        raise malformed(path, f"it is {shown(content)}, expected an object")
     found: dict[str, tuple[HumanInstruction, ...]] = {}
-    try:
-        for asin, records in content.items():
-            place = f" at {asin}"
-            found[asin] = tuple(
-                HumanInstruction(
-                    text=record["instruction"],
-                    attributes=tuple(record["instruction_attributes"]),
-                    options=tuple(record["instruction_options"]),
-                )
-                for record in records
+    for asin, records in content.items():
+        if not isinstance(records, list):
+            raise malformed(path, f"{shown(asin)} has {shown(records)}, expected a list of objects")
+        for number, record in enumerate(records, 1):
+            place = f"record {number} of {shown(asin)}"
+            check_record(HumanRecord, record, path=path, place=place)
+        found[asin] = tuple(
+            HumanInstruction(
+                text=record["instruction"],
+                attributes=tuple(record["instruction_attributes"]),
+                options=tuple(record["instruction_options"]),
             )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise EnvironmentDataError(
-            f"{path} is malformed{place} ({type(error).__name__}: {error}); "
-            "expected upstream's JSON object with a list for each product; get it anew"
-        ) from error
+            for record in records
+        )
     return found
 
 
@@ -187,22 +204,26 @@ class _Labels:
         self._places: dict[str, int] = {}
         self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (closed by `close`)
         progress.start("read attributes (%)", 100)
-        try:
-            self._copy(path, progress)
-        except ValueError as error:
-            self.close()
-            raise EnvironmentDataError(
-                f"{path} cannot be read: {error}; expected a JSON object of WebShop; get it anew"
-            ) from error
+        with contextlib.ExitStack() as unless_whole:
+            unless_whole.callback(self.close)
+            try:
+                self._copy(path, progress)
+            except ValueError as error:
+                problem = f"expected a JSON object of records; {error}"
+                raise malformed(path, problem) from error
+            unless_whole.pop_all()
         progress.update(100)
 
     def _copy(self, path: Path, progress: Progress) -> None:
-        for number, ((asin, value), share) in enumerate(stream_json_object(path)):
-            if not isinstance(value, dict):
-                raise ValueError(f"got {str(value)[:100]!r} for {asin}, expected an object")
+        for number, ((asin, value), share) in enumerate(stream_json_object(path), 1):
+            place = f"record {number} ({shown(asin)})"
+            if not isinstance(asin, str):
+                raise malformed(path, f"{place} has no text as its key")
+            check_record(LabelRecord, value, path=path, place=place)
             if len(asin) <= MAX_ASIN_LENGTH:
                 self._places[asin] = self._file.tell()
-                self._file.write(json.dumps(value).encode() + b"\n")
+                read = {name: value[name] for name in LabelRecord.model_fields if name in value}
+                self._file.write(json.dumps(read).encode() + b"\n")
             if number % PROGRESS_EVERY == 0:
                 progress.update(int(100 * share), f"{number:,} products")
 
@@ -229,23 +250,31 @@ def read_products(
     progress = progress or SilentProgress()
     human = _human_instructions(files.human) if files.human else {}
     seen: set[str] = set()
-    record: Any = None
+    number = 0
     with contextlib.closing(_Labels(files.attributes, scratch, progress)) as labels:
         progress.start("read products (%)", 100)
         try:
-            for record, share in stream_json_array(files.items):
-                asin = record["asin"]
-                if asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen:
+            for number, (record, share) in enumerate(stream_json_array(files.items), 1):
+                asin: Any = record.get("asin", "") if isinstance(record, dict) else ""
+                if isinstance(asin, str) and (
+                    asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen
+                ):
                     continue
+                place = f"record {number}" + (f" ({shown(asin)})" if asin else "")
+                check_record(ItemRecord, record, path=files.items, place=place)
+                product = parse_product(record, labels.of(asin), human.get(asin, ()))
+                if not all(map(math.isfinite, product.prices)):
+                    pricing = shown(record["pricing"])
+                    raise malformed(
+                        files.items, f"{place}, field pricing: got {pricing}, expected a price"
+                    )
                 seen.add(asin)
                 if len(seen) % PROGRESS_EVERY == 0:
                     progress.update(int(100 * share), f"{len(seen):,} products")
-                yield parse_product(record, labels.of(asin), human.get(asin, ()))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise EnvironmentDataError(
-                f"{files.items} is malformed at or after {str(record)[:200]!r} "
-                f"({type(error).__name__}: {error}); expected upstream's JSON list "
-                "(docs/webshop.md)"
+                yield product
+        except ValueError as error:
+            raise malformed(
+                files.items, f"expected a JSON list of records; behind record {number}: {error}"
             ) from error
         progress.update(100, f"{len(seen):,} products")
 

@@ -2,8 +2,9 @@
 
 `download_data` consumes the name of a size (`small`, `full`) and fills `store.real_data_folder`
 with the files of `SOURCES`, from the network or a folder at hand, and a SHA-256 beside each. The
-folder appears when every file is there and reads as what it should be; until then the parts lie
-in `<size>.download` beside it, where the next call goes on.
+folder appears when every file is there and a catalogue was prepared from them, so that every record
+was read; until then the parts of a download lie in `<size>.download` beside it, where the next call
+goes on. A folder at hand is only ever read.
 
 Upstream publishes no checksums: what the first download brought is recorded in `<file>.sha256` (the
 format of sha256sum) and compared whenever the command runs again. A checksum in `SOURCES` is
@@ -13,8 +14,9 @@ compared as well.
 import contextlib
 import errno
 import fcntl
-import hashlib
 import itertools
+import os
+import re
 import shutil
 import time
 import uuid
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ragen_apo.environments.webshop.checked_folders import file_checksum
 from ragen_apo.environments.webshop.fetch import (
     DEFAULT_PATIENCE,
     FetchError,
@@ -31,14 +34,14 @@ from ragen_apo.environments.webshop.fetch import (
     forget,
 )
 from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
-from ragen_apo.environments.webshop.store import real_data_folder
+from ragen_apo.environments.webshop.store import open_catalog, real_data_folder
 from ragen_apo.errors import EnvironmentDataError
-from ragen_apo.files import PARTIAL_MARK, remove_partial_files, sync_to_disk, write_text_atomically
+from ragen_apo.files import PARTIAL_MARK, sync_to_disk, write_text_atomically
 from ragen_apo.progress import Progress
 
 DRIVE_ADDRESS: Final = "https://drive.google.com/uc?export=download&id={drive_id}"
 NUM_RECORDS_READ = 100
-"""So many records of a file are looked at before it is put in place; preparing reads all."""
+"""So many records of a file are looked at as soon as it came; preparing reads all."""
 TAIL_BYTES = 4096
 COPY_BYTES = 1 << 20
 _MEGABYTE = 1_000_000
@@ -54,6 +57,8 @@ class RemoteFile:
     """Of Google Drive, as upstream's setup script names it."""
     sha256: str | None = None
     """What the content must hash to; None: whatever the first download brought is recorded."""
+    max_bytes: int = 1_000_000_000
+    """More than this is another file: no server may fill the disk."""
     required: bool = True
     """Without the human instructions everything but the goals `human` works."""
 
@@ -68,7 +73,9 @@ SOURCES: Final[dict[str, tuple[RemoteFile, ...]]] = {
         _HUMAN,
     ),
     "full": (
-        RemoteFile("items_shuffle.json", "1A2whVgOO0euk5O13n2iYDM0bQRkkRduB"),
+        RemoteFile(
+            "items_shuffle.json", "1A2whVgOO0euk5O13n2iYDM0bQRkkRduB", max_bytes=50_000_000_000
+        ),
         RemoteFile("items_ins_v2.json", "1s2j6NgHljiZzQNL3veZaAiyW_qDEgBNi"),
         _HUMAN,
     ),
@@ -90,25 +97,73 @@ def download_data(
     there before is then unchanged.
     """
     folder = real_data_folder(size)
+    unfinished = folder.with_name(f"{size}.download")
     try:
+        if source is not None:
+            _check_source(size, source, folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and not folder.is_dir():
+            raise EnvironmentDataError(f"{folder} is no folder; move it away, the data goes there")
         with _locked(folder):
-            remove_partial_files(folder.parent)
-            if source is not None:
-                _check_source(size, source)
+            for leftover in _leftovers(folder):
+                _remove(leftover)
             if folder.is_dir() and not force:
                 _check_present(size, folder, source, progress)
+                return folder
+            if force:
+                _remove(unfinished)
+            if source is None:
+                unfinished.mkdir(exist_ok=True)
+                _fill(size, unfinished, None, progress, patience)
+                _prepare(unfinished, "what was downloaded", progress)
+                _put_in_place(unfinished, folder)
             else:
-                staging = folder.with_name(f"{size}.{'copy' if source else 'download'}")
-                if force or source:
-                    shutil.rmtree(staging, ignore_errors=True)
-                staging.mkdir(exist_ok=True)
-                _fill(size, staging, source, progress, patience)
-                _put_in_place(staging, folder)
-                shutil.rmtree(folder.with_name(f"{size}.download"), ignore_errors=True)
+                _copy_in_place(size, source, folder, progress, patience)
+                _remove(unfinished)
     except OSError as error:
         raise _disk_error(error, folder.parent) from error
     return folder
+
+
+def _copy_in_place(
+    size: str, source: Path, folder: Path, progress: Progress, patience: Patience
+) -> None:
+    copy = _fresh_name(folder)
+    copy.mkdir()
+    try:
+        _fill(size, copy, source, progress, patience)
+        _prepare(copy, str(source), progress)
+        _put_in_place(copy, folder)
+    finally:
+        _remove(copy)
+
+
+def _prepare(staging: Path, origin: str, progress: Progress) -> None:
+    """Reads every record; equal content finds the same catalogue when it is in place."""
+    try:
+        open_catalog(str(staging), progress=progress)
+    except EnvironmentDataError as error:
+        raise EnvironmentDataError(
+            f"{str(error).replace(str(staging), origin)} (a download is begun anew with --force)"
+        ) from error
+
+
+def _fresh_name(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """What killed calls left behind: names that `_fresh_name` gives, and no others."""
+    name = re.compile(f"{re.escape(folder.name + PARTIAL_MARK)}[0-9a-f]{{8}}")
+    return [path for path in folder.parent.iterdir() if name.fullmatch(path.name)]
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, or a link to one: where it leads to stays as it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _disk_error(error: OSError, place: Path) -> EnvironmentDataError:
@@ -155,7 +210,29 @@ def _fill(
             progress.say(f"{source} has no {remote.name}: there will be no human goals")
 
 
-def _check_source(size: str, source: Path) -> None:
+def _check_source(size: str, source: Path, folder: Path) -> None:
+    """Refuses a source without the files, and one in a folder that this command writes or clears.
+
+    Names are compared as the disk resolves them, those of the single files as well, so that no link
+    leads around it.
+    """
+    own = [folder, folder.with_name(f"{size}.download")]
+    own += _leftovers(folder) if folder.parent.is_dir() else []
+    taken = {Path(os.path.realpath(path)) for path in own}
+    for origin in (source, *(source / remote.name for remote in SOURCES[size])):
+        real = Path(os.path.realpath(origin))
+        if not taken.isdisjoint((real, *real.parents)):
+            raise EnvironmentDataError(
+                f"--from {source}: {real} lies where this command itself keeps data "
+                f"({folder} and its temporary folders); leave out --from to use what is there, or "
+                "move the files elsewhere"
+            )
+    for remote in SOURCES[size]:
+        origin = source / remote.name
+        if origin.exists() and not origin.is_file():
+            raise EnvironmentDataError(
+                f"--from {source}: {remote.name} is no regular file; expected the file of upstream"
+            )
     missing = [r.name for r in SOURCES[size] if r.required and not (source / r.name).is_file()]
     if missing:
         found = sorted(p.name for p in source.glob("*.json")) if source.is_dir() else "no folder"
@@ -189,7 +266,14 @@ def _download(remote: RemoteFile, partial: Path, progress: Progress, patience: P
     address = DRIVE_ADDRESS.format(drive_id=remote.drive_id)
     bar = _ByteBar(progress, f"download {remote.name}")
     try:
-        fetch(address, partial, patience=patience, told=bar.told, say=progress.say)
+        fetch(
+            address,
+            partial,
+            max_bytes=remote.max_bytes,
+            patience=patience,
+            told=bar.told,
+            say=progress.say,
+        )
     except FetchError as error:
         kept = partial.stat().st_size if partial.exists() else 0
         raise EnvironmentDataError(
@@ -229,12 +313,12 @@ def _put_in_place(staging: Path, folder: Path) -> None:
     for path in sorted(staging.iterdir()):
         sync_to_disk(path)
     sync_to_disk(staging)
-    retired = folder.with_name(f"{folder.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
-    if folder.exists():
+    retired = _fresh_name(folder)
+    if folder.exists() or folder.is_symlink():
         folder.rename(retired)
     staging.rename(folder)
     sync_to_disk(folder.parent)
-    shutil.rmtree(retired, ignore_errors=True)
+    _remove(retired)
 
 
 def _check_present(size: str, folder: Path, source: Path | None, progress: Progress) -> None:
@@ -288,15 +372,6 @@ def _recorded_checksum(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return words[0] if words else None
-
-
-def file_checksum(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(COPY_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def check_file(path: Path, *, name: str) -> None:

@@ -13,7 +13,8 @@ from. Beside it, `<name>.state` remembers of which version of the file the begin
 
 Proxies come from the environment (`https_proxy`, `no_proxy`), as urllib reads them. Nothing here
 judges the content: a length that the server understates, or a connection without a length, shows
-only when the file is read.
+only when the file is read. What is longer than `max_bytes` is given up, whether the server says so
+or never comes to an end.
 """
 
 import contextlib
@@ -81,16 +82,17 @@ def fetch(
     url: str,
     path: Path,
     *,
+    max_bytes: int,
     patience: Patience = DEFAULT_PATIENCE,
     told: Told,
     say: Callable[[str], None],
 ) -> None:
     """Makes `path` the file at `url`, continuing what is there; raises FetchError.
 
-    `say` hears why the server is asked again. OSError is left to the caller: it is about the disk,
-    never about the network.
+    Of a file of more than `max_bytes` nothing is kept. `say` hears why the server is asked again.
+    OSError is left to the caller: it is about the disk, never about the network.
     """
-    download = _Download(url, path, patience, told)
+    download = _Download(url, path, max_bytes, patience, told)
     most = path.stat().st_size if path.exists() else 0
     in_vain = 0
     while True:
@@ -126,8 +128,10 @@ def _state_path(path: Path) -> Path:
 class _Download:
     """The attempts to fetch one file."""
 
-    def __init__(self, url: str, path: Path, patience: Patience, told: Told) -> None:
-        self._url, self._path = url, path
+    def __init__(
+        self, url: str, path: Path, max_bytes: int, patience: Patience, told: Told
+    ) -> None:
+        self._url, self._path, self._max_bytes = url, path, max_bytes
         self._patience, self._told = patience, told
         self._state = _state_path(path)
         # Confirmations may hang on a cookie.
@@ -150,6 +154,9 @@ class _Download:
         except urllib.error.HTTPError as error:
             with error:
                 self._explain_status(error, offset)
+        except (ValueError, OverflowError, http.client.InvalidURL) as error:
+            # What urllib and the sockets say to addresses such as http://[::1 or http://host:port.
+            raise FetchError(f"the server's answer leads nowhere: {error}") from error
         except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
             raise _TemporaryError(_describe(error)) from error
         except urllib.error.URLError as error:
@@ -183,6 +190,7 @@ class _Download:
         if start not in (0, offset) or (start and not _same_version(now, version)):
             raise _StartOverError
         if total is not None:
+            self._check_size(total)
             self._check_room(total - start)
         first = response.read1(READ_BYTES)
         if start == 0:
@@ -191,6 +199,7 @@ class _Download:
         done = start
         with self._path.open("ab" if start else "wb") as stream:
             while first:
+                self._check_size(done + len(first))
                 stream.write(first)
                 done += len(first)
                 self._told(done, total)
@@ -204,6 +213,14 @@ class _Download:
         except (OSError, ValueError):
             return None
         return version if isinstance(version, dict) and {"total", "etag"} <= set(version) else None
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            self.discard()
+            raise FetchError(
+                f"the file is longer than {self._max_bytes:,} bytes and so is not the one that is "
+                "expected"
+            )
 
     def _check_room(self, needed: int) -> None:
         free = shutil.disk_usage(self._path.parent).free

@@ -2,7 +2,8 @@
 
 `stream_json_array` and `stream_json_object` consume a path and yield each value, or key and value,
 with the share of the file read so far. Memory holds one block of the file and one value. What is no
-such document raises ValueError, at the latest at its end.
+such document, has text behind its end or is nested too deep for Python raises ValueError, at the
+latest at its end.
 """
 
 import io
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 READ_CHARACTERS = 1 << 20
-MAX_RECORD_CHARACTERS = 1 << 26
+MAX_RECORD_CHARACTERS = 1 << 24
 """A product's record is far smaller; a file that seems to have a larger one is malformed."""
 _BLANKS = " \t\r\n"
 _SEPARATORS = _BLANKS + ","
@@ -52,6 +53,7 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
                 opened, position = True, position + 1
                 continue
             if following == brackets[1]:
+                _expect_blanks(buffer[position + 1 :], stream)
                 return
             try:
                 value, end = decode(buffer, position)
@@ -59,18 +61,28 @@ def _stream(path: Path, brackets: str, decode: Any) -> Iterator[tuple[Any, float
                 value, end = None, len(buffer)
                 if len(buffer) - position > MAX_RECORD_CHARACTERS:
                     raise
+            except RecursionError:
+                raise ValueError("a value in it is nested too deep") from None
             if end < len(buffer):
                 yield value, file.tell() / size
                 position = end
             else:  # A value that ends with what was read may go on.
-                buffer, position = buffer[position:] + _read_more(stream), 0
+                buffer, position = buffer[position:] + _read_more(stream, len(buffer) - position), 0
 
 
-def _read_more(stream: TextIO) -> str:
-    more = stream.read(READ_CHARACTERS)
+def _read_more(stream: TextIO, at_hand: int) -> str:
+    """At least as much again as is at hand, so that a long value is not begun anew too often."""
+    more = stream.read(max(READ_CHARACTERS, at_hand))
     if not more:
         raise ValueError("it has no end: the file is cut off")
     return more
+
+
+def _expect_blanks(text: str, stream: TextIO) -> None:
+    while text:
+        if rest := text.strip(_BLANKS):
+            raise ValueError(f"expected nothing behind its closing bracket, got {rest[:80]!r}")
+        text = stream.read(READ_CHARACTERS)
 
 
 def _skip(text: str, position: int, characters: str) -> int:

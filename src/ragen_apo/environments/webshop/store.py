@@ -2,8 +2,8 @@
 
 `open_catalog` consumes a data folder, `generated[:products]` or `auto`, and gives a `Catalog`. A
 prepared folder is named by a hash of the data's content and the format, so other data never meets
-an old index. Builders write beside the place and rename; of two that finish together the
-first stays. Opened catalogues are kept weakly: all environments of a process share one.
+an old index. It has a list of checksums (checked_folders.py): one that was damaged is built again
+when it is opened. Opened catalogues are kept weakly: all environments of a process share one.
 
 The folder is `$RAGEN_APO_DATA/webshop/prepared/<hash>`, or lies under the user's data folder.
 """
@@ -11,11 +11,10 @@ The folder is `$RAGEN_APO_DATA/webshop/prepared/<hash>`, or lies under the user'
 import hashlib
 import json
 import os
-import shutil
 import uuid
 import weakref
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -29,19 +28,24 @@ from ragen_apo.environments.webshop.catalog import (
     product_to_json,
     read_products,
 )
+from ragen_apo.environments.webshop.checked_folders import file_checksum, provide_folder
 from ragen_apo.environments.webshop.generated import generated_name, write_generated_files
 from ragen_apo.environments.webshop.goals import GoalKind, count_goals, shuffled_order
 from ragen_apo.environments.webshop.index_builder import INDEX_FORMAT, IndexBuilder
 from ragen_apo.errors import EnvironmentDataError
-from ragen_apo.files import PARTIAL_MARK, sync_to_disk
+from ragen_apo.files import PARTIAL_MARK
 from ragen_apo.progress import Progress, SilentProgress
 
-STORE_FORMAT = 4
+STORE_FORMAT = 5
 CONTENT_SALT: Final = "webshop store 3 index 1"
 """Part of every fingerprint, and so of every environment's version. Change it when the same files
 give other products, goals or results; a new format alone leaves stored returns valid."""
 AUTO: Final = "auto"
 GENERATED: Final = "generated"
+MAX_GOALS = 100_000_000
+"""Each has a number in memory when goals are shuffled."""
+NUM_GENERATED = 1000
+MAX_GENERATED = 10_000_000
 SIZES: Final = ("small", "full")
 HASH_STAMP_BYTES = 1 << 26
 """Larger data files are hashed once; later starts trust their size and time of change."""
@@ -90,7 +94,7 @@ def open_catalog(
         )
         fingerprint = fingerprint_files(files.paths, stamps=root)
         folder = (root / f"{fingerprint}-{STORE_FORMAT}.{INDEX_FORMAT}").resolve()
-        if not (folder / "catalog.json").exists():
+        if folder not in _OPEN_CATALOGS:
             _prepare(files, folder, fingerprint, progress)
     except OSError as error:
         raise EnvironmentDataError(
@@ -123,14 +127,20 @@ def is_generated(data: str) -> bool:
 def _generated_files(data: str, root: Path, progress: Progress) -> DataFiles:
     """Writes the generated catalogue in upstream's format, unless it is there."""
     _, _, size = data.partition(":")
-    if size and not (size.isascii() and size.isdigit() and int(size) > 0):
+    num_products = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0
+    if data == GENERATED:
+        num_products = NUM_GENERATED
+    if not 1 <= num_products <= MAX_GENERATED:
         raise EnvironmentDataError(
-            f"data {data!r}: got the size {size!r}, expected generated:<number of products>"
+            f"data {data[:60]!r}: expected generated:<number of products>, a whole number at least "
+            f"1 and at most {MAX_GENERATED:,}"
         )
-    num_products = int(size or 1000)
     folder = root / generated_name(num_products)
-    if not folder.exists():
-        _write_first(folder, lambda path: write_generated_files(path, num_products, progress))
+    provide_folder(
+        folder,
+        lambda path: write_generated_files(path, num_products, progress),
+        progress=progress,
+    )
     return find_data_files(folder)
 
 
@@ -149,32 +159,18 @@ def _file_hash(path: Path, stamps: Path) -> str:
     key = f"{path.resolve()}|{facts.st_size}|{facts.st_mtime_ns}"
     stamp = stamps / f"stamp-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if stamp.exists():
-        return stamp.read_text(encoding="utf-8")
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+        checksum, _, check = stamp.read_bytes().decode("utf-8", "replace").partition(" ")
+        if check == _stamp_check(key, checksum):  # a damaged one would stand for other data
+            return checksum
+    checksum = file_checksum(path)
     partial = stamp.with_name(f"{stamp.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
-    partial.write_text(digest.hexdigest(), encoding="utf-8")
+    partial.write_text(f"{checksum} {_stamp_check(key, checksum)}", encoding="utf-8")
     partial.replace(stamp)
-    return digest.hexdigest()
+    return checksum
 
 
-def _write_first(folder: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a fresh folder and renames it to `folder`, unless another was faster."""
-    partial = folder.with_name(f"{folder.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
-    partial.mkdir()
-    try:
-        write(partial)
-        for path in sorted(partial.iterdir()):
-            sync_to_disk(path)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def _stamp_check(key: str, checksum: str) -> str:
+    return hashlib.sha256(f"{key}|{checksum}".encode()).hexdigest()[:16]
 
 
 def _prepare(files: DataFiles, folder: Path, fingerprint: str, progress: Progress) -> None:
@@ -183,7 +179,7 @@ def _prepare(files: DataFiles, folder: Path, fingerprint: str, progress: Progres
         facts = {"fingerprint": fingerprint, "num_products": num_products}
         (partial / "catalog.json").write_text(json.dumps(facts), encoding="utf-8")
 
-    _write_first(folder, write)
+    provide_folder(folder, write, progress=progress)
 
 
 def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
@@ -202,7 +198,12 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
             asins.append(product.asin.encode())
             price_ends.extend((*product.prices, float("nan"))[:2])
             for kind, counts in goals.items():
-                counts.add(number, count_goals(product, kind))
+                if counts.add(number, count_goals(product, kind)) > MAX_GOALS:
+                    raise EnvironmentDataError(
+                        f"{files.items}: with product {product.asin} there are more than "
+                        f"{MAX_GOALS:,} goals, one for each combination of its options; expected "
+                        "fewer: take options or products out"
+                    )
     if not asins:
         raise EnvironmentDataError(f"{files.items} holds no product; expected at least one")
     order = np.array(sorted(range(len(asins)), key=asins.__getitem__), dtype=np.int32)
@@ -230,11 +231,18 @@ class _GoalCounts:
     def __init__(self) -> None:
         self._products, self._ends = array("i"), array("q", [0])
 
-    def add(self, number: int, count: int | None) -> None:
-        """Notes a product; a count of None says that it draws no price limit either."""
-        if count is not None:
+    def add(self, number: int, count: int | None) -> int:
+        """Notes a product; a count of None says that it draws no price limit either.
+
+        Returns the number of goals so far; more than MAX_GOALS are not noted.
+        """
+        if count is None:
+            return self._ends[-1]
+        total = self._ends[-1] + count
+        if total <= MAX_GOALS:
             self._products.append(number)
-            self._ends.append(self._ends[-1] + count)
+            self._ends.append(total)
+        return total
 
     def arrays(self, kind: GoalKind) -> dict[str, npt.NDArray]:
         """What `Catalog.goal_index` maps."""

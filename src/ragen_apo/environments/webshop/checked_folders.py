@@ -1,0 +1,106 @@
+"""Folders that are written once and only read afterwards, with a list of their files' checksums.
+
+`provide_folder` consumes a path and a function that fills a folder; afterwards the path is such a
+folder, whole. One that lacks a file, or has a file with another content than was written, is made
+anew. Writers work beside the place and rename; of two that finish together the first stays.
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ragen_apo.files import PARTIAL_MARK, sync_to_disk
+from ragen_apo.progress import Progress
+
+LIST_NAME = "checksums.json"
+TRUSTED_BYTES = 1 << 26
+"""Larger files are read once: later their size and time of change are trusted."""
+
+
+def provide_folder(folder: Path, write: Callable[[Path], None], *, progress: Progress) -> None:
+    """Makes `folder` what `write` puts into an empty one, unless it is there and undamaged."""
+    if folder.exists():
+        damage = damage_of(folder)
+        if not damage:
+            return
+        progress.say(f"{folder} is damaged ({damage}); it is made anew")
+        _retire(folder)
+    partial = _partial_name(folder)
+    partial.mkdir()
+    try:
+        write(partial)
+        listed = {path.name: _facts(path) for path in sorted(partial.iterdir())}
+        (partial / LIST_NAME).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+        for path in sorted(partial.iterdir()):
+            sync_to_disk(path)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def damage_of(folder: Path) -> str:
+    """What is wrong with a folder that `provide_folder` made, in words; empty for nothing."""
+    try:
+        listed = json.loads((folder / LIST_NAME).read_text(encoding="utf-8"))
+        present = {path.name for path in folder.iterdir()} - {LIST_NAME}
+        if not isinstance(listed, dict) or present != set(listed):
+            return f"its files are not those in {LIST_NAME}"
+        changed = [
+            name for name in sorted(present) if not _is_unchanged(folder / name, listed[name])
+        ]
+    except (OSError, ValueError, RecursionError) as error:
+        return f"it cannot be read: {error}"
+    return f"{changed[0]} is not what was written" if changed else ""
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"size": status.st_size, "time": status.st_mtime_ns, "sha256": file_checksum(path)}
+
+
+def _is_unchanged(path: Path, listed: Any) -> bool:
+    if not isinstance(listed, dict):
+        return False
+    status = path.stat()
+    if status.st_size != listed.get("size"):
+        return False
+    trusted = status.st_size > TRUSTED_BYTES and status.st_mtime_ns == listed.get("time")
+    return trusted or file_checksum(path) == listed.get("sha256")
+
+
+def file_checksum(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _retire(folder: Path) -> None:
+    """Removes a damaged folder, once: another process may have made it anew meanwhile.
+
+    Who has it mapped keeps what was mapped.
+    """
+    retired = _partial_name(folder)
+    with folder.with_name(f".{folder.name}.lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        if folder.exists() and damage_of(folder):
+            folder.rename(retired)
+    if retired.is_dir():
+        shutil.rmtree(retired)
+    else:
+        retired.unlink(missing_ok=True)
+
+
+def _partial_name(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")

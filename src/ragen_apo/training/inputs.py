@@ -1,0 +1,113 @@
+"""What a configuration asks of its environment, checked before anything is computed or written.
+
+`check_run_inputs` consumes a configuration and its environment and raises ConfigError with the key
+that asks for what is not there: training tasks, the split of evaluations, a teacher, recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ragen_apo.config import RunConfig
+from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy
+from ragen_apo.environments.recordings import select_recordings
+from ragen_apo.errors import ConfigError
+from ragen_apo.training.draw_order import missing_categories, seeded_part
+from ragen_apo.training.replay import refuse_luck
+from ragen_apo.types import Task
+
+
+class HasTasks(Protocol):
+    """An environment or a pool of them."""
+
+    @property
+    def properties(self) -> EnvironmentProperties:
+        """What the environment declares about itself."""
+        ...
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split; ConfigError for an unknown one."""
+        ...
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        """Policies by name."""
+        ...
+
+
+def check_run_inputs(
+    config: RunConfig, environment: HasTasks, *, recordings_are_kept: bool = False
+) -> None:
+    """Raises ConfigError where the environment lacks something that the run will need.
+
+    `recordings_are_kept`: the run has a copy of its recordings, so the configured ones may be gone.
+    """
+    refuse_luck(config.apo.replay, environment.properties)
+    training_tasks(config, environment)
+    _check_split(config.evaluation.split, environment)
+    _check_teacher(config, environment)
+    path = config.warm_start.demonstrations.recordings
+    if config.warm_start.enabled and path is not None and not recordings_are_kept:
+        _check_recordings(Path(path), environment)
+
+
+def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
+    """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
+
+    Raises ConfigError if there is none, or none of a category that has a weight.
+    """
+    tasks = list(environment.tasks("train"))
+    if not tasks:
+        raise ConfigError(
+            f"the environment {config.environment.name!r} has no task in the split "
+            "'train' with these options; change them (section environment) or its data"
+        )
+    limit = config.training.max_tasks
+    weights = environment.properties.category_weights
+    if limit is not None and limit < len(tasks):
+        tasks = seeded_part(tasks, size=limit, weights=weights, seed=config.seed)
+    if missing := missing_categories(tasks, weights):
+        raise ConfigError(
+            f"no training task is of {', '.join(missing)}, which should come up by its "
+            f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
+        )
+    return tasks
+
+
+def _check_split(split: str, environment: HasTasks) -> None:
+    try:
+        tasks = environment.tasks(split)
+    except ConfigError as error:
+        raise ConfigError(f"evaluation.split: {error}") from error
+    if not tasks:
+        raise ConfigError(
+            f"evaluation.split: {split!r} has no task with these options of the environment; "
+            "name a split that has some, such as train"
+        )
+
+
+def _check_teacher(config: RunConfig, environment: HasTasks) -> None:
+    """Demonstrations need the teacher; the words of a tokenizer can come from `random`."""
+    demonstrations = config.warm_start.demonstrations
+    demonstrates = config.warm_start.enabled and demonstrations.recordings is None
+    if not demonstrates and config.policy.path is not None:
+        return
+    policies = environment.scripted_policies()
+    if demonstrations.teacher in policies or (not demonstrates and "random" in policies):
+        return
+    raise ConfigError(
+        f"warm_start.demonstrations.teacher: the environment {config.environment.name!r} has no "
+        f"scripted policy {demonstrations.teacher!r}; it has "
+        f"{', '.join(sorted(policies)) or 'none at all'}"
+    )
+
+
+def _check_recordings(path: Path, environment: HasTasks) -> None:
+    chosen = select_recordings(path, environment)
+    tasks = [recording.episode.task for recording in chosen.recordings]
+    if missing := missing_categories(tasks, environment.properties.category_weights):
+        raise ConfigError(
+            f"warm_start.demonstrations.recordings: {path} has no episode of "
+            f"{', '.join(missing)}, which should come up by its weight; record one, or leave it out"
+        )

@@ -1,0 +1,134 @@
+"""What the environment lacks is said before anything is computed or written."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    ScriptedPolicy,
+    make_environment,
+)
+from ragen_apo.environments.play import play
+from ragen_apo.environments.recordings import Recording, append_recording
+from ragen_apo.errors import ConfigError
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import create_run
+from ragen_apo.training.inputs import HasTasks, check_run_inputs
+from ragen_apo.training.pipeline import train
+from ragen_apo.types import Task
+
+
+def parse(*overrides: str) -> RunConfig:
+    return parse_config("environment: {name: bandit}", source="test", overrides=overrides)
+
+
+def check(*overrides: str, environment: HasTasks | None = None) -> None:
+    config = parse(*overrides)
+    made = make_environment(config.environment.name, config.environment.options)
+    check_run_inputs(config, environment or made)
+
+
+def refusal(*overrides: str, environment: HasTasks | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(*overrides, environment=environment)
+    return str(caught.value)
+
+
+class Lacking:
+    """A bandit without the tasks of a split or without scripted policies."""
+
+    def __init__(self, *, split: str = "", policies: Sequence[str] = ()) -> None:
+        self._bandit = make_environment("bandit", {})
+        self._split, self._policies = split, policies
+
+    @property
+    def properties(self) -> EnvironmentProperties:
+        return self._bandit.properties
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [] if split == self._split else self._bandit.tasks(split)
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        policies = self._bandit.scripted_policies()
+        return {name: make for name, make in policies.items() if name not in self._policies}
+
+
+MIXTURE = ("--environment", "{name: mixture, parts: {bandit: {}, countdown: {}}}")
+
+
+def test_what_is_there_is_accepted() -> None:
+    check()
+    check(*MIXTURE)
+    check("--warm_start.enabled", "false", "--warm_start.demonstrations.teacher", "nobody")
+
+
+def test_an_evaluation_split_that_does_not_exist_is_refused() -> None:
+    assert refusal("--evaluation.split", "nope").startswith("evaluation.split: ")
+    assert "nope" in refusal("--evaluation.split", "nope")
+
+
+def test_an_evaluation_split_without_tasks_is_refused() -> None:
+    lacking = Lacking(split="test")
+    assert "evaluation.split: 'test' has no task" in refusal(environment=lacking)
+
+
+def test_a_teacher_that_does_not_exist_is_refused() -> None:
+    message = refusal("--warm_start.demonstrations.teacher", "nobody")
+    assert "'bandit' has no scripted policy 'nobody'; it has " in message
+    assert "random" in message
+
+
+def test_without_a_teacher_the_words_of_a_new_tokenizer_must_come_from_somewhere() -> None:
+    off = ("--warm_start.enabled", "false")
+    check(*off, environment=Lacking(policies=["teacher"]))
+    lacking = Lacking(policies=["teacher", "random"])
+    assert "has no scripted policy 'teacher'" in refusal(*off, environment=lacking)
+    check(*off, "--policy.path", "somewhere", environment=lacking)
+
+
+def test_a_training_split_without_tasks_is_refused() -> None:
+    assert "has no task in the split 'train'" in refusal(environment=Lacking(split="train"))
+
+
+def test_fewer_training_tasks_than_categories_are_refused() -> None:
+    message = refusal(*MIXTURE, "--training.max_tasks", "1")
+    assert "which should come up by its weight; raise training.max_tasks (now 1)" in message
+    check(*MIXTURE, "--training.max_tasks", "2")
+
+
+def test_replay_where_luck_decides_is_refused() -> None:
+    replay = ("--apo.beta", "0.1", "--apo.replay.num_trajectories_per_step", "1")
+    assert "apo.replay needs a deterministic environment" in refusal(*replay)
+
+
+def test_recordings_of_one_part_of_a_mixture_are_refused(tmp_path: Path) -> None:
+    config = parse(*MIXTURE)
+    mixture = make_environment("mixture", config.environment.options)
+    task = next(task for task in mixture.tasks("train") if task.category == "bandit")
+    actions = iter(["Rocket"])
+    episode = play(mixture, task, read=lambda _: next(actions), write=lambda _: None)
+    append_recording(tmp_path / "a.jsonl", Recording(mixture.properties.version, 0, episode))
+    key = ("--warm_start.demonstrations.recordings", str(tmp_path / "a.jsonl"))
+    assert "has no episode of countdown, which should come up by its weight" in refusal(
+        *MIXTURE, *key
+    )
+
+
+def test_training_asks_before_it_computes_or_locks(tmp_path: Path) -> None:
+    config = parse("--evaluation.split", "nope")
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    before = sorted(path.name for path in run.path.iterdir())
+    with pytest.raises(ConfigError, match=r"evaluation\.split"):
+        train(config, run, progress=SilentProgress())
+    assert sorted(path.name for path in run.path.iterdir()) == before
+
+
+def test_recordings_that_are_kept_in_the_run_need_not_be_elsewhere() -> None:
+    config = parse("--warm_start.demonstrations.recordings", "/nowhere.jsonl")
+    bandit = make_environment("bandit", {})
+    check_run_inputs(config, bandit, recordings_are_kept=True)
+    with pytest.raises(ConfigError, match=r"there is no /nowhere\.jsonl"):
+        check_run_inputs(config, bandit)
