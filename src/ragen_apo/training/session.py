@@ -15,8 +15,13 @@ import torch
 from ragen_apo.agent.assembly import build_environments, set_up_machine
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
-from ragen_apo.errors import ConfigError
-from ragen_apo.files import directory_written_atomically
+from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.files import (
+    CHECKSUMS,
+    check_checksums,
+    directory_written_atomically,
+    write_checksums,
+)
 from ragen_apo.policy.language_model import (
     LanguageModel,
     check_positions,
@@ -68,8 +73,10 @@ class Session:
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.
 
-        Raises ConfigError if an episode may be longer than the model's positions go.
+        Raises ConfigError if an episode may be longer than the model's positions go, and
+        RunDirectoryError for a model of the run that is not what the run has saved.
         """
+        self._refuse_damage(Path(folder))
         precision = self.config.run.mixed_precision
         model = load_language_model(
             folder,
@@ -83,6 +90,17 @@ class Session:
             model.config, folder, max_context_tokens=self.config.agent.max_context_tokens
         )
         return model
+
+    def _refuse_damage(self, folder: Path) -> None:
+        if not folder.is_relative_to(self.run.path) or not (folder / CHECKSUMS).exists():
+            return  # not ours, or of a version that wrote no checksums
+        try:
+            check_checksums(folder)
+        except ValueError as error:
+            raise RunDirectoryError(
+                f"the model in {folder} is damaged: {error}. Put an undamaged copy in its place, "
+                f"or remove {CHECKSUMS} there if you have changed it yourself"
+            ) from error
 
     def load_policy(self, folder: Path | str) -> LanguageModel:
         """A model to be trained: with new adapters, if they are configured."""
@@ -98,6 +116,7 @@ class Session:
         try:
             with directory_written_atomically(folder) as partial:
                 model.save(partial)
+                write_checksums(partial)
         except Exception as error:
             # safetensors and tokenizers report a full disk by exceptions of their own.
             if isinstance(error, OSError) or full not in str(error):
