@@ -7,6 +7,7 @@ interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -449,13 +450,24 @@ def main() -> None:
             "interrupted. Nothing that was saved is lost; train continues with --resume.",
             status=130,
         )
+    except BrokenPipeError:
+        # Who read the output is gone, as `head` when it has seen enough: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _fail(
-            f"the disk is full: {error}. What was saved is whole; free space and --resume.",
-            status=2,
-        )
+        _fail(_problem_of_a_file(error), status=2)
+
+
+def _problem_of_a_file(error: OSError) -> str:
+    """Path, reason and what to do, for what the operating system refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: {error}. What was saved is whole; free space and --resume."
+    if error.filename is None:
+        return f"the system refused: {error}."
+    return (
+        f"{error.filename}: {error.strerror}. Expected a path that can be read and written; mend "
+        "it or give another one. What was saved before is whole."
+    )
 
 
 def _fail(message: str, *, status: int) -> None:

@@ -33,6 +33,8 @@ CHECKSUMS = "SHA256SUMS"
 _CHECKSUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _CHUNK_BYTES = 1 << 20
 
+_CLASS_NAME = re.compile(r" or (an )?instance of \w+")
+
 MAX_JSON_DEPTH = 100
 """What is written here is nested a few levels deep; readers walk it by recursion."""
 
@@ -116,12 +118,15 @@ def check_writable(path: Path) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    if path.is_symlink() and not path.exists():
-        # What mkdir says of it, that the file exists, would not help anybody.
-        raise FileNotFoundError(
-            errno.ENOENT, "it is a link to something that is not there", str(path)
-        )
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        place = Path(error.filename)
+        if not place.is_symlink() or place.exists():
+            raise
+        # That it exists would not help anybody.
+        reason = "it is a link to something that is not there"
+        raise FileNotFoundError(errno.ENOENT, reason, str(place)) from error
 
 
 def is_partial(path: Path) -> bool:
@@ -227,11 +232,12 @@ def parse_record(kind: TypeAdapter[Record], value: Any) -> Record:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the whole"
-        raise ValueError(f"{field}: {first['msg']}, got {first['input']!r:.80}") from error
+        problem = _CLASS_NAME.sub("", first["msg"])
+        raise ValueError(f"{field}: {problem}, got {first['input']!r:.80}") from error
 
 
 def read_json(path: Path, kind: TypeAdapter[Record], *, advice: str) -> Record:
-    """The record in a JSON file; `advice` says what to do if it cannot be read.
+    """The record in a file with a JSON object; `advice` says what to do if it cannot be read.
 
     Raises RunDirectoryError for a file that is not JSON or holds other types, OSError for none.
     """
@@ -240,6 +246,9 @@ def read_json(path: Path, kind: TypeAdapter[Record], *, advice: str) -> Record:
         value = parse_json(content)
     except ValueError as error:
         raise RunDirectoryError(f"{path} is not JSON: {error}. {advice}") from error
+    if not isinstance(value, dict):
+        kind_found = type(value).__name__
+        raise RunDirectoryError(f"{path} must hold a JSON object, got {kind_found}. {advice}")
     try:
         return parse_record(kind, value)
     except ValueError as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,6 +33,8 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.training.draw_order import missing_categories, seeded_part
 from ragen_apo.types import Task
+
+_ERROR_OF_RUST = re.compile(r"\(os error ([0-9]+)\)")
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,17 @@ class Session:
         return model
 
     def save_model(self, model: LanguageModel, folder: Path) -> None:
-        """Writes a model folder, whole or not at all; OSError where the disk is full."""
-        full = os.strerror(errno.ENOSPC)
+        """Writes a model folder, whole or not at all; OSError where it cannot be written."""
         try:
             with directory_written_atomically(folder) as partial:
                 model.save(partial)
                 write_checksums(partial)
         except Exception as error:
             # safetensors and tokenizers report a full disk by exceptions of their own.
-            if isinstance(error, OSError) or full not in str(error):
+            code = _ERROR_OF_RUST.search(str(error))
+            if isinstance(error, OSError) or code is None:
                 raise
-            raise OSError(errno.ENOSPC, full, str(folder)) from error
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
