@@ -106,6 +106,15 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     assert names(tmp_path) == ["value.json"]
 
 
+def test_a_file_of_the_users_with_partial_in_its_name_is_left_alone(tmp_path: Path) -> None:
+    mine = [f"notes{PARTIAL_MARK}draft", f"a{PARTIAL_MARK}1234567", f"a{PARTIAL_MARK}12345678.txt"]
+    for name in [*mine, f"a{PARTIAL_MARK}1234567G", f"{PARTIAL_MARK}12345678"]:
+        (tmp_path / name).write_text("mine")
+    before = names(tmp_path)
+    remove_partial_files(tmp_path)
+    assert names(tmp_path) == before
+
+
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
     target = tmp_path / "value.json"
     program = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -455,12 +456,13 @@ def _run_to_train(
 ) -> tuple[RunDirectory, RunConfig]:
     from ragen_apo.config import load_config, load_run_config, resolved_yaml
     from ragen_apo.run_directory import create_run, open_run
+    from ragen_apo.training.inputs import check_start
 
     if not resume:
         if config is None:
             raise ConfigError("--config is missing; give a YAML file such as configs/shop.yaml")
         settings = load_config(config, overrides)
-        _check_inputs(settings)
+        check_start(settings)
         return create_run(run_dir, config_yaml=resolved_yaml(settings)), settings
     if overrides and config is None:
         raise ConfigError(
@@ -477,32 +479,6 @@ def _run_to_train(
             )
         trust_remote_code |= given.policy.trust_remote_code
     return _existing_run(run_dir, trust_remote_code=trust_remote_code)
-
-
-def _check_inputs(settings: RunConfig) -> None:
-    """Refuses what can be refused quickly before a run directory is made."""
-    from ragen_apo.agent.assembly import set_up_machine
-    from ragen_apo.environments.base import make_environment
-    from ragen_apo.training.inputs import check_run_inputs
-    from ragen_apo.values.store import ValueStore
-
-    set_up_machine(settings.run)
-    environment = make_environment(settings.environment.name, settings.environment.options)
-    check_run_inputs(settings, environment)
-    if settings.apo.value_store is not None:
-        ValueStore(settings.apo.value_store, create=False).close()
-    if settings.policy.path is not None:
-        from ragen_apo.policy.language_model import check_model
-
-        check_model(
-            settings.policy.path,
-            max_context_tokens=settings.agent.max_context_tokens,
-            trust_remote_code=settings.policy.trust_remote_code,
-        )
-    if settings.policy.lora is not None:
-        from ragen_apo.policy.lora import require_peft
-
-        require_peft()
 
 
 def _existing_run(path: Path, *, trust_remote_code: bool) -> tuple[RunDirectory, RunConfig]:
@@ -570,13 +546,24 @@ def main() -> None:
             "interrupted. Nothing that was saved is lost; train continues with --resume.",
             status=130,
         )
+    except BrokenPipeError:
+        # Who read the output is gone, as `head` when it has seen enough: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _fail(
-            f"the disk is full: {error}. What was saved is whole; free space and --resume.",
-            status=2,
-        )
+        _fail(_problem_of_a_file(error), status=2)
+
+
+def _problem_of_a_file(error: OSError) -> str:
+    """Path, reason and what to do, for what the operating system refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: {error}. What was saved is whole; free space and --resume."
+    if error.filename is None:
+        return f"the system refused: {error}."
+    return (
+        f"{error.filename}: {error.strerror}. Expected a path that can be read and written; mend "
+        "it or give another one. What was saved before is whole."
+    )
 
 
 def _fail(message: str, *, status: int) -> None:

@@ -1,23 +1,43 @@
 """Files that are either whole or not there: write beside, flush to disk, rename.
 
 A process killed at any moment leaves the old file or the new one, never half of one. What a killed
-writer left behind is named `*.partial-*` and is ignored by every reader.
+writer left behind is named `NAME.partial-` and eight hexadecimal digits; every reader ignores it.
+
+What is read back is checked here: JSON that is none, is nested without end or holds other types
+than were written raises one error with its name. `SHA256SUMS` says what a folder's files were.
 """
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from ragen_apo.errors import RunDirectoryError
 
+Record = TypeVar("Record")
+
 PARTIAL_MARK = ".partial-"
+_PARTIAL_NAME = re.compile(r".+\.partial-[0-9a-f]{8}", re.DOTALL)
+
+CHECKSUMS = "SHA256SUMS"
+"""A folder's checksums in the form of the program `sha256sum`."""
+_CHECKSUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+_CHUNK_BYTES = 1 << 20
+
+_CLASS_NAME = re.compile(r" or (an )?instance of \w+")
+
+MAX_JSON_DEPTH = 100
+"""What is written here is nested a few levels deep; readers walk it by recursion."""
 
 
 def _partial_path(path: Path) -> Path:
@@ -49,7 +69,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Replaces `path` by a file with this content, or leaves it untouched and raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(path.parent)
     partial = _partial_path(path)
     try:
         partial.write_bytes(content)
@@ -73,7 +93,7 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
     An existing `path` is replaced: for an instant neither name exists, so readers that must never
     see a gap point to a fresh name each time (see `training.checkpoint`).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(path.parent)
     partial = _partial_path(path)
     partial.mkdir()
     try:
@@ -94,13 +114,155 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
     sync_to_disk(path.parent)
 
 
+def check_writable(path: Path) -> None:
+    """Raises the OSError that writing `path` atomically would raise; `path` stays as it is.
+
+    For work that takes long and is lost if its result cannot be written.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _make_directory(path.parent)
+    partial = _partial_path(path)
+    partial.touch()
+    partial.unlink()
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        place = Path(error.filename)
+        if not place.is_symlink() or place.exists():
+            raise
+        # That it exists would not help anybody.
+        reason = "it is a link to something that is not there"
+        raise FileNotFoundError(errno.ENOENT, reason, str(place)) from error
+
+
+def is_partial(path: Path) -> bool:
+    """Whether the name is one that writers here give to what they have not finished."""
+    return _PARTIAL_NAME.fullmatch(path.name) is not None
+
+
 def remove_partial_files(directory: Path) -> None:
-    """Removes what killed writers left directly in `directory`."""
+    """Removes what killed writers left directly in `directory`, and nothing else."""
     for leftover in directory.glob(f"*{PARTIAL_MARK}*"):
-        if leftover.is_dir():
+        if not is_partial(leftover):
+            continue
+        if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes `SHA256SUMS` for all files that are in the folder now."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
+    """Raises ValueError if one of these files is not what `SHA256SUMS` says: all of its by default.
+
+    Files that are neither named nor listed do not matter.
+    """
+    listed = _read_checksums(folder / CHECKSUMS)
+    for name in listed if names is None else names:
+        if name not in listed:
+            raise ValueError(f"{CHECKSUMS} has no line for {name}")
+        if not (folder / name).is_file():
+            raise ValueError(f"{name} is missing")
+        found = _sha256(folder / name)
+        if found != listed[name]:
+            raise ValueError(
+                f"{name} is not what was written: its SHA-256 is {found[:16]}..., expected "
+                f"{listed[name][:16]}..."
+            )
+
+
+def _read_checksums(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise ValueError(
+            f"{CHECKSUMS} is missing (older runs have none; where you trust the files, run "
+            f"`sha256sum * > {CHECKSUMS}` in their folder)"
+        )
+    digests: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        matched = _CHECKSUM_LINE.fullmatch(line)
+        if matched is None:
+            raise ValueError(
+                f"{CHECKSUMS}, line {number} is not a checksum and a name: {line!r:.80}"
+            )
+        digests[matched[2]] = matched[1]
+    if not digests:
+        raise ValueError(f"{CHECKSUMS} is empty")
+    return digests
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON document in UTF-8.
+
+    Raises ValueError where it is none, or is nested deeper than `MAX_JSON_DEPTH`.
+    """
+    deep = f"nested deeper than {MAX_JSON_DEPTH} levels"
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError(deep) from error
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_JSON_DEPTH:
+            raise ValueError(deep)
+        level, depth = [part for each in level for part in _parts(each)], depth + 1
+    return value
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def parse_record(kind: TypeAdapter[Record], value: Any) -> Record:
+    """A record of the given type from JSON values.
+
+    Raises ValueError, in one line with the field, for values that do not fit.
+    """
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the whole"
+        problem = _CLASS_NAME.sub("", first["msg"])
+        raise ValueError(f"{field}: {problem}, got {first['input']!r:.80}") from error
+
+
+def read_json(path: Path, kind: TypeAdapter[Record], *, advice: str) -> Record:
+    """The record in a file with a JSON object; `advice` says what to do if it cannot be read.
+
+    Raises RunDirectoryError for a file that is not JSON or holds other types, OSError for none.
+    """
+    content = path.read_bytes()
+    try:
+        value = parse_json(content)
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} is not JSON: {error}. {advice}") from error
+    if not isinstance(value, dict):
+        kind_found = type(value).__name__
+        raise RunDirectoryError(f"{path} must hold a JSON object, got {kind_found}. {advice}")
+    try:
+        return parse_record(kind, value)
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} cannot be used: {error}. {advice}") from error
 
 
 def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
@@ -120,7 +282,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line.decode("utf-8"))
+            row = parse_json(line)
         except ValueError as error:
             if number == len(lines):
                 break

@@ -13,14 +13,40 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, TypeAdapter
+
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import write_json_atomically, write_text_atomically
+from ragen_apo.files import (
+    PARTIAL_MARK,
+    is_partial,
+    read_json,
+    remove_partial_files,
+    write_json_atomically,
+    write_text_atomically,
+)
+
+
+class _Phase(BaseModel, extra="allow"):
+    seconds: float
+
+
+class _Status(BaseModel, extra="allow"):
+    """The parts of run.json that are computed with; the rest is there to be read by people."""
+
+    phases: dict[str, _Phase] = {}
+    peak_memory_bytes: int = 0
+
+
+_STATUS = TypeAdapter(_Status)
+_STATUS_ADVICE = (
+    "It holds notes only (versions, seconds, memory): put an undamaged copy in its place, or "
+    "remove it and do without them"
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +123,8 @@ class RunDirectory:
         """What run.json says; empty before the first phase is over."""
         if not self.status.exists():
             return {}
-        return json.loads(self.status.read_text(encoding="utf-8"))
+        status = read_json(self.status, _STATUS, advice=_STATUS_ADVICE)
+        return status.model_dump(exclude_unset=True)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Notes how long a phase took, added up over interrupted attempts."""
@@ -124,13 +151,15 @@ def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
     """A new run directory that holds its configuration.
 
     Raises RunDirectoryError if the directory exists and is not empty; nothing in it is touched.
+    Half a configuration, which a start that was killed has left, is removed.
     """
     run = RunDirectory(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(map(_is_kept, path.iterdir()))):
         raise RunDirectoryError(
             f"{path} exists already and is not an empty directory. Continue that run with "
             "--resume, or choose another --run-dir; nothing was changed."
         )
+    remove_partial_files(path)
     write_text_atomically(run.config, config_yaml)
     return run
 
@@ -147,6 +176,12 @@ def clear_failed_start(run: RunDirectory, *, keep_directory: bool) -> None:
         file.unlink(missing_ok=True)
     if not keep_directory:
         run.path.rmdir()
+
+
+def _is_kept(entry: Path) -> bool:
+    """Whether a directory with this entry is in use."""
+    is_half_config = entry.name.startswith(f"config.yaml{PARTIAL_MARK}") and is_partial(entry)
+    return not is_half_config
 
 
 def open_run(path: Path) -> RunDirectory:

@@ -111,4 +111,4 @@ def test_a_norm_that_is_not_finite_is_refused_and_changes_no_weight(bad: float) 
     with pytest.raises(TrainingError, match=r"gradient norm is (nan|inf).*Lower the learning rate"):
         optimizer.update(learning_rate=0.1, max_grad_norm=1.0)
     assert torch.equal(model.weight, before)
-    assert optimizer.state_tensors() == {}
+    assert all(not moment.any() for moment in optimizer.state_tensors().values())

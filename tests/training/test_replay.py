@@ -1,6 +1,7 @@
 """Replay in the trainer: what is kept, what is drawn, what is trained on, what is refused."""
 
 import gzip
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.algorithms import ReplayConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import CheckpointError, ConfigError
-from ragen_apo.files import read_json_lines
+from ragen_apo.files import read_json_lines, write_checksums
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
@@ -110,6 +111,7 @@ def test_a_buffer_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     fill(each, [3, 4], step=6)
     for name, content in each.files().items():
         (tmp_path / name).write_bytes(content)
+    write_checksums(tmp_path)
     loaded.load(tmp_path)
     assert loaded._stored == each._stored
     assert loaded.files() == each.files(), "byte for byte"
@@ -123,7 +125,44 @@ def test_a_checkpoint_without_readable_trajectories_is_an_error(
 ) -> None:
     if content is not None:
         (tmp_path / "replay.jsonl.gz").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"replay\.jsonl\.gz cannot be read"):
+    write_checksums(tmp_path)
+    with pytest.raises(CheckpointError, match=r"cannot be read: replay\.jsonl\.gz: "):
+        buffer().load(tmp_path)
+
+
+def test_a_flipped_byte_in_the_file_is_one_line_of_error(tmp_path: Path) -> None:
+    each = buffer()
+    fill(each, [0, 1, 2], step=0)
+    (content,) = each.files().values()
+    for place in (0, len(content) // 2, len(content) - 1):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x10
+        (tmp_path / "replay.jsonl.gz").write_bytes(content)
+        write_checksums(tmp_path)
+        (tmp_path / "replay.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"replay\.jsonl\.gz is not what was written"):
+            buffer().load(tmp_path)
+
+
+def test_an_empty_file_in_place_of_trajectories_is_refused(tmp_path: Path) -> None:
+    each = buffer()
+    fill(each, [0, 1], step=0)
+    for name, content in each.files().items():
+        (tmp_path / name).write_bytes(content)
+    write_checksums(tmp_path)
+    (tmp_path / "replay.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(CheckpointError, match="is not what was written"):
+        buffer().load(tmp_path)
+
+
+def test_types_that_were_made_by_hand_are_named(tmp_path: Path) -> None:
+    each = buffer()
+    fill(each, [0], step=0)
+    row = json.loads(gzip.decompress(each.files()["replay.jsonl.gz"]))
+    row["trajectory"]["turns"] = "none"
+    (tmp_path / "replay.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    write_checksums(tmp_path)
+    with pytest.raises(CheckpointError, match=r"trajectory\.turns: .* valid tuple, got 'none'"):
         buffer().load(tmp_path)
 
 

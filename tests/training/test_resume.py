@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ragen_apo.cli import app
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.agent import EnvironmentConfig
 from ragen_apo.config.training import EarlyStopConfig
-from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import PARTIAL_MARK, read_json_lines
+from ragen_apo.errors import CheckpointError, RunDirectoryError
+from ragen_apo.files import PARTIAL_MARK, read_json_lines, write_checksums
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run, open_run
 from ragen_apo.training.checkpoint import list_checkpoints
@@ -152,6 +152,25 @@ def test_ppo_killed_between_its_policy_and_its_critic(
     states = [load_file(path / "algorithm.safetensors") for path in newest]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_ppo_whose_critic_is_missing_from_the_checkpoint_is_refused(
+    algorithm_runs: Callable[[str], RunDirectory], tmp_path: Path
+) -> None:
+    run = RunDirectory(Path(shutil.copytree(algorithm_runs("ppo").path, tmp_path / "run")))
+    newest = list_checkpoints(run.checkpoints)[-1]
+    whole = load_file(newest / "algorithm.safetensors")
+    kept = {name: tensor for name, tensor in whole.items() if name.startswith("critic/")}
+    resuming = ["train", "--run-dir", str(run.path), "--resume", "--no-evaluate"]
+    for tensors in ({}, kept):  # no file, and one without the moments
+        (newest / "algorithm.safetensors").unlink(missing_ok=True)
+        if tensors:
+            save_file(tensors, newest / "algorithm.safetensors")
+        write_checksums(newest)
+        with pytest.raises(
+            CheckpointError, match=r"algorithm\.safetensors: tensor body\..* is missing"
+        ):
+            app(resuming)
 
 
 def test_a_run_with_a_context_window_killed_in_stage_two(

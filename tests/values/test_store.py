@@ -6,6 +6,7 @@ import math
 import sqlite3
 import subprocess
 import sys
+import zlib
 
 import pytest
 
@@ -285,6 +286,95 @@ def test_a_damaged_file_is_an_error_of_the_store(path, conditions, episodes):
     path.write_bytes(content)
     with ValueStore(path) as store, pytest.raises(ValueStoreError, match="cannot read .*malformed"):
         store.returns_by_task(conditions)
+
+
+def change(path, statement, *values):
+    connection = sqlite3.connect(path, isolation_level=None)
+    assert connection.execute(statement, values).rowcount == 1
+    connection.close()
+
+
+def test_a_flipped_byte_in_a_stored_trajectory_is_one_line_that_names_it(
+    path, conditions, episodes
+):
+    played = episodes.play("a mug")
+    with ValueStore(path) as store:
+        store.add_many(conditions, [(0, played), (1, episodes.play("a mug"))])
+    packed = bytearray(zlib.compress(json.dumps(played.to_json()).encode()))
+    packed[len(packed) // 2] ^= 4
+    change(path, "UPDATE trajectories SET zlib_json = ? WHERE sample_index = 1", bytes(packed))
+    task_id = played.task.task_id
+    with ValueStore(path) as store:
+        for read in (lambda: store.trajectories(conditions, task_id), store.num_response_tokens):
+            with pytest.raises(ValueStoreError) as raised:
+                read()
+            message = str(raised.value)
+            assert f"{path} is damaged: sample 1 of task {task_id}: " in message
+            assert "Restore a copy, or move it away and sample again" in message
+            assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 5000, "nested deeper than 100 levels"),
+        ('{"task": 3}', "task: Input should be a dictionary, got 3"),
+        ("not JSON", "Expecting value"),
+    ],
+)
+def test_a_trajectory_that_was_made_by_hand_is_one_line_too(
+    path, conditions, episodes, text, problem
+):
+    with ValueStore(path) as store:
+        store.add(conditions, 0, episodes.play("a mug"))
+    change(path, "UPDATE trajectories SET zlib_json = ?", zlib.compress(text.encode()))
+    with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
+        store.num_response_tokens()
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["much", b"\x00", math.inf])
+def test_a_return_that_is_no_number_is_named_and_not_computed_with(
+    path, conditions, episodes, value
+):
+    with ValueStore(path) as store:
+        store.add(conditions, 0, episodes.play("a mug"))
+    change(path, "UPDATE samples SET episode_return = ?", value)
+    task_id = episodes.task("a mug").task_id
+    with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
+        store.values(conditions, [task_id], beta=0.5)
+    assert f"episode_return of task {task_id}: {value!r}, expected a number" in str(raised.value)
+
+
+def test_conditions_with_a_flipped_byte_are_named(path, conditions, episodes):
+    with ValueStore(path) as store:
+        store.add(conditions, 0, episodes.play("a mug"))
+    task_id = episodes.task("a mug").task_id
+    asked = dataclasses.replace(conditions, temperature=0.5)
+    for text in ('{"temp', json.dumps({**conditions.to_json(), "temperature": 9})):
+        change(path, "UPDATE conditions SET json = ?", text)
+        with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
+            store.values(asked, [task_id], beta=0.5)
+        assert f"is damaged: conditions {conditions.digest}" in str(raised.value)
+
+
+def test_pages_of_the_file_with_other_bytes_are_an_error_of_the_store_or_are_not_met(
+    path, conditions, episodes
+):
+    with ValueStore(path) as store:
+        store.add_many(conditions, [(i, episodes.play("a mug")) for i in range(60)])
+    whole, task_id, num_refused = path.read_bytes(), episodes.task("a mug").task_id, 0
+    for start in range(0, len(whole), 509):
+        content = bytearray(whole)
+        content[start : start + 40] = b"\xa5" * 40
+        path.write_bytes(content)
+        try:
+            with ValueStore(path, create=False) as store:
+                store.values(conditions, [task_id], beta=0.5)
+                store.num_response_tokens()
+        except ValueStoreError:
+            num_refused += 1
+    assert num_refused > 10
 
 
 def test_synchronous_has_two_settings(path):

@@ -6,16 +6,45 @@ not the evaluations. What a new reference costs (`apo.reference_refresh`) is cou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.comparison.plan import BudgetConfig
-from ragen_apo.files import read_json_lines
+from ragen_apo.files import broken_line, parse_record, read_json, read_json_lines
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.values.store import ValueStore
+
+
+class _Rate(BaseModel):
+    success_rate: float
+
+
+class _Baselines(BaseModel):
+    reference: _Rate
+
+
+class _Results(_Rate):
+    """What a comparison takes from results.json."""
+
+    success_ci95: tuple[float, float]
+    baselines: _Baselines
+
+
+class _Step(BaseModel):
+    """What it takes from every row of metrics.jsonl."""
+
+    rollout_seconds: float
+    training_seconds: float
+    num_generated_tokens: int
+    eval_success_rate: float = 0.0
+    kl_per_sequence: float = 0.0
+
+
+_RESULTS, _STEP = TypeAdapter(_Results), TypeAdapter(_Step)
 
 
 @dataclass(frozen=True)
@@ -78,14 +107,15 @@ def reachable_by_all(measurements: Sequence[Measurement]) -> float:
 
 def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) -> Measurement:
     """Reads a finished run."""
-    status, rows = run.read_status(), read_json_lines(run.metrics)
-    results = json.loads(run.results.read_text(encoding="utf-8"))
+    status, rows = run.read_status(), _rows(run)
+    advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
+    results = read_json(run.results, _RESULTS, advice=advice)
     phases = status.get("phases", {})
     seconds = sum(
         phases.get(phase, {}).get("seconds", 0.0) for phase in ("stage 1", "reference refresh")
     )
     tokens = stage_one_tokens(run)
-    reference_success = results["baselines"]["reference"]["success_rate"]
+    reference_success = results.baselines.reference.success_rate
     points = [Point(0.0, 0, reference_success)]
     if tokens > 0 and _within(budget, seconds, tokens):
         # Stage 1 is over, and the policy what it was.
@@ -96,19 +126,29 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         if "eval_success_rate" in row and _within(budget, seconds, tokens):
             points.append(Point(seconds, tokens, row["eval_success_rate"]))
     divergences = [row["kl_per_sequence"] for row in rows if "kl_per_sequence" in row]
-    low, high = results["success_ci95"]
+    low, high = results.success_ci95
     return Measurement(
         name=name,
         seed=seed,
         points=points,
         seconds=seconds,
         tokens=tokens,
-        success=results["success_rate"],
+        success=results.success_rate,
         success_low=low,
         success_high=high,
         kl_per_sequence=divergences[-1] if divergences else None,
         peak_memory_bytes=status.get("peak_memory_bytes"),
     )
+
+
+def _rows(run: RunDirectory) -> list[dict[str, Any]]:
+    rows = read_json_lines(run.metrics)
+    for number, row in enumerate(rows, 1):
+        try:
+            parse_record(_STEP, row)
+        except ValueError as error:
+            raise broken_line(run.metrics, number, f"cannot be used ({error})") from error
+    return rows
 
 
 def stage_one_tokens(run: RunDirectory) -> int:

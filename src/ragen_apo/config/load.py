@@ -42,7 +42,7 @@ def load_run_config(path: Path) -> RunConfig:
     Raises ConfigError if keys are missing; a file that was cut off must not mean defaults.
     """
     config = load_config(path)
-    values, _ = parse_yaml(path.read_text(encoding="utf-8"))
+    values, _ = parse_yaml(read_yaml(path))
     missing = list(_missing_keys(config.model_dump(by_alias=True), values or {}))
     if missing:
         raise ConfigError(

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from ragen_apo.environments.base import EnvironmentProperties
-from ragen_apo.environments.play import PlayedEpisode, PlayedTurn
+from ragen_apo.environments.play import PlayedEpisode
 from ragen_apo.errors import ConfigError
-from ragen_apo.types import Task, task_from_json
+from ragen_apo.files import parse_json, parse_record
+from ragen_apo.types import Task
 
 SUFFIX = ".jsonl"
 
@@ -41,16 +44,15 @@ class Recording:
         return json.dumps(self.to_json())
 
 
+_RECORDING = TypeAdapter(Recording)
+
+
 def recording_from_json(values: Any) -> Recording:
-    """The inverse of `Recording.to_json`; KeyError, TypeError or ValueError for anything else."""
-    episode = dict(values["episode"])
-    episode["task"] = task_from_json(episode["task"])
-    episode["turns"] = tuple(PlayedTurn(**turn) for turn in episode["turns"])
-    if not episode["turns"]:
+    """The inverse of `Recording.to_json`; ValueError for anything else."""
+    recording = parse_record(_RECORDING, values)
+    if not recording.episode.turns:
         raise ValueError("an episode without turns")
-    return Recording(
-        str(values["environment_version"]), int(values["seed"]), PlayedEpisode(**episode)
-    )
+    return recording
 
 
 def require_recordable(path: Path) -> None:
@@ -114,8 +116,8 @@ def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:
             if not line.strip():
                 continue
             try:
-                recordings.append(recording_from_json(json.loads(line)))
-            except (ValueError, KeyError, TypeError, RecursionError):
+                recordings.append(recording_from_json(parse_json(line)))
+            except ValueError:
                 unreadable.append(f"{file}, line {number}")
     return recordings, unreadable
 

@@ -7,17 +7,57 @@ where absent fields, nulls and NaN become None.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragen_apo.config.yaml_text import parse_yaml
+from pydantic import BaseModel, TypeAdapter
+
+from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import read_json_lines
+from ragen_apo.files import broken_line, parse_record, read_json, read_json_lines
 from ragen_apo.run_directory import open_run
+
+
+class _Row(BaseModel, extra="allow", strict=True):
+    """A JSON object. Below are the parts that a report walks; numbers go through `finite`."""
+
+
+class _Turn(_Row):
+    observation: str | None = None
+    response: str | None = None
+    thought: str | None = None
+    action: str | None = None
+    reward: float | None = None
+    flags: list[str] | None = None
+
+
+class _Episode(_Row):
+    episode: int | None = None
+    task: dict[str, Any] | None = None
+    turns: list[_Turn] | None = None
+    failure: str | None = None
+    stop_reason: str | None = None
+    final_observation: str | None = None
+
+
+class _Failure(_Row):
+    examples: list[int] | None = None
+
+
+class _Results(_Row):
+    split: str | None = None
+    policy: str | None = None
+    baselines: dict[str, _Row] | None = None
+    by_category: dict[str, _Row] | None = None
+    failures: dict[str, _Failure] | None = None
+    pass_at_k: dict[str, float | None] | None = None
+
+
+class _ValueReport(_Row):
+    advice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,15 +102,15 @@ def load_run(run_directory: Path) -> RunData:
             )
     config_text, config = _read_config(run.config)
     return RunData(
-        name=run_directory.resolve().name,
+        name="".join(c if c.isprintable() else "?" for c in run_directory.resolve().name),
         config_text=config_text,
         config=config,
-        record=_read_object(run.status),
-        warm_start=_read_rows(run.warm_start),
-        value_report=_read_object(run.value_report),
-        metrics=_read_rows(run.metrics),
-        results=_read_object(run.results),
-        episodes=_read_rows(run.episodes),
+        record=run.read_status(),
+        warm_start=_read_rows(run.warm_start, _Row),
+        value_report=_read_object(run.value_report, _ValueReport, "estimate-values"),
+        metrics=_read_rows(run.metrics, _Row),
+        results=_read_object(run.results, _Results, "evaluate"),
+        episodes=_read_rows(run.episodes, _Episode),
     )
 
 
@@ -78,7 +118,11 @@ def finite(value: object) -> float | None:
     """A number that can be shown or drawn; None for anything else (absent, null, NaN, text)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has whole numbers of any size
+        return None
+    return number if math.isfinite(number) else None
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -100,34 +144,28 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], li
 
 
 def _read_config(path: Path) -> tuple[str, Mapping[str, Any]]:
-    text = _read_text(path)
     try:
-        return text, mapping(parse_yaml(text)[0])
+        text = read_yaml(path)
+        value, _ = parse_yaml(text)
     except ValueError as error:
         raise RunDirectoryError(f"{path} {error}") from error
+    return text, mapping(value)
 
 
-def _read_object(path: Path) -> Mapping[str, Any]:
+def _read_object(path: Path, kind: type[_Row], verb: str) -> Mapping[str, Any]:
     if not path.exists():
         return {}
-    try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise RunDirectoryError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, Mapping):
-        raise RunDirectoryError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
+    advice = f"Put an undamaged copy in its place, or write it anew with `ragen-apo {verb}`"
+    checked = read_json(path, TypeAdapter(kind), advice=advice)
+    return checked.model_dump(exclude_unset=True)
 
 
-def _read_rows(path: Path) -> Sequence[Mapping[str, Any]]:
-    try:
-        return read_json_lines(path)
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error}") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error}") from error
+def _read_rows(path: Path, kind: type[_Row]) -> Sequence[Mapping[str, Any]]:
+    rows = read_json_lines(path)
+    adapter = TypeAdapter(kind)
+    for number, row in enumerate(rows, 1):
+        try:
+            parse_record(adapter, row)
+        except ValueError as error:
+            raise broken_line(path, number, f"cannot be used ({error})") from error
+    return rows

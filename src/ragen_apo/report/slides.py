@@ -64,7 +64,7 @@ def slides(run: RunData) -> bytes:
     """The presentation: system overview, results."""
     presentation = Presentation()
     presentation.slide_width, presentation.slide_height = Inches(WIDTH), Inches(HEIGHT)
-    presentation.core_properties.title = f"ragen-apo: {run.name}"
+    presentation.core_properties.title = one_line(f"ragen-apo: {run.name}", 255)
     presentation.core_properties.author = "ragen-apo"
     layout = presentation.slide_layouts[TITLE_ONLY]
     _overview(presentation.slides.add_slide(layout), run)

@@ -7,6 +7,10 @@ A checkpoint is a folder that appears by one rename, so it is whole or it is not
       optimizer.safetensors   its moments                           state.json
       algorithm.safetensors   what the algorithm trains besides the policy: the critic of PPO
       replay.jsonl.gz         the trajectories of `apo.replay`
+      SHA256SUMS              what all these files were when they were written
+
+Nothing else in `checkpoints/` is read or removed. A checkpoint is taken as it was written or not at
+all: a file with other bytes, or a tensor that is missing, too many or of another form, is an error.
 
 All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also
 the state of every generator, of the task order and of the schedule.
@@ -14,21 +18,32 @@ the state of every generator, of the task order and of the schedule.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import safetensors
 import torch
+from pydantic import ConfigDict, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ragen_apo.errors import CheckpointError
-from ragen_apo.files import PARTIAL_MARK, directory_written_atomically, remove_partial_files
+from ragen_apo.files import (
+    check_checksums,
+    directory_written_atomically,
+    parse_json,
+    parse_record,
+    remove_partial_files,
+    write_checksums,
+)
 from ragen_apo.policy.lora import trained_tensors
+from ragen_apo.training.named_tensors import check_tensors
 from ragen_apo.training.optimization import Optimizer
 
 STAGE_TWO = "apo"
@@ -36,14 +51,20 @@ STAGE_TWO = "apo"
 PHASES = ("copy", "demonstrations", STAGE_TWO)
 """The phases that change weights, in their order."""
 
+WEIGHTS_FILE, STATE_FILE = "model.safetensors", "state.json"
+OPTIMIZER_FILE, ALGORITHM_FILE = "optimizer.safetensors", "algorithm.safetensors"
+
 ALGORITHM_PREFIX = "algorithm/"
 """Marks the algorithm's tensors among those that are loaded."""
+
+_NAME = re.compile(r"[0-9]-([a-z]+)-([0-9]{6,})")
 
 
 @dataclass(frozen=True)
 class Position:
     """How far training has come: `step` updates of `phase` are done."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     phase: str
     step: int
     finished: bool = False
@@ -54,6 +75,14 @@ class Position:
     @property
     def name(self) -> str:
         return f"{PHASES.index(self.phase) + 1}-{self.phase}-{self.step:06d}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Later positions are greater; their names, as texts, are not from step 1,000,000 on."""
+        return PHASES.index(self.phase), self.step
+
+
+_POSITION = TypeAdapter(Position)
 
 
 def save_checkpoint(
@@ -73,17 +102,18 @@ def save_checkpoint(
     path = directory / position.name
     try:
         with directory_written_atomically(path) as partial:
-            save_file(trained_tensors(model), partial / "model.safetensors")
-            save_file(optimizer.state_tensors(), partial / "optimizer.safetensors")
+            save_file(trained_tensors(model), partial / WEIGHTS_FILE)
+            save_file(optimizer.state_tensors(), partial / OPTIMIZER_FILE)
             if algorithm_state:
-                save_file(dict(algorithm_state), partial / "algorithm.safetensors")
+                save_file(dict(algorithm_state), partial / ALGORITHM_FILE)
             for name, content in files.items():
                 (partial / name).write_bytes(content)
-            (partial / "state.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
+            (partial / STATE_FILE).write_text(json.dumps(asdict(position)), encoding="utf-8")
+            write_checksums(partial)
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {path} could not be written: {error}. Earlier checkpoints are untouched; "
-            "free some space and continue with --resume."
+            "see to it (space, permissions) and continue with --resume."
         ) from error
     for old in list_checkpoints(directory)[:-keep]:
         shutil.rmtree(old)
@@ -91,10 +121,21 @@ def save_checkpoint(
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
+    """The whole checkpoints of a run, oldest first; what else is in the directory is left out."""
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.iterdir() if PARTIAL_MARK not in path.name)
+    found = [(_position_in(path.name), path) for path in directory.iterdir() if path.is_dir()]
+    placed = [(position.order, path) for position, path in found if position is not None]
+    return [path for _, path in sorted(placed)]
+
+
+def _position_in(name: str) -> Position | None:
+    """The position that has exactly this name, if one has."""
+    matched = _NAME.fullmatch(name)
+    if matched is None or matched[1] not in PHASES:
+        return None
+    position = Position(matched[1], int(matched[2]))
+    return position if position.name == name else None
 
 
 def load_latest_checkpoint(
@@ -112,36 +153,72 @@ def load_latest_checkpoint(
     if not checkpoints:
         return None
     path = checkpoints[-1]
-    try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        position = Position(**state)
-        weights = load_file(path / "model.safetensors", device=str(device))
-        moments = load_file(path / "optimizer.safetensors", device="cpu")
-        if (path / "algorithm.safetensors").exists():
-            kept = load_file(path / "algorithm.safetensors", device="cpu")
-            moments |= {f"{ALGORITHM_PREFIX}{name}": tensor for name, tensor in kept.items()}
-        load_trained_tensors(model, weights)
-    except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read: {error}. Expected whole files model.safetensors, "
-            f"optimizer.safetensors and state.json of this model. Remove the folder to continue "
-            "from the one before it "
-            f"({checkpoints[-2].name if len(checkpoints) > 1 else 'none is left'})."
-        ) from error
+    with checkpoint_errors(path):
+        check_checksums(path, [WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE])
+    with checkpoint_errors(path, STATE_FILE):
+        position = _read_position(path)
+    with checkpoint_errors(path, WEIGHTS_FILE):
+        load_trained_tensors(model, load_file(path / WEIGHTS_FILE, device=str(device)))
+    with checkpoint_errors(path, OPTIMIZER_FILE):
+        moments = load_file(path / OPTIMIZER_FILE, device="cpu")
+    if (path / ALGORITHM_FILE).exists():
+        with checkpoint_errors(path, ALGORITHM_FILE):
+            check_checksums(path, [ALGORITHM_FILE])
+            kept = load_file(path / ALGORITHM_FILE, device="cpu")
+        moments |= {f"{ALGORITHM_PREFIX}{name}": tensor for name, tensor in kept.items()}
     return position, moments
+
+
+def load_moments(path: Path, optimizer: Optimizer, loaded: Mapping[str, Tensor]) -> None:
+    """Gives the optimizer its tensors among those of checkpoint `path`.
+
+    Raises CheckpointError if they are not exactly those that this optimizer keeps.
+    """
+    own = {name: t for name, t in loaded.items() if not name.startswith(ALGORITHM_PREFIX)}
+    with checkpoint_errors(path, OPTIMIZER_FILE):
+        optimizer.load_state_tensors(own)
+
+
+def algorithm_tensors(loaded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that the algorithm keeps, among the loaded ones."""
+    return {
+        name.removeprefix(ALGORITHM_PREFIX): tensor
+        for name, tensor in loaded.items()
+        if name.startswith(ALGORITHM_PREFIX)
+    }
+
+
+@contextlib.contextmanager
+def checkpoint_errors(path: Path, file: str | None = None) -> Iterator[None]:
+    """Turns what goes wrong with (a file of) checkpoint `path` into a CheckpointError."""
+    try:
+        yield
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        names = [each.name for each in list_checkpoints(path.parent)]
+        before = names[: names.index(path.name)] if path.name in names else []
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read: {file + ': ' if file else ''}{error}. Expected "
+            "the files of this run and model as they were written. Remove the folder to continue "
+            f"from the one before it ({before[-1] if before else 'none is left'})."
+        ) from error
+
+
+def _read_position(path: Path) -> Position:
+    """What `state.json` says; ValueError unless it belongs to a folder of this name."""
+    position = parse_record(_POSITION, parse_json((path / STATE_FILE).read_bytes()))
+    if position.phase not in PHASES:
+        raise ValueError(
+            f"the phase is {position.phase!r:.80}, expected one of {', '.join(PHASES)}"
+        )
+    if position.name != path.name:
+        raise ValueError(f"the position is {position.name}, expected that of the folder's name")
+    return position
 
 
 def load_trained_tensors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """The inverse of `trained_tensors`; raises ValueError for tensors of another model."""
     expected = trained_tensors(model)
-    if expected.keys() != weights.keys():
-        difference = sorted(expected.keys() ^ weights.keys())[:3]
-        raise ValueError(f"its tensors are not those of the model, for example {difference}")
+    check_tensors(weights, expected)
     with torch.no_grad():
         for name, tensor in expected.items():
-            if tensor.shape != weights[name].shape:
-                raise ValueError(
-                    f"tensor {name} has shape {tuple(weights[name].shape)}, expected "
-                    f"{tuple(tensor.shape)}"
-                )
             tensor.copy_(weights[name])

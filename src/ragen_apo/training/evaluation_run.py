@@ -16,6 +16,7 @@ from ragen_apo.evaluation.evaluate import (
     write_evaluation,
 )
 from ragen_apo.evaluation.summary import outcome_summary
+from ragen_apo.files import check_writable
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.session import open_session
@@ -31,13 +32,16 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Plays the plan, writes results.json and episodes.jsonl, and returns the results.
 
-    Raises RunDirectoryError if the run has no trained policy yet.
+    Raises RunDirectoryError if the run has no trained policy yet, and OSError, before anything is
+    played, if the results could not be written.
     """
     if not run.policy.exists():
         raise RunDirectoryError(
             f"{run.path} has no trained policy yet; finish it with "
             f"`ragen-apo train --run-dir {run.path} --resume`"
         )
+    for file in (run.results, run.episodes):
+        check_writable(file)
     session = open_session(config, run, progress)
     if not session.environments.tasks(plan.split):
         raise ConfigError(f"the split {plan.split!r} has no task with this configuration")

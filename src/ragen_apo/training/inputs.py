@@ -1,7 +1,8 @@
-"""What a configuration asks of its environment, checked before anything is computed or written.
+"""What a configuration asks of machine, model and environment, checked before anything is written.
 
 `check_run_inputs` consumes a configuration and its environment and raises ConfigError with the key
 that asks for what is not there: training tasks, the split of evaluations, a teacher, recordings.
+`check_start` looks at everything else as well that can be known before a run directory is made.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config import RunConfig
-from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy
+from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, make_environment
 from ragen_apo.environments.recordings import select_recordings
 from ragen_apo.errors import ConfigError
+from ragen_apo.policy.language_model import check_model
+from ragen_apo.policy.lora import require_peft
 from ragen_apo.training.draw_order import missing_categories, seeded_part
 from ragen_apo.training.replay import refuse_luck
 from ragen_apo.types import Task
+from ragen_apo.values.store import ValueStore
 
 
 class HasTasks(Protocol):
@@ -34,6 +39,25 @@ class HasTasks(Protocol):
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
         """Policies by name."""
         ...
+
+
+def check_start(config: RunConfig) -> None:
+    """Refuses what can be refused in a moment, before there is a run directory.
+
+    Raises ConfigError, ModelError, ValueStoreError or EnvironmentDataError.
+    """
+    set_up_machine(config.run)
+    check_run_inputs(config, make_environment(config.environment.name, config.environment.options))
+    if config.apo.value_store is not None:
+        ValueStore(config.apo.value_store, create=False).close()
+    if config.policy.path is not None:
+        check_model(
+            config.policy.path,
+            max_context_tokens=config.agent.max_context_tokens,
+            trust_remote_code=config.policy.trust_remote_code,
+        )
+    if config.policy.lora is not None:
+        require_peft()
 
 
 def check_run_inputs(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ragen_apo.errors import TrainingError
+from ragen_apo.training.named_tensors import check_tensors
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -58,24 +60,32 @@ class Optimizer:
         return norm
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Moments and step counts, named `<parameter>/<moment>`."""
+        """Moments and step counts, named `<parameter>/<moment>`: always those of all parameters.
+
+        Where a parameter has had no gradient yet, they are what AdamW will start with.
+        """
         return {
             f"{name}/{key}": value.detach().clone().contiguous()
             for name, parameter in self._named
-            for key, value in self._adamw.state[parameter].items()
+            for key, value in (self._adamw.state.get(parameter) or _first_state(parameter)).items()
         }
 
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `state_tensors`; parameters without a state start from nothing."""
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`; raises ValueError for any others."""
+        forms = {name: _first_state(each.detach().to("meta")) for name, each in self._named}
+        expected = {f"{name}/{key}": form for name in forms for key, form in forms[name].items()}
+        check_tensors(tensors, expected)
         for name, parameter in self._named:
-            prefix = f"{name}/"
-            state = {
-                key.removeprefix(prefix): value
-                for key, value in tensors.items()
-                if key.startswith(prefix)
+            self._adamw.state[parameter] = {
+                key: tensors[f"{name}/{key}"].to("cpu" if key == "step" else parameter.device)
+                for key in forms[name]
             }
-            if state:
-                self._adamw.state[parameter] = {
-                    key: value if key == "step" else value.to(parameter.device)
-                    for key, value in state.items()
-                }
+
+
+def _first_state(parameter: Tensor) -> dict[str, Tensor]:
+    """What AdamW makes of a parameter at its first gradient; the step count is on the CPU."""
+    return {
+        "step": torch.tensor(0.0),
+        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+    }

@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from ragen_apo.config.algorithms import ReplayConfig
 from ragen_apo.environments.base import EnvironmentProperties
-from ragen_apo.errors import CheckpointError, ConfigError
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import check_checksums, parse_json, parse_record
 from ragen_apo.seeding import generator
-from ragen_apo.types import Trajectory, trajectory_from_json
+from ragen_apo.training.checkpoint import checkpoint_errors
+from ragen_apo.types import Trajectory
 
 REPLAY_FILE = "replay.jsonl.gz"
 
@@ -37,6 +42,9 @@ class StoredTrajectory:
     """What it was trained with: the control experiment gives it another one's."""
     step: int
     """The step that played it, from 0."""
+
+
+_STORED = TypeAdapter(StoredTrajectory)
 
 
 class ReplayBuffer:
@@ -80,21 +88,18 @@ class ReplayBuffer:
         """The inverse of `files`, from a checkpoint's folder; raises CheckpointError."""
         if self.num_drawn == 0:
             return
-        path = checkpoint / REPLAY_FILE
-        try:
-            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-            rows = [json.loads(line) for line in lines]
-            self._stored.extend(
-                StoredTrajectory(
-                    trajectory_from_json(row["trajectory"]), row["episode_return"], row["step"]
-                )
-                for row in rows
-            )
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error}. Expected the trajectories of apo.replay; remove "
-                "the checkpoint's folder to continue from the one before it."
-            ) from error
+        with checkpoint_errors(checkpoint, REPLAY_FILE):
+            check_checksums(checkpoint, [REPLAY_FILE])
+            lines = _decompressed((checkpoint / REPLAY_FILE).read_bytes()).splitlines()
+            self._stored.extend(parse_record(_STORED, parse_json(line)) for line in lines)
+
+
+def _decompressed(content: bytes) -> bytes:
+    """ValueError for what gzip did not write."""
+    try:
+        return gzip.decompress(content)
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"it is not whole: {error}") from error
 
 
 def refuse_luck(settings: ReplayConfig, properties: EnvironmentProperties) -> None:

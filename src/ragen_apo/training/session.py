@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,13 @@ from ragen_apo.agent.assembly import build_environments, set_up_machine
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
 from ragen_apo.environments.foreign import refuse_code_within
-from ragen_apo.files import directory_written_atomically
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import (
+    CHECKSUMS,
+    check_checksums,
+    directory_written_atomically,
+    write_checksums,
+)
 from ragen_apo.policy.language_model import (
     LanguageModel,
     check_positions,
@@ -28,6 +34,8 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.training.inputs import training_tasks
 from ragen_apo.types import Task
+
+_ERROR_OF_RUST = re.compile(r"\(os error ([0-9]+)\)")
 
 
 @dataclass
@@ -64,8 +72,10 @@ class Session:
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.
 
-        Raises ConfigError if an episode may be longer than the model's positions go.
+        Raises ConfigError if an episode may be longer than the model's positions go, and
+        RunDirectoryError for a model of the run that is not what the run has saved.
         """
+        self._refuse_damage(Path(folder))
         precision = self.config.run.mixed_precision
         model = load_language_model(
             folder,
@@ -80,6 +90,17 @@ class Session:
         )
         return model
 
+    def _refuse_damage(self, folder: Path) -> None:
+        if not folder.is_relative_to(self.run.path) or not (folder / CHECKSUMS).exists():
+            return  # not ours, or of a version that wrote no checksums
+        try:
+            check_checksums(folder)
+        except ValueError as error:
+            raise RunDirectoryError(
+                f"the model in {folder} is damaged: {error}. Put an undamaged copy in its place, "
+                f"or remove {CHECKSUMS} there if you have changed it yourself"
+            ) from error
+
     def load_policy(self, folder: Path | str) -> LanguageModel:
         """A model to be trained: with new adapters, if they are configured."""
         model = self.load_model(folder)
@@ -89,16 +110,17 @@ class Session:
         return model
 
     def save_model(self, model: LanguageModel, folder: Path) -> None:
-        """Writes a model folder, whole or not at all; OSError where the disk is full."""
-        full = os.strerror(errno.ENOSPC)
+        """Writes a model folder, whole or not at all; OSError where it cannot be written."""
         try:
             with directory_written_atomically(folder) as partial:
                 model.save(partial)
+                write_checksums(partial)
         except Exception as error:
             # safetensors and tokenizers report a full disk by exceptions of their own.
-            if isinstance(error, OSError) or full not in str(error):
+            code = _ERROR_OF_RUST.search(str(error))
+            if isinstance(error, OSError) or code is None:
                 raise
-            raise OSError(errno.ENOSPC, full, str(folder)) from error
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
 
     @contextlib.contextmanager
     def timed(self, phase: str, *, since: float | None = None) -> Iterator[None]:

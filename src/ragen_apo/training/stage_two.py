@@ -14,7 +14,14 @@ from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.files import append_json_line, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.training.algorithms import make_algorithm
-from ragen_apo.training.checkpoint import ALGORITHM_PREFIX, Position, save_checkpoint
+from ragen_apo.training.checkpoint import (
+    ALGORITHM_FILE,
+    Position,
+    algorithm_tensors,
+    checkpoint_errors,
+    load_moments,
+    save_checkpoint,
+)
 from ragen_apo.training.monitors.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.session import Session
@@ -86,15 +93,12 @@ def _make_trainer(
     if config.policy.freeze_embeddings:
         policy.freeze_embeddings()
     optimizer = Optimizer(policy.model, weight_decay=config.apo.weight_decay)
-    optimizer.load_state_tensors(moments)
     algorithm = make_algorithm(config, policy)
-    algorithm.load_state_tensors(
-        {
-            name.removeprefix(ALGORITHM_PREFIX): tensor
-            for name, tensor in moments.items()
-            if name.startswith(ALGORITHM_PREFIX)
-        }
-    )
+    checkpoint = session.run.checkpoints / position.name
+    if position.step > 0:
+        load_moments(checkpoint, optimizer, moments)
+        with checkpoint_errors(checkpoint, ALGORITHM_FILE):
+            algorithm.load_state_tensors(algorithm_tensors(moments))
     version = position.counters.get("reference_version", 0)
     reference = _reference(session, policy, version=version)
     trainer = Trainer(
@@ -108,7 +112,7 @@ def _make_trainer(
         optimizer=optimizer,
     )
     if position.step > 0:
-        trainer.replay.load(session.run.checkpoints / position.name)
+        trainer.replay.load(checkpoint)
     return trainer
 
 

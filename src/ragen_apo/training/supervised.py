@@ -17,7 +17,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import seeded_torch
 from ragen_apo.seeding import derive_seed
 from ragen_apo.training.batching import collate, micro_batches
-from ragen_apo.training.checkpoint import Position, save_checkpoint
+from ragen_apo.training.checkpoint import Position, load_moments, save_checkpoint
 from ragen_apo.training.draw_order import DrawOrder
 from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
 from ragen_apo.training.recorded import recorded_demonstrations
@@ -176,8 +176,9 @@ def run_supervised_phase(
 ) -> None:
     """Trains `model` from update number `start` to the end of the phase and saves checkpoints."""
     optimizer = Optimizer(model.model)
-    optimizer.load_state_tensors(moments)
     position = Position(phase.name, start)
+    if start > 0:
+        load_moments(session.run.checkpoints / position.name, optimizer, moments)
     session.progress.start(phase.name, phase.num_steps)
     model.model.train()
     for step in range(start, phase.num_steps):

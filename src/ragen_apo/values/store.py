@@ -29,8 +29,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from ragen_apo.errors import MissingValueError, ValueStoreError
-from ragen_apo.types import Trajectory, trajectory_from_json
+from ragen_apo.files import parse_json, parse_record
+from ragen_apo.types import Trajectory
 from ragen_apo.values.conditions import (
     SamplingConditions,
     conditions_from_json,
@@ -41,6 +44,8 @@ from ragen_apo.values.estimator import soft_value
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x41504F56  # "APOV": tells a value store from any other SQLite file
 _NUM_SHOWN = 3
+_TRAJECTORY = TypeAdapter(Trajectory)
+_RESTORE = "Restore a copy, or move it away and sample again: `ragen-apo estimate-values`"
 
 _TABLES = (
     """CREATE TABLE conditions (
@@ -170,16 +175,16 @@ class ValueStore:
     def trajectories(self, conditions: SamplingConditions, task_id: str) -> list[Trajectory]:
         """The trajectories of one task in the order of their sample index."""
         rows = self._read(
-            "SELECT zlib_json FROM trajectories WHERE conditions = ? AND task_id = ? "
-            "ORDER BY sample_index",
+            "SELECT task_id, sample_index, zlib_json FROM trajectories "
+            "WHERE conditions = ? AND task_id = ? ORDER BY sample_index",
             (conditions.digest, task_id),
         )
-        return [_unpacked(row[0]) for row in rows]
+        return [self._unpacked(*row) for row in rows]
 
     def num_response_tokens(self) -> int:
         """Tokens that all stored trajectories have sampled, under any conditions."""
-        rows = self._read("SELECT zlib_json FROM trajectories")
-        return sum(_unpacked(row[0]).num_response_tokens for row in rows)
+        rows = self._read("SELECT task_id, sample_index, zlib_json FROM trajectories")
+        return sum(self._unpacked(*row).num_response_tokens for row in rows)
 
     def values(
         self,
@@ -270,9 +275,11 @@ class ValueStore:
     def _translated_errors(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeError) as error:
+            # A damaged schema makes Python fail on SQLite's own message about it.
+            reason = "malformed text" if isinstance(error, UnicodeError) else str(error)
             raise ValueStoreError(
-                f"cannot {verb} the value store {self.path}: {error}. {_advice(str(error))}"
+                f"cannot {verb} the value store {self.path}: {reason}. {_advice(reason)}"
             ) from error
 
     def _insert(self, digest: str, sample_index: int, trajectory: Trajectory) -> int:
@@ -300,12 +307,30 @@ class ValueStore:
         with self._translated_errors("read"):
             return self._connection.execute(query, parameters).fetchall()
 
+    def _unpacked(self, task_id: str, sample_index: int, zlib_json: bytes) -> Trajectory:
+        try:
+            return parse_record(_TRAJECTORY, parse_json(zlib.decompress(zlib_json)))
+        except (zlib.error, ValueError, TypeError) as error:
+            raise self._damaged(f"sample {sample_index} of task {task_id}", str(error)) from error
+
+    def _damaged(self, what: str, problem: str) -> ValueStoreError:
+        return ValueStoreError(
+            f"the value store {self.path} is damaged: {what}: {problem}. {_RESTORE}"
+        )
+
     def _task_rows(self, column: str, conditions: SamplingConditions, task_id: str) -> list[tuple]:
-        return self._read(
+        rows = self._read(
             f"SELECT {column} FROM samples WHERE conditions = ? AND task_id = ? "
             "ORDER BY sample_index",
             (conditions.digest, task_id),
         )
+        return [(self._number(value, column, task_id),) for (value,) in rows]
+
+    def _number(self, value: object, column: str, task_id: str) -> float:
+        """SQLite gives back whatever stands in a column, of any type."""
+        if isinstance(value, int | float) and math.isfinite(value):
+            return value
+        raise self._damaged(f"{column} of task {task_id}", f"{value!r:.40}, expected a number")
 
     def _column_by_task(self, column: str, conditions: SamplingConditions) -> dict[str, list]:
         rows = self._read(
@@ -315,7 +340,7 @@ class ValueStore:
         )
         by_task: dict[str, list] = {}
         for task_id, value in rows:
-            by_task.setdefault(task_id, []).append(value)
+            by_task.setdefault(task_id, []).append(self._number(value, column, task_id))
         return by_task
 
     def _missing_message(
@@ -348,11 +373,21 @@ class ValueStore:
             if digest != asked.digest and task_id in task_ids:
                 covered[digest] = covered.get(digest, 0) + 1
         found = [
-            (conditions_from_json(json.loads(text)), covered[digest])
+            (self._conditions(digest, text), covered[digest])
             for digest, text in self._read("SELECT digest, json FROM conditions ORDER BY digest")
             if digest in covered
         ]
         return sorted(found, key=lambda entry: len(describe_differences(entry[0], asked)))
+
+    def _conditions(self, digest: str, text: str) -> SamplingConditions:
+        try:
+            found = conditions_from_json(parse_json(text))
+            if found.digest == digest:
+                return found
+            problem = "their digest is another one"
+        except (ValueError, TypeError, AttributeError, ValueStoreError) as error:
+            problem = str(error)
+        raise self._damaged(f"conditions {digest}", problem)
 
 
 def _check_sample(
@@ -382,9 +417,5 @@ def _advice(error: str) -> str:
     if "not a database" in error:
         return "Give the path of a value store, or of a file that does not exist yet."
     if "malformed" in error:
-        return "The file is damaged: restore a copy, or move it away and sample again."
+        return f"The file is damaged. {_RESTORE}"
     return "Check that the path is on a local disk and that this user may write there."
-
-
-def _unpacked(zlib_json: bytes) -> Trajectory:
-    return trajectory_from_json(json.loads(zlib.decompress(zlib_json)))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.figures import LossPart, StepFigures
+from ragen_apo.training.named_tensors import check_tensors
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
 
 Signals = TypeVar("Signals")
@@ -60,5 +61,5 @@ class Algorithm(Protocol[Signals]):
         return {}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_tensors`; an empty mapping changes nothing."""
-        assert not tensors, f"nobody knows what to do with {sorted(tensors)[:3]}"
+        """The inverse of `state_tensors`; raises ValueError for any others."""
+        check_tensors(tensors, {})

@@ -36,8 +36,12 @@ from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.algorithms.policy_gradient import PolicyTerm, advantage_metrics
 from ragen_apo.training.checkpoint import load_trained_tensors
 from ragen_apo.training.figures import LossPart, StepFigures
+from ragen_apo.training.named_tensors import check_tensors
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
+
+_WEIGHTS, _MOMENTS = "critic/", "moments/"
+"""Mark the critic's tensors in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +132,22 @@ class Ppo(Algorithm[PpoSignals]):
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         trained = trained_tensors(self._critic)
-        weights = {f"critic/{name}": tensor for name, tensor in trained.items()}
+        weights = {f"{_WEIGHTS}{name}": tensor for name, tensor in trained.items()}
         moments = self._optimizer.state_tensors()
-        return weights | {f"moments/{name}": value for name, value in moments.items()}
+        return weights | {f"{_MOMENTS}{name}": value for name, value in moments.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        if tensors:
-            load_trained_tensors(self._critic, _below("critic/", tensors))
-            self._optimizer.load_state_tensors(_below("moments/", tensors))
+        critic, moments = _below(_WEIGHTS, tensors), _below(_MOMENTS, tensors)
+        check_tensors(
+            {
+                name: tensor
+                for name, tensor in tensors.items()
+                if not name.startswith((_WEIGHTS, _MOMENTS))
+            },
+            {},
+        )
+        load_trained_tensors(self._critic, critic)
+        self._optimizer.load_state_tensors(moments)
 
     @torch.no_grad()
     def _values(self, rollouts: Rollouts) -> Tensor:
