@@ -117,10 +117,12 @@ NOT_AN_ENVIRONMENT = {
     "no_function": ("guess.py:make_gues_number", "did you mean 'make_guess_number'?"),
     "no_colon": ("guess.py", "names no function; add it behind a colon, such as guess.py:make"),
     "nothing_behind_the_colon": ("guess.py:", "names no function"),
-    "no_module": ("no_such_module.at_all:make", "and there is none; install its package"),
+    "no_module": ("no_such_module.at_all:make", "there is no Python file of a module"),
     "not_callable": ("guess.py:NUMBERS", "defines no function or class 'NUMBERS'"),
     "wrong_option": ("guess.py:make_guess_number", "unknown key (did you mean 'max_turns'?)"),
     "standard_library": ("subprocess:Popen", "imports nothing from ragen_apo"),
+    "long_name": (f"{'x' * 300}.py:make", "there is no file {folder}/xxx"),
+    "built_in": ("sys:exit", "there is no Python file of a module 'sys'"),
     "ours": ("ragen_apo.files:write_text_atomically", "belongs to ragen-apo"),
 }
 
@@ -137,12 +139,16 @@ def test_a_name_that_leads_to_no_environment_is_refused_in_one_line(
 
 
 BROKEN = {
-    "raises_at_import": ("1 / 0", "def make():\n    pass", "importing it raised ZeroDivisionError"),
-    "exits_at_import": ("raise SystemExit(0)", "def make():\n    pass", "raised SystemExit(0)"),
-    "is_no_python": ("def (", "def make():\n    pass", "cannot be read as Python (SyntaxError"),
-    "raises_when_made": ("", "def make():\n    {}['x']", "making it raised KeyError('x') in"),
-    "exits_when_made": ("", "def make():\n    raise SystemExit(0)", "raised SystemExit(0)"),
-    "makes_nothing": ("", "def make():\n    pass", "returned NoneType, which has no properties"),
+    "raises_at_import": (
+        "1 / 0",
+        "def make(**_):\n    pass",
+        "importing it raised ZeroDivisionError",
+    ),
+    "exits_at_import": ("raise SystemExit(0)", "def make(**_):\n    pass", "raised SystemExit(0)"),
+    "is_no_python": ("def (", "def make(**_):\n    pass", "cannot be read as Python (SyntaxError"),
+    "raises_when_made": ("", "def make(**_):\n    {}['x']", "making it raised KeyError('x') in"),
+    "exits_when_made": ("", "def make(**_):\n    raise SystemExit(0)", "raised SystemExit(0)"),
+    "makes_nothing": ("", "def make(**_):\n    pass", "returned NoneType, which has no properties"),
 }
 
 
@@ -162,6 +168,7 @@ def test_an_environment_that_cannot_be_made_is_a_finding_and_ends_training_in_on
         *("--environment", "{name: 'broken.py:make'}"),
     )
     assert status == 2
+    assert err.startswith("error: the environment ") and message in err
     assert not (folder / "run").exists()
 
 

@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -93,11 +94,11 @@ def _source_of(reference: str) -> Path:
         spec = _spec_of(module)
         if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
             raise ConfigError(
-                f"environment.name: {reference!r} needs a module {module!r} written in Python, and "
-                "there is none; install its package, or name a file: path.py:function"
+                f"environment.name: {reference!r}: there is no Python file of a module {module!r}; "
+                "install its package, or name a file: path.py:function"
             )
         return Path(str(spec.origin)).absolute()
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
         raise ConfigError(
             f"environment.name: there is no file {path}; a relative path starts in the current "
             f"directory, {Path.cwd()}"
