@@ -32,7 +32,7 @@ def test_the_value_store_is_five_facts_in_words_and_the_rest_is_folded(
         # V* of a: 0.5 log((e^2 + 1) / 2) = 0.717
         ("Return of the reference", "0.25 in the mean; V* 0.36 at β₁ = 0.5"),
         # 1.27 of a, 2 of b
-        ("V* rests on", "1.6 samples a task, counted alike; 50.0% of tasks: fewer than 2"),
+        ("V* rests on", "1.6 equally weighted samples a task; 50.0% of tasks: fewer than 2"),
     ]
     html = page(run, curves=[])
     folded = html.partition("<summary>All numbers</summary>")[2].partition("</details>")[0]

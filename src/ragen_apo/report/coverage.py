@@ -94,13 +94,13 @@ def _returns(report: Mapping[str, Any]) -> str:
 
 
 def _support(report: Mapping[str, Any]) -> str:
-    """How many samples a V* amounts to, as if all counted alike."""
+    """How many equally weighted samples a V* amounts to."""
     size = finite(report.get("mean_effective_samples"))
     if size is None:
         return ""
     alone = report.get("share_resting_on_one")
     few = f"; {percent(alone)} of tasks: fewer than 2" if finite(alone) else ""
-    return f"{decimal(size, 1)} samples a task, counted alike{few}"
+    return f"{decimal(size, 1)} equally weighted samples a task{few}"
 
 
 def _rank(key: str) -> tuple[int, str]:

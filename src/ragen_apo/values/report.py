@@ -149,8 +149,9 @@ def _advice(
             f"{finding} In {unreadable_share:.0%} of the turns the response held no readable "
             "answer. The prompt must state the form <think>...</think><answer>...</answer>: "
             "agent.system_prompt: rules does not, agent.system_prompt: rules_and_format does. "
-            "Demonstrations teach it as well (warm_start.demonstrations); if responses are cut "
-            "off, raise agent.max_response_tokens."
+            "A model that is built on the spot learns it from more demonstrations "
+            "(warm_start.demonstrations.num_steps). If responses are cut off, raise "
+            "agent.max_response_tokens."
         )
     remedy = (
         "warm-start the reference on demonstrations (warm_start.demonstrations), or use a shaped "
