@@ -35,8 +35,9 @@ def write_page(
     header: Sequence[str],
     rows: Sequence[Sequence[object]],
     suffix: str = "",
+    folder: Path = RESULTS,
 ) -> None:
-    """Prints the page and writes it to benchmarks/results/NAME.md, a suffix after the name."""
+    """Prints the page and writes it to FOLDER/NAME.md, a suffix after the name."""
     command = " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]])
     lines = [
         f"# {title}",
@@ -52,7 +53,7 @@ def write_page(
         *(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows),
         "",
     ]
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     page = "\n".join(lines)
-    (RESULTS / f"{name}{suffix}.md").write_text(page, encoding="utf-8")
+    (folder / f"{name}{suffix}.md").write_text(page, encoding="utf-8")
     print(page)

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.config import parse_config
+from ragen_apo.config.algorithms import AlgorithmName
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
@@ -192,3 +195,99 @@ def test_the_page_on_webshop_has_means_over_the_seeds_that_are_there(
     assert not any(name == trained("upstream") for name, _ in by_name)
     assert any("6 of 1000 episodes: no purchase 6" in line for line in lines)
     assert "Machine of seed 0, 2: a laptop" in lines
+
+
+def test_every_algorithm_has_a_configuration_that_two_checkouts_are_compared_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import same_results
+
+    names = same_results.names_in(same_results.CONFIGS)
+    assert set(names) == set(get_args(AlgorithmName))
+    for name in names:
+        text = json.dumps(same_results.configuration(same_results.CONFIGS, name))
+        assert parse_config(text, source=name).algorithm == name
+
+
+def test_a_checkout_has_the_same_results_as_itself_and_others_with_another_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import same_results
+
+    def configs(seed: int) -> Path:
+        folder = tmp_path / f"configs-{seed}"
+        folder.mkdir(exist_ok=True)
+        config = same_results.configuration(same_results.CONFIGS, "rloo") | {"seed": seed}
+        short = {
+            "copy": {"max_steps": 2, "sequence_length": 16},
+            "demonstrations": {"num_steps": 4},
+        }
+        config |= {"warm_start": short, "training": config["training"] | {"max_steps": 1}}
+        (folder / "base.yaml").write_text(json.dumps(config))
+        (folder / "short.yaml").write_text("algorithm: rloo")
+        return folder
+
+    def compare(other_seed: int) -> int:
+        where = ["--configs", str(configs(0)), "--other-configs", str(configs(other_seed))]
+        return same_results.main([str(ROOT), *where, "--out", str(tmp_path)])
+
+    assert compare(0) == 0
+    assert "| short | 3 | none | equal |" in capsys.readouterr().out
+    assert compare(1) == 1
+    assert "| short | 3 | warm_start.jsonl, row 1: `" in capsys.readouterr().out
+    assert "references/0: " in (tmp_path / "same_results.md").read_text()
+
+
+def test_two_checkouts_are_told_apart_by_a_row_a_name_or_a_bit(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.same_results import compared
+
+    other = tmp_path / "there"
+    shutil.copytree(finished_run, other)
+    curve = (finished_run / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in curve.splitlines()]
+
+    def difference(rows: list[dict[str, Any]], **renamed: str) -> str | None:
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (other / "metrics.jsonl").write_text(lines)
+        return compared(finished_run, other, renamed=renamed).difference
+
+    num_rows = compared(finished_run, other, renamed={}).num_rows
+    assert num_rows > len(rows) == 6
+    assert difference([row | {"rollout_seconds": 1e6} for row in rows]) is None
+    moved = [*rows[:2], rows[2] | {"loss": rows[2]["loss"] + 1e-12}, *rows[3:]]
+    assert "metrics.jsonl, row 3: `loss`" in str(difference(moved))
+    assert difference(rows[:-1]) == "metrics.jsonl: 6 rows here, 5 there"
+    called = [{"old" if key == "loss" else key: row[key] for key in row} for row in rows]
+    assert difference(called) == "metrics.jsonl, row 1: `loss` only here"
+    assert difference(called, old="loss") is None
+
+    weights = other / "policy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    outcome = compared(finished_run, other, renamed={"old": "loss"})
+    assert outcome.difference is None and not outcome.is_same
+    assert str(outcome.weights).startswith("policy: ")
+
+
+def test_rounding_between_sampling_and_scoring_is_small_and_larger_in_bfloat16(
+    tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import logprob_gap
+
+    tiny_model.save(tmp_path)
+    text = "{environment: {name: shop, max_turns: 1}, agent: {max_response_tokens: 8}}"
+    config = parse_config(text, source="test")
+    largest = {}
+    for precision in ("float32", "bfloat16 autocast"):
+        name, *_, last = logprob_gap.row("tiny", tmp_path, precision, config, num_episodes=2)
+        assert name == "tiny"
+        largest[precision] = float(str(last))
+    assert largest["float32"] < 1e-5
+    assert 1e-4 < largest["bfloat16 autocast"] < 0.1
