@@ -201,7 +201,8 @@ def load_language_model(
     Raises ModelError with the missing part: configuration, weights, tokenizer or chat template.
     """
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        # With `output_loading_info` it returns a pair, which its types do not say.
+        found: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
             use_safetensors=True,
@@ -210,6 +211,7 @@ def load_language_model(
             ignore_mismatched_sizes=True,  # `refuse_foreign_weights` names them
             output_loading_info=True,
         )
+        model, loading = found
     except Exception as error:
         # Besides OSError and ValueError, transformers passes on what a broken folder runs into.
         if "safetensor" in f"{type(error).__module__} {type(error).__name__}".lower():

@@ -121,6 +121,7 @@ def _refuse_changed_logits(model: PreTrainedModel) -> None:
         return seen["logits"]
 
     projection = model.get_output_embeddings()
+    assert projection is not None
     hook = projection.register_forward_hook(note)
     try:
         logits = model(input_ids=probe).logits
