@@ -33,3 +33,12 @@ def test_a_model_that_is_too_short_for_an_episode_is_refused_when_it_is_loaded(
 
 def test_a_limit_above_the_split_takes_all_of_it(session: Session) -> None:
     assert limited(session, 10_000).training_tasks() == session.training_tasks()
+
+
+def test_an_environment_without_training_tasks_gets_no_advice_on_the_shop(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.environments, "tasks", lambda split: ())
+    with pytest.raises(ConfigError, match="no task in the split 'train'") as refused:
+        session.training_tasks()
+    assert "num_products" not in str(refused.value)
