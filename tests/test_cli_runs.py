@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen_apo.files import read_json_lines
+from ragen_apo.files import read_json_lines, write_checksums
 from tests.command_line import Command, assert_refused, snapshot
 
 # Resuming
@@ -21,7 +21,8 @@ def test_stage_two_whose_reference_was_removed_is_not_resumed(
     before = snapshot(unfinished)
     result = command("train", "--run-dir", unfinished, "--resume")
     assert_refused(result, f"references/{version} is missing", "Put the folder back")
-    assert snapshot(unfinished) == before
+    notes = {"run.json"}  # the seconds of this attempt
+    assert {name for name, _ in snapshot(unfinished).items() ^ before.items()} <= notes
 
 
 def test_stage_two_without_references_and_checkpoints_keeps_its_metrics(
@@ -127,6 +128,7 @@ def strangers_run(run: Path, tmp_path: Path) -> tuple[Path, Path]:
         names = {"AutoConfig": "intruder.Config", "AutoModelForCausalLM": "intruder.Model"}
         values |= {"model_type": "intruder", "auto_map": names}
         (folder / "config.json").write_text(json.dumps(values))
+        write_checksums(folder)
     config = run / "config.yaml"
     text = config.read_text()
     assert text.count("trust_remote_code: false") == 1
@@ -179,6 +181,7 @@ def test_a_model_that_is_refused_when_it_is_loaded_leaves_no_run_behind(
     command: Command, config: Path, run: Path, tmp_path: Path
 ) -> None:
     (run / "policy" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    write_checksums(run / "policy")
     start = ("train", "--config", config, "--run-dir", tmp_path / "new", "--no-evaluate")
     model = ("--policy.path", run / "policy", "--warm_start.enabled", "false")
     assert_refused(command(*start, *model), "chat template", "fails")

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.report import plots
+from ragen_apo.report.drawing import DOTS_PER_INCH
 from ragen_apo.report.load import RunData, load_run
 
+PHONE_PIXELS = 420
+SMALLEST_TEXT_POINTS = 9.5
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -69,3 +72,19 @@ def test_a_run_without_results_gives_pictures_that_say_so(build_run: Callable[..
 def test_the_running_mean_looks_to_both_sides_and_keeps_the_length() -> None:
     # the means of 0, 3; of 0, 3, 6; of 3, 6, 9; of 6, 9
     assert plots.running_mean([0, 3, 6, 9], window=1) == [1.5, 3.0, 6.0, 7.5]
+
+
+def test_a_curve_of_two_points_is_not_smoothed_flat() -> None:
+    assert plots.smoothed([6.8, 5.9]) is None
+    assert plots.smoothed([1.0] * 9) is None
+    assert plots.smoothed([1.0] * 10) == [1.0] * 10
+
+
+def test_text_in_the_pictures_is_ten_pixels_high_on_a_phone(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    curves = [picture for _, picture in plots.curve_pictures(run)]
+    assert len(curves) == 6
+    for picture in all_pictures(run) + curves:
+        pixels = int.from_bytes(picture[16:20], "big")  # the width in the header of a PNG
+        inches = pixels / DOTS_PER_INCH
+        assert SMALLEST_TEXT_POINTS / 72 * PHONE_PIXELS / inches >= 10

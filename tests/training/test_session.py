@@ -74,3 +74,12 @@ def test_a_run_notes_the_seconds_of_loading_and_of_the_evaluation_too(finished_r
     later = {"stage 1", "stage 2", "reference refresh"}
     assert set(phases) == {"loading", "evaluation"} | warm_start | later
     assert all(phase["seconds"] > 0 for phase in phases.values())
+
+
+def test_an_environment_without_training_tasks_gets_no_advice_on_the_shop(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.environments, "tasks", lambda split: ())
+    with pytest.raises(ConfigError, match="no task in the split 'train'") as refused:
+        session.training_tasks()
+    assert "num_products" not in str(refused.value)

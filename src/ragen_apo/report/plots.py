@@ -19,7 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ragen_apo.report.algorithm import algorithm_of
-from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
+from ragen_apo.report.drawing import legend_below, png_bytes, style_axes, title_above
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.style import (
     ACCENT,
@@ -48,7 +48,6 @@ PHONE_WIDTH = 5.4
 """Inches: text of 9.5 points is still read where a picture this wide is shown on 420 pixels."""
 CURVE_SIZE = (3.9, 3.0)
 MIN_POINTS_TO_SMOOTH = 10
-"""Below it a running mean would hide what little there is."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,8 @@ def by_category(
     axes = figure.subplots()
     shortened = len(all_rows) > limit
     which = f"Success, lowest {limit} of {len(all_rows)} categories"
-    style_axes(axes, which if shortened else "Success by category, with 95% intervals")
+    title_above(figure, which if shortened else "Success by category, with 95% intervals")
+    style_axes(axes, "")
     axes.grid(visible=False, axis="y")
     if not rows:
         return png_bytes(_say(figure, axes, "No categories were evaluated."))
@@ -178,7 +178,8 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
     )
     axes = figure.subplots()
     failed = num_failures(run)
-    style_axes(axes, f"Failed episodes by pattern: {failed} of {run.num_episodes}")
+    title_above(figure, f"Failed episodes by pattern: {failed} of {run.num_episodes}")
+    style_axes(axes, "")
     axes.grid(visible=False, axis="y")
     if not rows:
         return png_bytes(_say(figure, axes, "No failures were recorded."))
@@ -211,13 +212,12 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
     elif len(steps) == 1:
         axes.plot(steps, values, "o", markersize=5, color=ACCENT, label="training")
         axes.set_xlim(steps[0] - 1, steps[0] + 1)
-    elif len(steps) < MIN_POINTS_TO_SMOOTH:
+    elif (smooth := smoothed(values)) is None:
         axes.plot(
             steps, values, color=ACCENT, linewidth=2.0, marker="o", markersize=4, label="each step"
         )
     else:
         axes.plot(steps, values, color=ACCENT, alpha=0.25, linewidth=1.2, label="each step")
-        smooth = running_mean(values, window=max(1, len(values) // 12))
         axes.plot(steps, smooth, color=ACCENT, linewidth=2.0, label="running mean")
     if panel.evaluation_key is not None:
         eval_steps, eval_values = series(rows, panel.evaluation_key)
@@ -228,6 +228,13 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
             )  # fmt: skip
     if panel.key == "success_rate":
         _add_reference_line(axes, run)
+
+
+def smoothed(values: Sequence[float]) -> list[float] | None:
+    """The running mean of many values; None for so few that it would hide what they do."""
+    if len(values) < MIN_POINTS_TO_SMOOTH:
+        return None
+    return running_mean(values, window=max(1, len(values) // 12))
 
 
 def running_mean(values: Sequence[float], *, window: int) -> list[float]:

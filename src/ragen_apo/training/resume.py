@@ -63,7 +63,7 @@ def require_references(run: RunDirectory, position: Position) -> None:
             raise RunDirectoryError(
                 f"{run.reference(version)} is missing, and the policy of this run is trained "
                 "against it. Put the folder back where it was, or start another run in another "
-                "--run-dir; nothing was changed."
+                "--run-dir; weights, checkpoints and metrics are as they were."
             )
 
 
