@@ -16,7 +16,7 @@ Command = Callable[..., Result]
 
 def assert_refused(result: Result, *parts: str) -> None:
     assert result.status == 2, result.err
-    assert result.err.startswith("error: ")
+    assert result.err.startswith("error: "), result.err
     assert "Traceback" not in result.err
     for part in parts:
         assert part in result.err

@@ -245,6 +245,7 @@ def newest(run: Path) -> Path:
 def test_a_damaged_checkpoint_is_one_line_and_the_one_before_it_is_named(
     command: Command, run: Path
 ) -> None:
+    shutil.rmtree(run / "policy")  # a finished run reads no checkpoint
     (newest(run) / "state.json").write_text('{"phase": "dreaming", "step": 6}')
     write_checksums(newest(run))
     result = command("train", "--run-dir", run, "--resume")

@@ -54,9 +54,9 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     """
     session = open_session(config, run, progress)
     check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
-    _refuse_another_environment(session)
     with run.locked():
         require_same_configuration(run, config)
+        _refuse_another_environment(session)
         if run.policy.exists():
             progress.say(f"{run.path} is trained already")
             return
