@@ -19,7 +19,7 @@ def assert_refused(result: Result, *parts: str) -> None:
     assert result.err.startswith("error: "), result.err
     assert "Traceback" not in result.err
     for part in parts:
-        assert part in result.err
+        assert part in result.err, result.err
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

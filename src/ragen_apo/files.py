@@ -156,10 +156,11 @@ def remove_partial_files(directory: Path) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes `SHA256SUMS` for all files that are in the folder now."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """Writes `SHA256SUMS` for all other files that are in the folder now."""
+    sums = folder / CHECKSUMS
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != sums)
     lines = [f"{_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
-    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    sums.write_text("".join(lines), encoding="utf-8")
 
 
 def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:

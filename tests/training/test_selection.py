@@ -272,27 +272,27 @@ def test_without_a_filter_the_tasks_are_those_that_were_given(session: Session) 
 def test_stage_two_plays_the_selected_tasks_and_no_others_epoch_after_epoch(
     algorithm: str, session: Session, tiny_config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = ("--rollout_filter.strategy=top_k", "--rollout_filter.value=3")
+    keys = ("--rollout_filter.strategy=top_k", "--rollout_filter.value=2")
     part = with_filter(
         session,
         *keys,
         f"--algorithm={algorithm}",
-        "--training.max_tasks=12",
-        "--training.tasks_per_step=2",
+        "--training.tasks_per_step=1",
         text=tiny_config,
     )
     tasks = part.training_tasks()
     returns = stored_returns(part)
     deviation = {t.task_id: torch.tensor(returns[t.task_id]).std().item() for t in tasks}
-    assert len(tasks) == 12 and sum(value > 1e-6 for value in deviation.values()) >= 3
-    expected = {t.task_id for t in sorted(tasks, key=lambda t: -deviation[t.task_id])[:3]}
+    # How many vary depends on the processor's rounding: 4 of the 21 on one, more on another.
+    assert sum(value > 1e-6 for value in deviation.values()) >= 2 < len(tasks)
+    expected = {t.task_id for t in sorted(tasks, key=lambda t: -deviation[t.task_id])[:2]}
     trainer = trainer_of(part, tasks)
     assert {t.task_id for t in trainer.tasks} == expected
     monkeypatch.setattr(trainer.optimizer, "update", lambda **_: 1.0)
-    results = [trainer.step(step) for step in range(3)]
+    results = [trainer.step(step) for step in range(4)]
     played = [t.task.task_id for result in results for t in result.trajectories]
-    # Six episodes are two epochs of three tasks.
-    assert set(played[:3]) == set(played[3:]) == expected
+    # Four episodes are two epochs of two tasks.
+    assert set(played[:2]) == set(played[2:]) == expected
     assert all(result.metrics["kept_share"] == 1.0 for result in results)
 
 
