@@ -5,7 +5,7 @@ import pytest
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment, make_environment
 from ragen_apo.environments.grid_text import DIRECTIONS, render, symmetric_key
-from ragen_apo.environments.play import play
+from ragen_apo.environments.play import HOW_TO, play
 from ragen_apo.environments.sokoban import LANGUAGE, Hasty, SokobanOptions, SokobanRewards
 from ragen_apo.environments.sokoban_levels import (
     LevelDemands,
@@ -350,4 +350,4 @@ def test_a_person_can_play() -> None:
     world = make_environment("sokoban", {})
     episode = play(world, task_of(CORRIDOR), read=lambda _: next(lines), write=shown.append)
     assert episode.success
-    assert shown[0] == world.properties.rules
+    assert shown[0] == f"{world.properties.rules}\n{HOW_TO}\n"

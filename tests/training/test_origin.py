@@ -12,7 +12,7 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
-from ragen_apo.training import pipeline
+from ragen_apo.training import origin, pipeline
 from ragen_apo.training.session import Session, open_session
 
 
@@ -26,7 +26,8 @@ def place_data(folder: Path, *, num_products: int) -> None:
 
 
 def files_of(run: RunDirectory) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    found = (path for path in run.path.rglob("*") if path.is_file() and path != run.lock)
+    return {path: path.read_bytes() for path in found}
 
 
 def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
@@ -39,7 +40,7 @@ def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
     run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
     small = tmp_path / "data" / "webshop" / "small"
     place_data(small, num_products=30)
-    pipeline._note_origin(open_session(config, run, SilentProgress()))
+    origin.note_origin(open_session(config, run, SilentProgress()))
     before = files_of(run)
     place_data(small, num_products=40)
     with pytest.raises(RunDirectoryError) as error:
@@ -50,10 +51,11 @@ def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
     assert "--run-dir" in message and message.isprintable()
     assert files_of(run) == before, "nothing was changed"
     place_data(small, num_products=30)
-    pipeline._refuse_another_environment(open_session(config, run, SilentProgress()))
+    origin.require_same_origin(open_session(config, run, SilentProgress()))
 
 
 def test_a_run_from_before_versions_of_the_environment_were_noted_goes_on(session: Session) -> None:
+    shutil.rmtree(session.run.policy)  # a finished run is left as it is
     status = session.run.read_status()
     assert set(status["environment"]) == {"version", "reward_version"}
     older = {key: status[key] for key in status if key != "environment"}

@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
-import ragen_apo
 from ragen_apo.config import RunConfig
-from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     broken_line,
     read_json_lines,
@@ -36,7 +33,7 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_latest_checkpoint
 from ragen_apo.training.inputs import check_run_inputs
-from ragen_apo.training.resume import require_references, require_same_configuration
+from ragen_apo.training.origin import note_origin, require_references, require_same_origin
 from ragen_apo.training.session import Session, open_session
 from ragen_apo.training.stage_one import estimate_values
 from ragen_apo.training.stage_two import run_stage_two
@@ -53,13 +50,12 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     the run cannot go on as what it was.
     """
     session = open_session(config, run, progress)
-    check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
     with run.locked():
-        require_same_configuration(run, config)
-        _refuse_another_environment(session)
+        require_same_origin(session)
         if run.policy.exists():
             progress.say(f"{run.path} is trained already")
             return
+        check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
         with session.timed("loading", since=session.opened):
             _play_phases(session)
 
@@ -67,7 +63,7 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
 def _play_phases(session: Session) -> None:
     """From wherever the run stands to its trained policy."""
     run = session.run
-    _note_origin(session)
+    note_origin(session)
     tasks = session.training_tasks()
     for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
         remove_partial_files(folder)
@@ -191,51 +187,3 @@ def _note_peak_memory(run: RunDirectory, device: torch.device) -> None:
     status = run.read_status()
     status["peak_memory_bytes"] = max(peak, status.get("peak_memory_bytes", 0))
     write_json_atomically(run.status, status)
-
-
-def _note_origin(session: Session) -> None:
-    """What the run is made with and from: versions, the environment and its data."""
-    run, properties = session.run, session.environments.properties
-    versions = {
-        "ragen_apo": ragen_apo.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-    }
-    noted: dict[str, Any] = {"versions": versions, "environment": _environment_versions(session)}
-    if properties.data:
-        noted["data"] = properties.data
-        session.progress.say(f"{properties.name}: {properties.data}")
-    write_json_atomically(run.status, run.read_status() | noted)
-
-
-def _environment_versions(session: Session) -> dict[str, str]:
-    """What changes with the tasks, their text or their rewards."""
-    properties = session.environments.properties
-    return {"version": properties.version, "reward_version": properties.reward_version}
-
-
-def _refuse_another_environment(session: Session) -> None:
-    """Raises RunDirectoryError if an earlier attempt had other data, texts or rewards.
-
-    The options are the same: `data: auto`, say, on a machine that has other data now.
-    """
-    run, status = session.run, session.run.read_status()
-    now = _environment_versions(session)
-    # Runs of earlier versions of this package have not noted it.
-    before = status.get("environment", now)
-    if before == now:
-        return
-
-    def in_words(versions: dict[str, str], data: str) -> str:
-        name = data or session.config.environment.name
-        return f"{name} (version {versions['version']}, rewards {versions['reward_version']})"
-
-    was = in_words(before, status.get("data", ""))
-    is_now = in_words(now, session.environments.properties.data)
-    raise RunDirectoryError(
-        f"{run.path} was begun with {was}, and its environment has {is_now} now; to go on would "
-        "mix the two. Put back the data, or the version of ragen-apo, that it was begun with, or "
-        "start a new run with another --run-dir."
-    )

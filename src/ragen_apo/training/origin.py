@@ -1,0 +1,137 @@
+"""What a run is made with and from, noted when it starts and the same in every later attempt.
+
+`run.json` keeps versions, the configuration and the versions of the environment, because files can
+be edited and data replaced between two attempts, and a run of two kinds is neither of them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+
+import ragen_apo
+from ragen_apo.config import RunConfig
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import read_json_lines, write_json_atomically
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.checkpoint import STAGE_TWO, Position
+from ragen_apo.training.session import Session
+
+MAY_CHANGE = (
+    "run.num_threads",
+    "run.device",
+    "policy.trust_remote_code",
+    "training.micro_batch_size",
+    "training.num_rows",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "evaluation",
+)
+"""Keys and sections that say how a run uses the machine, or what is measured after it. Another
+value adds up the same numbers in another order at most."""
+
+
+def note_origin(session: Session) -> None:
+    """Writes down what the run is made with and from."""
+    run, properties = session.run, session.environments.properties
+    versions = {
+        "ragen_apo": ragen_apo.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    noted: dict[str, Any] = {
+        "versions": versions,
+        "configuration": _configuration(session.config),
+        "environment": _environment_versions(session),
+    }
+    if properties.data:
+        noted["data"] = properties.data
+        session.progress.say(f"{properties.name}: {properties.data}")
+    write_json_atomically(run.status, run.read_status() | noted)
+
+
+def require_same_origin(session: Session) -> None:
+    """Raises RunDirectoryError if an earlier attempt had another configuration or environment.
+
+    Nothing is written. Runs of earlier versions of this package have not noted all of it.
+    """
+    run, status = session.run, session.run.read_status()
+    now = _configuration(session.config)
+    changes = [
+        f"{key} was {json.dumps(before)} and is {json.dumps(after)}"
+        for key, before, after in _differences(status.get("configuration", now), now)
+        if not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE)
+    ]
+    if changes:
+        raise RunDirectoryError(
+            f"{run.config} was edited since this run started: {'; '.join(changes[:5])}. Its "
+            "earlier steps were made with the values before, so put those back, or start another "
+            f"run in another --run-dir. What may change is {', '.join(MAY_CHANGE)}."
+        )
+    _require_same_environment(session, status)
+
+
+def _require_same_environment(session: Session, status: Mapping[str, Any]) -> None:
+    """The options are the same: `data: auto`, say, on a machine that has other data now."""
+    now = _environment_versions(session)
+    before = status.get("environment", now)
+    if before == now:
+        return
+
+    def in_words(versions: dict[str, str], data: str) -> str:
+        name = data or session.config.environment.name
+        return f"{name} (version {versions['version']}, rewards {versions['reward_version']})"
+
+    was = in_words(before, status.get("data", ""))
+    is_now = in_words(now, session.environments.properties.data)
+    raise RunDirectoryError(
+        f"{session.run.path} was begun with {was}, and its environment has {is_now} now; to go on "
+        "would mix the two. Put back the data, or the version of ragen-apo, that it was begun "
+        "with, or start a new run with another --run-dir."
+    )
+
+
+def require_references(run: RunDirectory, position: Position) -> None:
+    """Raises RunDirectoryError if Stage 2 has begun and a reference it compares with is gone.
+
+    The weights of a checkpoint cannot stand in: the log ratio to them would start at 0 again.
+    """
+    if position.phase != STAGE_TWO and not read_json_lines(run.metrics):
+        return
+    for version in sorted({0, position.counters.get("reference_version", 0)}):
+        if not run.reference(version).is_dir():
+            raise RunDirectoryError(
+                f"{run.reference(version)} is missing, and the policy of this run is trained "
+                "against it. Put the folder back where it was, or start another run in another "
+                "--run-dir; weights, checkpoints and metrics are as they were."
+            )
+
+
+def _configuration(config: RunConfig) -> dict[str, Any]:
+    """Every key, as JSON reads it back."""
+    return json.loads(json.dumps(config.model_dump(by_alias=True)))
+
+
+def _environment_versions(session: Session) -> dict[str, str]:
+    """What changes with the tasks, their text or their rewards."""
+    properties = session.environments.properties
+    return {"version": properties.version, "reward_version": properties.reward_version}
+
+
+def _differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Each key, with dots, whose value has changed, and both values; null where it is absent."""
+    for name in [*before, *(name for name in after if name not in before)]:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield f"{prefix}{name}", old, new
