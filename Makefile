@@ -29,8 +29,8 @@ quickstart: setup ## train a small shopping agent, evaluate it, write the report
 	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
 	  $(if $(wildcard $(QUICKSTART)),--resume)
 
-test: setup ## run the tests
-	$(BIN)/pytest
+test: setup ## run the tests, one process a core
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 
 lint: setup ## ruff (lint and format) and the import layers
 	$(BIN)/ruff check

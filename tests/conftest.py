@@ -1,4 +1,4 @@
-"""What all tests share: two threads for torch, no deadlines, no request to the Hugging Face hub."""
+"""What all tests share: one thread for torch, no deadlines, no request to the Hugging Face hub."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from tests.command_line import Command, Result
 # A busy machine makes single examples slow; that is no failure.
 hypothesis.settings.register_profile("ragen-apo", deadline=None)
 hypothesis.settings.load_profile("ragen-apo")
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 TINY_CONFIG = """
 seed: 0

@@ -50,12 +50,12 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     the run cannot go on as what it was.
     """
     session = open_session(config, run, progress)
+    require_same_origin(session)
+    check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
     with run.locked():
-        require_same_origin(session)
         if run.policy.exists():
             progress.say(f"{run.path} is trained already")
             return
-        check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
         with session.timed("loading", since=session.opened):
             _play_phases(session)
 
