@@ -196,7 +196,7 @@ def _tiles(slide: Any, run: RunData, area: Box) -> None:
     for place, (number, label) in enumerate(shown):
         box = Box(area.left + place * width, area.top, width - 0.2, area.height)
         color = ACCENT if place == 0 else INK
-        lines = [Line(number, size=28, bold=True, color=color), Line(label, size=13, color=MUTED)]
+        lines = [Line(number, size=24, bold=True, color=color), Line(label, size=13, color=MUTED)]
         add_text(slide, box, lines)
 
 
@@ -234,7 +234,8 @@ def _results(slide: Any, run: RunData) -> None:
 
 
 def _heading(slide: Any, run: RunData, title: str) -> None:
-    size = 26 if len(title) <= 74 else 21
+    # One line also in the wide font that viewers without ours take.
+    size = 26 if len(title) <= 50 else 21 if len(title) <= 64 else 17
     set_title(slide, Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55), Line(title, size=size, bold=True))
     about = [f"run {one_line(run.name, 60)}"]
     for key in ("policy", "split"):
