@@ -120,6 +120,12 @@ print("sleeping", flush=True)
 time.sleep(60)
 """
 PARENT = """
+import signal
+
+# Whoever runs the tests may ignore these (nohup, a job in the background), and children inherit it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 from ragen_apo.comparison.execute import _finish
 
 _finish([("sleeper",)], 1, lambda name, lifeline: lifeline.call(name, []))
