@@ -326,11 +326,12 @@ def test_a_run_names_its_file_absolutely_and_is_evaluated_from_elsewhere(
     assert name == f"{folder}/guess.py:make_guess_number"
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
-    assert command("train", "--run-dir", folder / "run", "--resume")[0] == 0
-    status, _, err = command("evaluate", folder / "run")
+    trust = "--trust-remote-code"
+    assert command("train", "--run-dir", folder / "run", "--resume", trust)[0] == 0
+    status, _, err = command("evaluate", folder / "run", trust)
     assert status == 0, err
     (folder / "guess.py").unlink()
-    status, _, err = command("evaluate", folder / "run")
+    status, _, err = command("evaluate", folder / "run", trust)
     assert status == 2
     assert f"there is no file {folder}/guess.py" in err
 
@@ -341,8 +342,12 @@ def test_a_run_names_its_file_absolutely_and_is_evaluated_from_elsewhere(
     [
         {"name": "{run}/evil.py:make"},
         {"name": "{run}/../run/evil.py:make"},
+        {"name": "beside.py:make"},
+        {"name": "/proc/self/cwd/beside.py:make"},
         {"name": "evil:make"},
         {"name": "mixture", "parts": {"a": {"name": "{run}/evil.py:make"}}},
+        {"name": "mixture", "parts": {"{run}/evil.py:make": {"name": ""}}},
+        {"name": "mixture", "parts": {"{run}/evil.py:make": {}}},
         {"name": "subprocess:Popen", "args": ["touch", "executed"]},
     ],
 )
@@ -358,6 +363,7 @@ def test_a_run_of_somebody_else_cannot_have_code_executed(
     (run / "evil.py").write_text(
         "import ragen_apo, pathlib\npathlib.Path('executed').touch()\ndef make(**_): ...\n"
     )
+    shutil.copy(run / "evil.py", folder / "beside.py")
     monkeypatch.syspath_prepend(run)
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["environment"] = json.loads(json.dumps(environment).replace("{run}", str(run)))
@@ -367,8 +373,7 @@ def test_a_run_of_somebody_else_cannot_have_code_executed(
     assert status == 2
     assert err.startswith("error: environment.name: ")
     assert not (folder / "executed").exists()
-    if environment["name"] != "subprocess:Popen":
-        assert "are not executed" in err and "move it out" in err
+    assert "names Python code" in err and "--trust-remote-code" in err
 
 
 def test_a_run_whose_environment_never_ends_an_episode_is_refused_and_does_not_hang(

@@ -107,8 +107,8 @@ def train(
     evaluate
         Also evaluate the trained policy and write the report.
     trust_remote_code
-        With --resume: run Python code that the model of the run brings along; what the run's own
-        configuration says of it does not count.
+        With --resume: run Python code that the run names: its model's, and an environment's
+        (path.py:function). What the run's own configuration says of trust does not count.
     """
     from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
@@ -162,7 +162,7 @@ def estimate_values(
     split
         Tasks to sample.
     trust_remote_code
-        Run Python code that the model of the run brings along.
+        Run Python code that the run names: its model's, and an environment's (path.py:function).
     """
     import json
 
@@ -211,7 +211,7 @@ def evaluate(
     pass_k
         Also sample each task this often and give pass@k.
     trust_remote_code
-        Run Python code that the model of the run brings along.
+        Run Python code that the run names: its model's, and an environment's (path.py:function).
     """
     directory, settings = _existing_run(run, trust_remote_code=trust_remote_code)
     section = settings.evaluation
@@ -455,6 +455,7 @@ def _run_to_train(
     trust_remote_code: bool,
 ) -> tuple[RunDirectory, RunConfig]:
     from ragen_apo.config import load_config, load_run_config, resolved_yaml
+    from ragen_apo.config.references import code_named_by
     from ragen_apo.run_directory import create_run, open_run
     from ragen_apo.training.inputs import check_start
 
@@ -477,17 +478,27 @@ def _run_to_train(
                 "--config out to continue it as it is (see config.yaml in it), or choose another "
                 "--run-dir."
             )
-        trust_remote_code |= given.policy.trust_remote_code
+        # A configuration that the caller gives is the caller's word.
+        section = given.environment
+        names_code = bool(code_named_by(section.name, section.options))
+        trust_remote_code |= given.policy.trust_remote_code or names_code
     return _existing_run(run_dir, trust_remote_code=trust_remote_code)
 
 
 def _existing_run(path: Path, *, trust_remote_code: bool) -> tuple[RunDirectory, RunConfig]:
     """A run and its configuration, but for its word on whose code may run."""
     from ragen_apo.config import load_run_config
+    from ragen_apo.config.references import code_named_by
     from ragen_apo.run_directory import open_run
 
     run = open_run(path)
     settings = load_run_config(run.config)
+    named = code_named_by(settings.environment.name, settings.environment.options)
+    if named and not trust_remote_code:
+        raise ConfigError(
+            f"environment.name: the run {path} names Python code, {', '.join(named)}, and a run "
+            "may come from somebody else. Read it; if you trust it, give --trust-remote-code"
+        )
     policy = settings.policy.model_copy(update={"trust_remote_code": trust_remote_code})
     return run, settings.model_copy(update={"policy": policy})
 

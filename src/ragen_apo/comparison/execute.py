@@ -15,6 +15,7 @@ from pathlib import Path
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
+from ragen_apo.config.references import code_named_by
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
@@ -97,7 +98,9 @@ def finish_run(
             "remove it or give another --out"
         )
     log = run.path.with_name(f"{run.path.name}.log") if quiet else None
-    trust = ["--trust-remote-code"] if config.policy.trust_remote_code else []
+    section = config.environment
+    names_code = code_named_by(section.name, section.options)
+    trust = ["--trust-remote-code"] if config.policy.trust_remote_code or names_code else []
     if not run.policy.exists():
         say(f"{run.path}: training")
         started = run.config.exists()

@@ -52,4 +52,14 @@ def names_of(name: str, options: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(parts, Mapping):
         for label, part in parts.items():
             given = part.get(NAME) if isinstance(part, Mapping) else None
-            yield str(label if given is None else given)
+            yield str(environment_of_part(label, given))
+
+
+def code_named_by(name: str, options: Mapping[str, Any]) -> list[str]:
+    """The names among these that say where code is: whoever did not write them has to trust it."""
+    return [each for each in names_of(name, options) if is_reference(each)]
+
+
+def environment_of_part(label: Any, name: Any) -> Any:
+    """What a part of a mixture plays: its name, or where it has none, what it is labelled."""
+    return name or label

@@ -5,9 +5,9 @@ or `module:function` for a module that Python can import. Whatever foreign code 
 imported or called, the caller gets an environment or one sentence: ConfigError where the name or
 the options are wrong, EnvironmentFaultError where the code itself fails.
 
-References also stand in configurations, and these may be somebody else's, with options of their
-choice. So a reference names what the file itself defines, in a file that imports ragen_apo: not
-`subprocess:Popen`. That is read off the source before anything is imported.
+References also stand in configurations, with options of their writer's choice. So a reference names
+what the file itself defines, in a file that imports ragen_apo: not `subprocess:Popen`. That is read
+off the source before anything is imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any
 
 import ragen_apo
-from ragen_apo.config.references import file_of, is_reference, names_of
+from ragen_apo.config.references import file_of
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import exception_in_words
 
@@ -40,21 +40,6 @@ MEMBERS = ("properties", "tasks", "reset", "step", "state_key", "scripted_polici
 """Those of `TextEnvironment`."""
 OURS = Path(ragen_apo.__file__).resolve().parent
 _HAS_TO_BE = "expected a function or class that takes the options and makes an environment"
-
-
-def refuse_code_within(folder: Path, name: str, options: Mapping[str, Any]) -> None:
-    """Raises ConfigError where an environment's code lies in this folder; imports nothing.
-
-    The folder is that of a run, perhaps somebody else's: files that came with it stay unexecuted.
-    """
-    for reference in filter(is_reference, names_of(name, options)):
-        path = _source_of(reference)
-        if any(form.is_relative_to(folder.resolve()) for form in (path, path.resolve())):
-            raise ConfigError(
-                f"environment.name: {path} lies in the run {folder}, whose files are not executed, "
-                "as a run may come from somebody else. Read the file; if you trust it, move it out "
-                f"of there and give its new path to environment.name in {folder / 'config.yaml'}"
-            )
 
 
 def plugin_factory(plugin: EntryPoint) -> object:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ConfigDict, field_validator
 
-from ragen_apo.config.references import is_reference
+from ragen_apo.config.references import environment_of_part, is_reference
 from ragen_apo.config.section import Positive, Section
 from ragen_apo.environments.base import (
     EnvironmentProperties,
@@ -161,8 +161,8 @@ def part_of(task: Task) -> str:
 
 
 def _make_part(label: str, part: PartOptions, *, max_turns: int | None) -> TextEnvironment:
-    where, name = f"environment.parts.{label}", part.name or label
-    if part.name is None and is_reference(label):
+    where, name = f"environment.parts.{label}", environment_of_part(label, part.name)
+    if not part.name and is_reference(label):
         raise ConfigError(
             f"environment.parts: {label!r} is no name for a part; give it one, such as "
             f"{{mine: {{name: '{label}'}}}}"

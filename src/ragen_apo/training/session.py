@@ -15,7 +15,6 @@ import torch
 from ragen_apo.agent.assembly import build_environments, set_up_machine
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
-from ragen_apo.environments.foreign import refuse_code_within
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     CHECKSUMS,
@@ -151,11 +150,7 @@ class Session:
 
 
 def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:
-    """Sets the machine up and makes the environments; configuration errors surface here.
-
-    Raises ConfigError for an environment whose code lies in the run: runs are data.
-    """
+    """Sets the machine up and makes the environments; configuration errors surface here."""
     opened = time.perf_counter()
-    refuse_code_within(run.path, config.environment.name, config.environment.options)
     device, dtype = set_up_machine(config.run)
     return Session(config, run, build_environments(config), device, dtype, progress, opened)
