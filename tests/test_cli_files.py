@@ -175,7 +175,7 @@ def test_a_run_json_that_is_cut_or_made_by_hand(
     (run / "run.json").write_text(text)
     for arguments in (("train", "--run-dir", run, "--resume"), ("report", run)):
         result = command(*arguments)
-        assert_one_line(result, run / "run.json", problem, "remove it and do without them")
+        assert_one_line(result, run / "run.json", problem, "put an undamaged copy")
     assert (run / "run.json").read_text() == text
     (run / "run.json").unlink()
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate")[0] == 0

@@ -85,6 +85,68 @@ def test_a_run_whose_configuration_was_edited_is_not_resumed(
     assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
 
 
+def test_a_half_done_run_without_its_notes_is_not_resumed(
+    command: Command, unfinished: Path
+) -> None:
+    """Without them an edited configuration would pass for the one that the run was started with."""
+    (unfinished / "run.json").unlink()
+    before = snapshot(unfinished)
+    result = command("train", "--run-dir", unfinished, "--resume")
+    assert_refused(result, "run.json is missing", "Put it back")
+    assert snapshot(unfinished) == before
+
+
+def test_a_refused_resume_does_not_note_an_edited_configuration(
+    command: Command, unfinished: Path
+) -> None:
+    """As of a run that an earlier version made: without notes of its configuration."""
+    file = unfinished / "run.json"
+    status = json.loads(file.read_text())
+    for key in ("configuration", "environment"):
+        del status[key]
+    file.write_text(json.dumps(status))
+    config = unfinished / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("seed: 0", "seed: 5"))
+    sums = unfinished / "checkpoints" / "3-apo-000006" / "SHA256SUMS"
+    kept = sums.read_bytes()
+    sums.unlink()
+    assert_refused(command("train", "--run-dir", unfinished, "--resume"), "SHA256SUMS is missing")
+    assert not {"configuration", "environment"} & json.loads(file.read_text()).keys()
+    sums.write_bytes(kept)
+    config.write_text(text)
+    assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
+    assert json.loads(file.read_text())["configuration"]["seed"] == 0
+
+
+def test_stage_two_without_its_checkpoints_keeps_its_metrics(
+    command: Command, unfinished: Path
+) -> None:
+    shutil.rmtree(unfinished / "checkpoints")
+    before = (unfinished / "metrics.jsonl").read_bytes()
+    result = command("train", "--run-dir", unfinished, "--resume")
+    assert_refused(result, "no checkpoint of it", "Put the checkpoints back")
+    assert (unfinished / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "estimate-values"])
+def test_a_run_whose_environment_was_edited_is_not_measured_on_it(
+    verb: str, command: Command, run: Path
+) -> None:
+    file = run / "config.yaml"
+    file.write_text(file.read_text().replace("  num_products: 24", "  num_products: 30"))
+    before = snapshot(run)
+    assert_refused(command(verb, run), "num_products was 24 and is 30")
+    assert snapshot(run) == before
+
+
+def test_the_split_of_a_curve_may_not_change_within_it(command: Command, unfinished: Path) -> None:
+    file = unfinished / "config.yaml"
+    file.write_text(file.read_text().replace("  split: test", "  split: train"))
+    result = command("train", "--run-dir", unfinished, "--resume")
+    assert_refused(result, 'evaluation.split was "test" and is "train"')
+
+
 def test_how_a_run_uses_the_machine_may_be_edited(command: Command, unfinished: Path) -> None:
     file = unfinished / "config.yaml"
     text = file.read_text()

@@ -44,8 +44,8 @@ class _Status(BaseModel, extra="allow"):
 
 _STATUS = TypeAdapter(_Status)
 _STATUS_ADVICE = (
-    "It holds notes only (versions, seconds, memory): put an undamaged copy in its place, or "
-    "remove it and do without them"
+    "It says what the run was started with, so that no other run is mixed into it: put an "
+    "undamaged copy in its place, or start another run"
 )
 
 
@@ -110,6 +110,11 @@ class RunDirectory:
     @property
     def report(self) -> Path:
         return self.path / "report"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something was computed that a later attempt goes on from."""
+        return any(path.exists() for path in (self.initial, self.reference(0), self.checkpoints))
 
     def value_report_of(self, version: int) -> Path:
         """Coverage of Stage 1 under reference `version`; `value_report` is that of version 0."""

@@ -174,7 +174,7 @@ def test_a_truncated_file_names_the_folder_and_the_checkpoint_before(
 def test_a_missing_file_is_an_error_too(tmp_path: Path) -> None:
     save(tmp_path, 2)
     (tmp_path / "3-apo-000002" / "optimizer.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"cannot be read.*none is left"):
+    with pytest.raises(CheckpointError, match=r"cannot be read.*None is left"):
         load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
 
 

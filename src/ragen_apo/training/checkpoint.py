@@ -196,10 +196,14 @@ def checkpoint_errors(path: Path, file: str | None = None) -> Iterator[None]:
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         names = [each.name for each in list_checkpoints(path.parent)]
         before = names[: names.index(path.name)] if path.name in names else []
+        way_out = (
+            f"Remove the folder to continue from the one before it ({before[-1]})."
+            if before
+            else "None is left before it: put an undamaged copy in its place, or start another run."
+        )
         raise CheckpointError(
             f"checkpoint {path} cannot be read: {file + ': ' if file else ''}{error}. Expected "
-            "the files of this run and model as they were written. Remove the folder to continue "
-            f"from the one before it ({before[-1] if before else 'none is left'})."
+            f"the files of this run and model as they were written. {way_out}"
         ) from error
 
 

@@ -19,6 +19,7 @@ from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.files import check_writable
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.origin import require_same_origin
 from ragen_apo.training.session import open_session
 
 
@@ -43,6 +44,7 @@ def evaluate_run(
     for file in (run.results, run.episodes):
         check_writable(file)
     session = open_session(config, run, progress)
+    require_same_origin(session, but_for=("evaluation",))
     if not session.environments.tasks(plan.split):
         raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
     proxy = build_proxy(config, session.load_model(run.policy), session.environments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,24 @@ MAY_CHANGE = (
     "training.num_rows",
     "training.checkpoint_every",
     "training.keep_checkpoints",
-    "evaluation",
+    "evaluation.num_episodes",
+    "evaluation.pass_k",
 )
-"""Keys and sections that say how a run uses the machine, or what is measured after it. Another
-value adds up the same numbers in another order at most."""
+"""Keys that say how a run uses the machine, or how much is measured after it. Another value adds up
+the same numbers in another order at most."""
 
 
 def note_origin(session: Session) -> None:
-    """Writes down what the run is made with and from."""
-    run, properties = session.run, session.environments.properties
+    """Writes down what the run is made with and from. What an earlier attempt noted stays.
+
+    `versions` are those of the first attempt; others that went on with it follow in
+    `later_versions`.
+    """
+    run, properties, status = (
+        session.run,
+        session.environments.properties,
+        session.run.read_status(),
+    )
     versions = {
         "ragen_apo": ragen_apo.__version__,
         "torch": torch.__version__,
@@ -53,21 +62,25 @@ def note_origin(session: Session) -> None:
     }
     if properties.data:
         noted["data"] = properties.data
-        session.progress.say(f"{properties.name}: {properties.data}")
-    write_json_atomically(run.status, run.read_status() | noted)
+    status = noted | run.read_status()
+    later = status.get("later_versions", [])
+    if versions not in [status["versions"], *later]:
+        status["later_versions"] = [*later, versions]
+    write_json_atomically(run.status, status)
 
 
-def require_same_origin(session: Session) -> None:
+def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> None:
     """Raises RunDirectoryError if an earlier attempt had another configuration or environment.
 
-    Nothing is written. Runs of earlier versions of this package have not noted all of it.
+    Keys and sections in `but_for` do not matter, besides those of `MAY_CHANGE`. Nothing is written.
+    Runs of earlier versions of this package have not noted all of it.
     """
     run, status = session.run, session.run.read_status()
     now = _configuration(session.config)
     changes = [
         f"{key} was {json.dumps(before)} and is {json.dumps(after)}"
         for key, before, after in _differences(status.get("configuration", now), now)
-        if not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE)
+        if not any(key == free or key.startswith(f"{free}.") for free in (*MAY_CHANGE, *but_for))
     ]
     if changes:
         raise RunDirectoryError(
@@ -78,11 +91,36 @@ def require_same_origin(session: Session) -> None:
     _require_same_environment(session, status)
 
 
+def require_notes(run: RunDirectory) -> None:
+    """Raises RunDirectoryError if a run is half done and what it was started with is gone."""
+    if run.has_begun and not run.policy.exists() and not run.status.exists():
+        raise RunDirectoryError(
+            f"{run.status} is missing. It says what this run was started with, and without it "
+            "nobody knows whether config.yaml is still that. Put it back, or start another run in "
+            "another --run-dir."
+        )
+
+
+def require_checkpoints(run: RunDirectory, position: Position, *, every: int) -> None:
+    """Raises RunDirectoryError if Stage 2 saves one every so many steps, and none is left.
+
+    It would begin again, and its metrics would be emptied first.
+    """
+    if position.phase != STAGE_TWO and len(read_json_lines(run.metrics)) > every:
+        raise RunDirectoryError(
+            f"{run.metrics} has steps of Stage 2, and {run.checkpoints} has no checkpoint of it. "
+            "Put the checkpoints back. To begin Stage 2 again from its reference instead, move "
+            "metrics.jsonl out of the run"
+        )
+
+
 def _require_same_environment(session: Session, status: Mapping[str, Any]) -> None:
     """The options are the same: `data: auto`, say, on a machine that has other data now."""
     now = _environment_versions(session)
     before = status.get("environment", now)
-    if before == now:
+    data = session.environments.properties.data
+    # Before version 0.1 had notes of the environment it noted the words on its data.
+    if before == now and ("environment" in status or status.get("data", data) == data):
         return
 
     def in_words(versions: dict[str, str], data: str) -> str:
@@ -90,7 +128,7 @@ def _require_same_environment(session: Session, status: Mapping[str, Any]) -> No
         return f"{name} (version {versions['version']}, rewards {versions['reward_version']})"
 
     was = in_words(before, status.get("data", ""))
-    is_now = in_words(now, session.environments.properties.data)
+    is_now = in_words(now, data)
     raise RunDirectoryError(
         f"{session.run.path} was begun with {was}, and its environment has {is_now} now; to go on "
         "would mix the two. Put back the data, or the version of ragen-apo, that it was begun "

@@ -33,7 +33,13 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_latest_checkpoint
 from ragen_apo.training.inputs import check_run_inputs
-from ragen_apo.training.origin import note_origin, require_references, require_same_origin
+from ragen_apo.training.origin import (
+    note_origin,
+    require_checkpoints,
+    require_notes,
+    require_references,
+    require_same_origin,
+)
 from ragen_apo.training.session import Session, open_session
 from ragen_apo.training.stage_one import estimate_values
 from ragen_apo.training.stage_two import run_stage_two
@@ -49,6 +55,7 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     the environment refuses its options or lacks what the run needs of it; RunDirectoryError where
     the run cannot go on as what it was.
     """
+    require_notes(run)
     session = open_session(config, run, progress)
     require_same_origin(session)
     check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
@@ -62,8 +69,11 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
 
 def _play_phases(session: Session) -> None:
     """From wherever the run stands to its trained policy."""
-    run = session.run
-    note_origin(session)
+    run, data = session.run, session.environments.properties.data
+    if data:
+        session.progress.say(f"{session.environments.properties.name}: {data}")
+    if not run.has_begun:
+        note_origin(session)
     tasks = session.training_tasks()
     for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
         remove_partial_files(folder)
@@ -72,6 +82,7 @@ def _play_phases(session: Session) -> None:
         run.reference(0) if run.reference(0).exists() else _initial_model(session)
     )
     position, moments = _resume(session, policy)
+    note_origin(session)  # after all that may refuse the run
     _warm_start(session, policy, position, moments)
     _stage_one(session, tasks)
     if position.phase != STAGE_TWO:
@@ -125,6 +136,7 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     loaded = load_latest_checkpoint(run.checkpoints, model=policy.model, device=session.device)
     position, moments = loaded or (Position(PHASES[0], 0), {})
     require_references(run, position)
+    require_checkpoints(run, position, every=session.config.training.checkpoint_every)
     reached = (PHASES.index(position.phase), position.step)
     if not run.reference(0).exists():
         _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)

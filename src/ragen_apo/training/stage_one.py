@@ -19,6 +19,7 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.training.draw_order import missing_categories
+from ragen_apo.training.origin import require_same_origin
 from ragen_apo.training.rollouts import ReferenceValues
 from ragen_apo.training.selection import select_stored_tasks
 from ragen_apo.training.session import Session, open_session
@@ -159,6 +160,9 @@ def estimate_run_values(
     Raises RunDirectoryError if the run has no such reference.
     """
     session = open_session(config, run, progress)
+    require_same_origin(
+        session, but_for=("apo.num_value_samples", "apo.adaptive_vstar", "evaluation")
+    )
     if not run.reference(version).exists():
         raise RunDirectoryError(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
