@@ -308,6 +308,38 @@ def test_play_takes_a_line_of_no_utf8_for_no_turn(
 # Runs
 
 
+@pytest.mark.parametrize(
+    ("verb", "member"),
+    [("train", "tasks"), ("train", "scripted_policies"), ("train", "act"), ("play", "tasks")],
+)
+def test_an_environment_that_exits_with_0_ends_no_command_with_status_0(
+    member: str, verb: str, command: Command, folder: Path, tiny_config: str
+) -> None:
+    text = (folder / "guess.py").read_text()
+    if member == "act":
+        text, made = re.sub(r"(    def act\(.*\n)", r"\1        raise SystemExit(0)\n", text), ""
+    else:
+        made = (
+            "\n\nclass Exits:\n"
+            "    def __init__(self, **options):\n"
+            "        self.inner = make_guess_number(**options)\n"
+            "    def __getattr__(self, name):\n"
+            "        return getattr(self.__dict__['inner'], name)\n"
+            f"    def {member}(self, *_):\n"
+            "        raise SystemExit(0)\n"
+        )
+    (folder / "guess.py").write_text(text + made)
+    name = "./guess.py:Exits" if made else "./guess.py:make_guess_number"
+    arguments = {
+        "train": [*train_arguments(folder, tiny_config), "--environment.name", name],
+        "play": ["play", name],
+    }[verb]
+    status, _, err = command(*arguments)
+    assert status == 2
+    assert "tried to end the process" in err or "SystemExit" in err
+    assert not (folder / "run").exists()
+
+
 def train_arguments(folder: Path, tiny_config: str) -> list[object]:
     config = yaml.safe_load(tiny_config)
     config["environment"] = {"name": "./guess.py:make_guess_number", "max_turns": 3}

@@ -11,17 +11,17 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 import ragen_apo
 from ragen_apo.console import PrintableConsole
-from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError, RunDirectoryError
 from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cyclopts import Token
 
@@ -123,7 +123,7 @@ def train(
     try:
         with ConsoleProgress(console) as progress:
             train_run(settings, run, progress=progress)
-    except Exception:
+    except (Exception, SystemExit):
         if not resume:
             clear_failed_start(run, keep_directory=existed)
         raise
@@ -351,7 +351,7 @@ def _record(path: Path, recording: Recording) -> None:
 
 
 @app.command(help_epilogue=_examples("check frozen_lake --size 8"))
-def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> None:
+def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
     """Check an environment: does it keep what every environment promises?
 
     Also plays its scripted policies on training tasks. Exit status 1 if something is found.
@@ -372,8 +372,6 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> None
     from ragen_apo.environments.base import make_environment
     from ragen_apo.environments.contract import ContractError, check_environment, policy_table
 
-    if num_tasks < 1:
-        raise ConfigError(f"--num-tasks must be at least 1, got {num_tasks}")
     make = partial(make_environment, environment, parse_options(options))
     found = check_environment(make)
     table = {}
@@ -388,8 +386,9 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> None
             indented = problem.replace("\n", "\n       ")
             console.print(f"       {indented}", highlight=False, soft_wrap=True)
     if any(found.values()):
-        sys.exit(1)
+        return 1
     _print_policies("scripted policies on training tasks", table)
+    return 0
 
 
 data = App(
@@ -549,7 +548,8 @@ def _print_policies(title: str, rows: Mapping[str, tuple[float, float, float]]) 
 def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
     try:
-        app()
+        command, arguments, _ = app.parse_args()
+        status = _without_exits(command, *arguments.args, **arguments.kwargs)
     except RagenApoError as error:
         _fail(str(error), status=2)
     except KeyboardInterrupt:
@@ -563,6 +563,20 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         _fail(_problem_of_a_file(error), status=2)
+    else:
+        if isinstance(status, int):
+            sys.exit(status)
+
+
+def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What the command returns; code of others must not end it as if all had gone well."""
+    try:
+        return command(*arguments, **options)
+    except SystemExit as error:
+        raise EnvironmentFaultError(
+            f"code that is not ragen-apo's tried to end the process ({error!r:.80}), most likely "
+            "that of the environment; run `ragen-apo check` on it"
+        ) from error
 
 
 def _problem_of_a_file(error: OSError) -> str:
