@@ -25,6 +25,26 @@ def test_stage_two_whose_reference_was_removed_is_not_resumed(
     assert {name for name, _ in snapshot(unfinished).items() ^ before.items()} <= notes
 
 
+@pytest.mark.parametrize("version", [0, 1])
+def test_stage_two_whose_reference_was_replaced_is_not_resumed(
+    version: int, command: Command, unfinished: Path
+) -> None:
+    """By a model that is whole: its own checksums are right."""
+    folder = unfinished / "references" / str(version)
+    shutil.rmtree(folder)
+    shutil.copytree(unfinished / "initial", folder)
+    result = command("train", "--run-dir", unfinished, "--resume")
+    assert_refused(result, f"references/{version} is another model", "Put the original folder back")
+
+
+def test_a_file_that_is_added_to_a_model_of_the_run_is_found(command: Command, run: Path) -> None:
+    (run / "policy" / ".DS_Store").touch()
+    assert command("evaluate", run).status == 0
+    (run / "policy" / "adapter_config.json").write_text("{}")
+    result = command("evaluate", run)
+    assert_refused(result, "adapter_config.json was added to what was written")
+
+
 def test_stage_two_without_references_and_checkpoints_keeps_its_metrics(
     command: Command, unfinished: Path
 ) -> None:

@@ -164,11 +164,17 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raises ValueError if one of these files is not what `SHA256SUMS` says: all of its by default.
+    """Raises ValueError if one of these files is not what `SHA256SUMS` says.
 
-    Files that are neither named nor listed do not matter.
+    Without names, the folder must hold all listed files and no other, hidden ones aside: a file
+    that is added may change what the others mean, as an adapter does beside a model's weights.
     """
     listed = _read_checksums(folder / CHECKSUMS)
+    if names is None:
+        paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        visible = {path.as_posix() for path in paths if not path.name.startswith(".")}
+        if added := sorted(visible - {CHECKSUMS} - listed.keys()):
+            raise ValueError(f"{added[0]} was added to what was written")
     for name in listed if names is None else names:
         if name not in listed:
             raise ValueError(f"{CHECKSUMS} has no line for {name}")

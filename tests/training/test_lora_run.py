@@ -1,14 +1,16 @@
 """A whole run with adapters: what it writes, and that it ends the same after an interruption."""
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.lora import has_adapters
 from ragen_apo.progress import SilentProgress
@@ -16,7 +18,7 @@ from ragen_apo.run_directory import RunDirectory, create_run
 from ragen_apo.training import stage_two, supervised
 from ragen_apo.training.checkpoint import list_checkpoints
 from ragen_apo.training.pipeline import train
-from ragen_apo.training.session import open_session
+from ragen_apo.training.session import Session, open_session
 from ragen_apo.training.trainer import Trainer
 
 
@@ -129,6 +131,32 @@ def test_an_interrupted_run_ends_with_the_same_weights(
         left, right = weights(run.path / folder), weights(lora_run.path / folder)
         assert all(torch.equal(left[name], right[name]) for name in right)
     assert rows(run) == rows(lora_run)
+
+
+def test_a_warm_start_of_adapters_does_not_go_on_from_another_model_in_the_same_folder(
+    lora_config: Callable[..., RunConfig],
+    qwen_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Path(shutil.copytree(qwen_folder, tmp_path / "model"))
+    config = lora_config(f"--policy.path={model}")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "save_model", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(config, tmp_path / "run")
+    tensors = weights(model)
+    tensors["model.norm.weight"] += 0.5
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    run = RunDirectory(tmp_path / "run")
+    assert list(run.checkpoints.iterdir())
+    with pytest.raises(RunDirectoryError, match="another model than this run was started with"):
+        train(config, run, progress=SilentProgress())
+    assert not run.reference(0).exists()
 
 
 def rows(run: RunDirectory) -> list[dict]:

@@ -6,9 +6,11 @@ be edited and data replaced between two attempts, and a run of two kinds is neit
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ import transformers
 import ragen_apo
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import read_json_lines, write_json_atomically
+from ragen_apo.files import CHECKSUMS, read_json_lines, write_json_atomically
+from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.checkpoint import STAGE_TWO, Position
 from ragen_apo.training.session import Session
@@ -150,6 +153,40 @@ def require_references(run: RunDirectory, position: Position) -> None:
                 "against it. Put the folder back where it was, or start another run in another "
                 "--run-dir; weights, checkpoints and metrics are as they were."
             )
+        noted = run.read_status().get("references", {}).get(str(version))
+        if noted is not None and noted != _digest(run.reference(version)):
+            raise RunDirectoryError(
+                f"{run.reference(version)} is another model than this run has made and trained "
+                "against. Put the original folder back, or start another run in another --run-dir."
+            )
+
+
+def note_reference(run: RunDirectory, version: int) -> None:
+    """Writes down which model a reference is, so that no other takes its place."""
+    status = run.read_status()
+    references = status.get("references", {}) | {str(version): _digest(run.reference(version))}
+    write_json_atomically(run.status, status | {"references": references})
+
+
+def require_same_initial_model(session: Session, policy: LanguageModel) -> None:
+    """Raises RunDirectoryError if a warm start of adapters goes on from another model's weights.
+
+    The checkpoints of a warm start hold the adapters alone; the weights are those of `policy.path`.
+    """
+    run, found = session.run, policy.without_adapters().fingerprint()
+    status = run.read_status()
+    if status.get("initial_fingerprint", found) != found:
+        raise RunDirectoryError(
+            f"{session.config.policy.path} is another model than this run was started with. Put "
+            "the model back, or start another run in another --run-dir."
+        )
+    write_json_atomically(run.status, status | {"initial_fingerprint": found})
+
+
+def _digest(folder: Path) -> str | None:
+    """What tells saved models apart; None for one that an earlier version saved."""
+    sums = folder / CHECKSUMS
+    return hashlib.sha256(sums.read_bytes()).hexdigest() if sums.exists() else None
 
 
 def _configuration(config: RunConfig) -> dict[str, Any]:

@@ -35,9 +35,11 @@ from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_late
 from ragen_apo.training.inputs import check_run_inputs
 from ragen_apo.training.origin import (
     note_origin,
+    note_reference,
     require_checkpoints,
     require_notes,
     require_references,
+    require_same_initial_model,
     require_same_origin,
 )
 from ragen_apo.training.session import Session, open_session
@@ -81,6 +83,8 @@ def _play_phases(session: Session) -> None:
     policy = session.load_policy(
         run.reference(0) if run.reference(0).exists() else _initial_model(session)
     )
+    if session.config.policy.lora is not None and not run.reference(0).exists():
+        require_same_initial_model(session, policy)
     position, moments = _resume(session, policy)
     note_origin(session)  # after all that may refuse the run
     _warm_start(session, policy, position, moments)
@@ -177,6 +181,7 @@ def _warm_start(
                 )
     if not session.run.reference(0).exists():
         session.save_model(policy, session.run.reference(0))
+        note_reference(session.run, 0)
 
 
 def _stage_one(session: Session, tasks: list[Task]) -> None:

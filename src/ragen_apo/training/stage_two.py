@@ -24,6 +24,7 @@ from ragen_apo.training.checkpoint import (
 )
 from ragen_apo.training.monitors.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.origin import note_reference
 from ragen_apo.training.session import Session
 from ragen_apo.training.stage_one import estimate_values, reference_values, selected_tasks
 from ragen_apo.training.trainer import Trainer
@@ -197,6 +198,7 @@ def _refresh_reference(
 ) -> LanguageModel:
     """The policy becomes the reference; its values, if any are used, are added to the store."""
     session.save_model(policy, session.run.reference(version))
+    note_reference(session.run, version)
     reference = _reference(session, policy, version=version)
     if session.config.needs_values:
         report = estimate_values(session, reference, tasks)
