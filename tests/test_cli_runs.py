@@ -241,6 +241,14 @@ def test_code_of_a_model_runs_where_the_command_line_trusts_it(
     assert mark.exists()
 
 
+def test_a_new_run_is_told_where_trust_is_said(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    start = ("train", "--config", config, "--run-dir", tmp_path / "new", "--trust-remote-code")
+    assert_refused(command(*start), "goes with --resume", "--policy.trust_remote_code true")
+    assert not (tmp_path / "new").exists()
+
+
 # Starts that fail
 
 

@@ -40,7 +40,7 @@ app = App(
     help_epilogue=_examples(
         "train --config configs/smoke.yaml --run-dir runs/smoke", "play shop", "train --help"
     ),
-    help="Train language-model agents on multi-turn tasks with A*-PO and its rivals.",
+    help="Train language-model agents on multi-turn tasks with A*-PO, PPO, GRPO and others.",
     version=ragen_apo.__version__,
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
@@ -459,6 +459,11 @@ def _run_to_train(
     from ragen_apo.training.inputs import check_start
 
     if not resume:
+        if trust_remote_code:
+            raise ConfigError(
+                "--trust-remote-code goes with --resume; a new run takes it from its "
+                "configuration: --policy.trust_remote_code true"
+            )
         if config is None:
             raise ConfigError("--config is missing; give a YAML file such as configs/shop.yaml")
         settings = load_config(config, overrides)

@@ -102,8 +102,8 @@ class ApoConfig(Section):
     advantage_clamp: Positive | None = None
     """Limit of the residual on both sides; a Huber tail in the regression form."""
     center_residuals: bool = False
-    """Subtract from each residual the mean of the step's other trajectories, before the clamp. That
-    changes no expected gradient; with length_normalization `tokens` it does. Needs two tasks a
+    """Subtract from each residual the mean of the step's other trajectories, before the clamp. The
+    expected gradient stays the same, except with length_normalization `tokens`. Needs two tasks a
     step."""
     kl_coefficient: NonNegative = 0.0
     """Weight of an added KL penalty; acts as if beta2 were larger by it."""
@@ -188,19 +188,19 @@ class AlgorithmTraits:
 ALGORITHMS: Mapping[AlgorithmName, AlgorithmTraits] = {
     "apo": AlgorithmTraits(
         name="A*-PO",
-        sentence="A*-PO trains the agent with one rollout per task and no critic",
+        sentence="A*-PO trains the agent with one rollout per task and step, without a critic",
         advantage="R − V*: the return minus the optimal value of the task",
         has_values=True,
     ),
     "apo_turn": AlgorithmTraits(
         name="A*-PO by turn",
-        sentence="A*-PO by turn credits turns through states of known value, without a critic",
+        sentence="A*-PO by turn credits each turn by the change in V*, without a critic",
         advantage="Per segment: reward + V* of the next state − V* of its own",
         has_values=True,
     ),
     "ppo": AlgorithmTraits(
         name="PPO",
-        sentence="PPO trains the agent with advantages from a critic that it learns beside it",
+        sentence="PPO trains the agent with the advantages of a learned critic",
         advantage="GAE: what followed a token, minus what the critic expected",
         has_critic=True,
     ),
@@ -224,7 +224,7 @@ ALGORITHMS: Mapping[AlgorithmName, AlgorithmTraits] = {
     ),
     "reinforce_plus_plus": AlgorithmTraits(
         name="REINFORCE++",
-        sentence="REINFORCE++ compares all tokens of a step with each other, without a critic",
+        sentence="REINFORCE++ normalises the advantages of all tokens of a step, without a critic",
         advantage="What a token’s episode earns from there on, whitened over the step",
     ),
     "brpo": AlgorithmTraits(
@@ -235,7 +235,7 @@ ALGORITHMS: Mapping[AlgorithmName, AlgorithmTraits] = {
     "gigpo": AlgorithmTraits(
         name="GiGPO",
         sentence="GiGPO compares rollouts of a task, and turns in the same state, without a critic",
-        advantage="The episode’s among its task’s, plus the turn’s among those in its state",
+        advantage="Episode: compared within its task; turn: within its state",
         compares_groups=True,
     ),
 }

@@ -251,6 +251,8 @@ def _not_loaded(path: str | Path, error: Exception) -> ModelError:
     reason = " ".join(str(error).split()).rstrip(".")
     if not isinstance(error, OSError | ValueError):
         reason = f"{type(error).__name__}: {reason}"
+    if not Path(path).exists() and not _HUB_NAME.fullmatch(str(path)):
+        reason = "there is no such folder"
     if "trust_remote_code" in reason:
         return ModelError(
             f"'{path}' comes with Python code of its own, which runs only if you say so: "
