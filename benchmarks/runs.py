@@ -14,8 +14,8 @@ from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.statistics import mean_and_spread
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run, open_run
-from ragen_apo.training.pipeline import train
-from ragen_apo.training.session import open_session
+from ragen_apo.session import open_session
+from ragen_apo.stages.pipeline import train
 from ragen_apo.types import Trajectory
 
 

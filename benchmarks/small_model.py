@@ -4,8 +4,8 @@ from ragen_apo.agent.assembly import build_context, build_environments
 from ragen_apo.config import RunConfig
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.policy.tokenizer import train_tokenizer
-from ragen_apo.training.warm_start import play_demonstrations
 from ragen_apo.types import Trajectory
+from ragen_apo.warm_start.batches import play_demonstrations
 
 
 def default_model(config: RunConfig) -> LanguageModel:

@@ -31,8 +31,8 @@ from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.training.algorithms.apo import objective_settings
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.warm_start import SupervisedBatch, accumulate_supervised_gradients
 from ragen_apo.types import TrainingSample, training_samples
+from ragen_apo.warm_start.batches import SupervisedBatch, accumulate_supervised_gradients
 
 
 def forward_flop(model: LanguageModel, samples: Sequence[TrainingSample]) -> float:

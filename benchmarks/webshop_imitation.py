@@ -25,9 +25,9 @@ from ragen_apo.environments.webshop.goals import goal_book
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import open_run
-from ragen_apo.training.session import open_session
-from ragen_apo.training.warm_start import play_demonstrations
+from ragen_apo.session import open_session
 from ragen_apo.types import Trajectory, training_samples
+from ragen_apo.warm_start.batches import play_demonstrations
 
 NUM_EXAMPLES = 8
 SHOWN = 12

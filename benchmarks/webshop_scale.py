@@ -133,7 +133,7 @@ def use(size: int, folder: Path) -> dict[str, Any]:
 def queries(environment: Any) -> list[str]:
     """What scripted policies search, and titles; all different."""
     from ragen_apo.environments.webshop.goals import goal_of_task
-    from ragen_apo.environments.webshop.policies import instruction_queries
+    from ragen_apo.environments.webshop.scripted import instruction_queries
 
     catalog = environment.catalog
     found: dict[str, None] = {}

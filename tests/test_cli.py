@@ -22,7 +22,7 @@ from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.frozen_lake import FrozenLakeWorld
 from ragen_apo.files import read_json_lines
-from ragen_apo.training import supervised
+from ragen_apo.warm_start import phases
 from tests.command_line import Command, Result, assert_refused, snapshot
 
 COMPARISON = Path(__file__).resolve().parents[1] / "configs" / "compare_shop.yaml"
@@ -269,7 +269,7 @@ def disk_full_for_rust(*_: Any, **__: Any) -> NoReturn:
 @pytest.mark.parametrize(
     ("target", "failure"),
     [
-        ("ragen_apo.training.stage_two.append_json_line", disk_full),
+        ("ragen_apo.stages.training.append_json_line", disk_full),
         ("ragen_apo.training.checkpoint.save_file", disk_full),
         ("ragen_apo.policy.language_model.LanguageModel.save", disk_full_for_rust),
     ],
@@ -500,13 +500,13 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     with file.open("a") as stream:
         stream.write('{"cut off')
     used: list[Any] = []
-    original = supervised.training_samples
+    original = phases.training_samples
 
     def watched(trajectory: Any) -> Any:
         used.append(trajectory)
         return original(trajectory)
 
-    monkeypatch.setattr(supervised, "training_samples", watched)
+    monkeypatch.setattr(phases, "training_samples", watched)
     run = tmp_path / "run"
     keys = ["--warm_start.copy.max_steps", 0, "--warm_start.demonstrations.num_steps", 2]
     keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file.parent]
@@ -532,7 +532,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file]
     train = ["train", "--config", config, "--no-evaluate", *keys]
     command(*train, "--run-dir", tmp_path / "whole")
-    original, num_calls = supervised.accumulate_supervised_gradients, 0
+    original, num_calls = phases.accumulate_phases_gradients, 0
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal num_calls
@@ -541,7 +541,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(supervised, "accumulate_supervised_gradients", interrupted)
+    monkeypatch.setattr(phases, "accumulate_phases_gradients", interrupted)
     assert command(*train, "--run-dir", tmp_path / "run").status == 130
     play_and_record(command, monkeypatch, file, "buy 2\n", *SHOP_OPTIONS)
     resumed = command("train", "--run-dir", tmp_path / "run", "--resume", "--no-evaluate")

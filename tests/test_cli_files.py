@@ -102,7 +102,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_played(
 ) -> None:
     played: list[object] = []
     monkeypatch.setattr(
-        "ragen_apo.training.evaluation_run.play_evaluation", lambda *_, **__: played.append(1)
+        "ragen_apo.stages.evaluation.play_evaluation", lambda *_, **__: played.append(1)
     )
     shutil.rmtree(run / "evaluation")
     place = run / "evaluation"

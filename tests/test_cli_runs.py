@@ -288,7 +288,7 @@ def test_a_start_that_failed_after_it_computed_something_is_kept(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ragen_apo.training.pipeline._warm_start", fails)
+        patch.setattr("ragen_apo.stages.pipeline._warm_start", fails)
         result = command("train", "--config", config, "--run-dir", tmp_path / "new")
     assert_refused(result, "Input/output error")
     assert (tmp_path / "new" / "initial").is_dir()

@@ -16,7 +16,7 @@ from ragen_apo import cli
 from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.gymnasium import GymnasiumTextEnv
-from ragen_apo.environments.recordings import read_recordings
+from ragen_apo.environments.human.recordings import read_recordings
 
 # Cyclopts suspects a mistake when the real command line is read inside a test.
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")

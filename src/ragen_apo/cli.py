@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cyclopts import Token
 
     from ragen_apo.config import RunConfig
-    from ragen_apo.environments.recordings import Recording
+    from ragen_apo.environments.human.recordings import Recording
     from ragen_apo.run_directory import RunDirectory
 
 
@@ -113,7 +113,7 @@ def train(
     from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.run_directory import clear_failed_start
-    from ragen_apo.training.pipeline import train as train_run
+    from ragen_apo.stages.pipeline import train as train_run
 
     existed = run_dir.exists()
     run, settings = _run_to_train(
@@ -167,7 +167,7 @@ def estimate_values(
     import json
 
     from ragen_apo.console import ConsoleProgress
-    from ragen_apo.training.stage_one import estimate_run_values
+    from ragen_apo.stages.values import estimate_run_values
 
     directory, settings = _existing_run(run, trust_remote_code=trust_remote_code)
     if samples is not None:
@@ -313,8 +313,8 @@ def play(
     """
     from ragen_apo.config.overrides import parse_options
     from ragen_apo.environments.base import make_environment, splits_with_tasks
-    from ragen_apo.environments.play import play as play_episode
-    from ragen_apo.environments.recordings import SUFFIX, Recording, require_recordable
+    from ragen_apo.environments.human.play import play as play_episode
+    from ragen_apo.environments.human.recordings import SUFFIX, Recording, require_recordable
 
     world = make_environment(environment, parse_options(options))
     tasks = world.tasks(split)
@@ -337,7 +337,7 @@ def play(
 
 def _record(path: Path, recording: Recording) -> None:
     """Adds a played episode to a file, or shows it where the file cannot be written any more."""
-    from ragen_apo.environments.recordings import append_recording
+    from ragen_apo.environments.human.recordings import append_recording
 
     try:
         append_recording(path, recording)
@@ -456,7 +456,7 @@ def _run_to_train(
     from ragen_apo.config import load_config, load_run_config, resolved_yaml
     from ragen_apo.config.references import code_named_by
     from ragen_apo.run_directory import create_run, open_run
-    from ragen_apo.training.inputs import check_start
+    from ragen_apo.stages.inputs import check_start
 
     if not resume:
         if trust_remote_code:
@@ -513,7 +513,7 @@ def _evaluate(
     from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.evaluation.evaluate import EvaluationPlan
-    from ragen_apo.training.evaluation_run import evaluate_run
+    from ragen_apo.stages.evaluation import evaluate_run
 
     plan = EvaluationPlan(
         split=split,

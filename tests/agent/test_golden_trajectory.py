@@ -10,8 +10,8 @@ from ragen_apo.agent.assembly import build_environments, build_proxy, sampling_c
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.stages.collect_values import collect_values
 from ragen_apo.types import Trajectory, TurnFlag
-from ragen_apo.values.collect import collect_values
 from ragen_apo.values.estimator import SampleSchedule
 from ragen_apo.values.store import ValueStore
 

@@ -1,7 +1,7 @@
 import pytest
 
+from ragen_apo.environments.bandit.two_armed import RISKY_NAMES, SAFE_NAMES
 from ragen_apo.environments.base import make_environment
-from ragen_apo.environments.two_armed import RISKY_NAMES, SAFE_NAMES
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, make_task
 

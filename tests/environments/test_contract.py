@@ -35,7 +35,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
-from ragen_apo.training.pipeline import train
+from ragen_apo.stages.pipeline import train
 from ragen_apo.types import Task, make_task
 
 if sys.version_info >= (3, 11):

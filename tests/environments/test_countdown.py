@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.environments.arithmetic import (
+from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.countdown.arithmetic import (
     OPERATORS,
     ExpressionError,
     Part,
@@ -14,7 +15,6 @@ from ragen_apo.environments.arithmetic import (
     find_expression,
     read_expression,
 )
-from ragen_apo.environments.base import make_environment
 from ragen_apo.types import Task, make_task
 
 

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_apo.environments.frozen_lake import LANGUAGE as LAKE_LANGUAGE
-from ragen_apo.environments.grid_text import (
+from ragen_apo.environments.sokoban.environment import LANGUAGE as SOKOBAN_LANGUAGE
+from ragen_apo.environments.toolkit.grid_text import (
     Board,
     BoardLanguage,
     GridOptions,
@@ -14,7 +15,6 @@ from ragen_apo.environments.grid_text import (
     symmetric_key,
     view,
 )
-from ragen_apo.environments.sokoban import LANGUAGE as SOKOBAN_LANGUAGE
 
 RENDERINGS: list[Observation] = ["grid", "words", "coordinates", "grid_and_coordinates"]
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.environments.named_actions import ParsedActions, join_actions, parse_actions
-from ragen_apo.environments.task_draws import draw_distinct, split_of
+from ragen_apo.environments.toolkit.named_actions import ParsedActions, join_actions, parse_actions
+from ragen_apo.environments.toolkit.task_draws import draw_distinct, split_of
 from ragen_apo.errors import ConfigError
 
 NAMES = ("Up", "Down")

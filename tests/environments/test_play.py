@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragen_apo.environments.play import HOW_TO, PlayedEpisode, play
+from ragen_apo.environments.human.play import HOW_TO, PlayedEpisode, play
 from ragen_apo.environments.shop import ShopEnvironment
 
 

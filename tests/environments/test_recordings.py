@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ragen_apo.environments.play import play
-from ragen_apo.environments.recordings import (
+from ragen_apo.environments.human.play import play
+from ragen_apo.environments.human.recordings import (
     Recording,
     append_recording,
     read_recordings,

@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.environments.shares import interleaved, turns_by_weight
+from ragen_apo.shares import interleaved, turns_by_weight
 
 weights_by_name = st.dictionaries(
     st.text(max_size=3),

@@ -4,10 +4,14 @@ from collections import deque
 import pytest
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment, make_environment
-from ragen_apo.environments.grid_text import DIRECTIONS, render, symmetric_key
-from ragen_apo.environments.play import HOW_TO, play
-from ragen_apo.environments.sokoban import LANGUAGE, Hasty, SokobanOptions, SokobanRewards
-from ragen_apo.environments.sokoban_levels import (
+from ragen_apo.environments.human.play import HOW_TO, play
+from ragen_apo.environments.sokoban.environment import (
+    LANGUAGE,
+    Hasty,
+    SokobanOptions,
+    SokobanRewards,
+)
+from ragen_apo.environments.sokoban.levels import (
     LevelDemands,
     Room,
     State,
@@ -17,6 +21,7 @@ from ragen_apo.environments.sokoban_levels import (
     read_level,
     solve,
 )
+from ragen_apo.environments.toolkit.grid_text import DIRECTIONS, render, symmetric_key
 from ragen_apo.errors import ConfigError
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task, make_task

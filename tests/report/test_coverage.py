@@ -10,7 +10,7 @@ from typing import Any
 from ragen_apo.report.coverage import coverage_facts, coverage_rows
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
-from ragen_apo.values.report import coverage_report
+from ragen_apo.values.coverage import coverage_report
 
 
 def run_with(build_run: Callable[..., Path], report: dict[str, Any]) -> RunData:

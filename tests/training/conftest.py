@@ -13,13 +13,13 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
+from ragen_apo.session import Session, open_session
+from ragen_apo.stages.pipeline import train
+from ragen_apo.stages.values import reference_values
 from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.pipeline import train
-from ragen_apo.training.rollouts import ReferenceValues
-from ragen_apo.training.session import Session, open_session
-from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
+from ragen_apo.values.reference_values import ReferenceValues
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.training.batching import collate, epoch_slice, micro_batches, padded_length
+from ragen_apo.task_order import epoch_slice
+from ragen_apo.training.batching import collate, micro_batches, padded_length
 from ragen_apo.types import TrainingSample
 
 CPU = torch.device("cpu")

@@ -6,9 +6,8 @@ import pytest
 
 from ragen_apo.agent.assembly import build_environments
 from ragen_apo.errors import ConfigError
-from ragen_apo.training.batching import epoch_slice
-from ragen_apo.training.draw_order import DrawOrder
-from ragen_apo.training.session import Session
+from ragen_apo.session import Session
+from ragen_apo.task_order import DrawOrder, epoch_slice
 
 WEIGHTS = {"many": 2, "few": 1}
 CATEGORIES = ["few"] * 7 + ["many"] * 1_000

@@ -11,13 +11,14 @@ from ragen_apo.environments.base import (
     ScriptedPolicy,
     make_environment,
 )
-from ragen_apo.environments.play import play
-from ragen_apo.environments.recordings import Recording, append_recording
+from ragen_apo.environments.human.play import play
+from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
-from ragen_apo.training.inputs import HasTasks, check_run_inputs
-from ragen_apo.training.pipeline import train
+from ragen_apo.stages.inputs import check_run_inputs
+from ragen_apo.stages.pipeline import train
+from ragen_apo.task_order import HasTasks
 from ragen_apo.types import Task
 
 

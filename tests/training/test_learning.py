@@ -17,7 +17,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
 from ragen_apo.seeding import generator
-from ragen_apo.training.pipeline import train
+from ragen_apo.stages.pipeline import train
 from ragen_apo.types import Task, make_task
 
 WORDS = ("apple", "brick", "cloud", "drum", "eagle", "flute", "grape", "horse")

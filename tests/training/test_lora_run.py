@@ -15,11 +15,12 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.policy.lora import has_adapters
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
-from ragen_apo.training import stage_two, supervised
+from ragen_apo.session import Session, open_session
+from ragen_apo.stages import training as stage_two
+from ragen_apo.stages.pipeline import train
 from ragen_apo.training.checkpoint import list_checkpoints
-from ragen_apo.training.pipeline import train
-from ragen_apo.training.session import Session, open_session
 from ragen_apo.training.trainer import Trainer
+from ragen_apo.warm_start import phases as supervised
 
 
 @pytest.fixture(autouse=True, scope="module")

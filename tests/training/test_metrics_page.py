@@ -10,8 +10,8 @@ import pytest
 
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import Session
 from ragen_apo.training.monitors.gradients import BUCKETS
-from ragen_apo.training.session import Session
 from ragen_apo.values.state_values import StateCoverage
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

@@ -12,8 +12,8 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
-from ragen_apo.training import origin, pipeline
-from ragen_apo.training.session import Session, open_session
+from ragen_apo.session import Session, open_session
+from ragen_apo.stages import origin, pipeline
 
 
 def place_data(folder: Path, *, num_products: int) -> None:

@@ -18,8 +18,8 @@ from ragen_apo.files import read_json_lines, write_checksums
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
+from ragen_apo.stages.pipeline import train
 from ragen_apo.training.batching import collate
-from ragen_apo.training.pipeline import train
 from ragen_apo.training.replay import ReplayBuffer, refuse_luck
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples

@@ -28,10 +28,10 @@ from ragen_apo.errors import CheckpointError, RunDirectoryError
 from ragen_apo.files import PARTIAL_MARK, read_json_lines, write_checksums
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run, open_run
+from ragen_apo.stages.pipeline import train
 from ragen_apo.training.checkpoint import list_checkpoints
-from ragen_apo.training.pipeline import train
 
-UPDATE = "ragen_apo.training.supervised:accumulate_supervised_gradients"
+UPDATE = "ragen_apo.warm_start.phases:accumulate_supervised_gradients"
 SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
 FLUSH = "ragen_apo.files:sync_to_disk"
 
@@ -42,7 +42,7 @@ FAULTS = {
     "inside a transaction of Stage 1": ("ragen_apo.values.store:ValueStore._insert", 9),
     "in Stage 2 between checkpoints": ("ragen_apo.training.trainer:Trainer.step", 4),
     "between a row of metrics and its checkpoint": (
-        "ragen_apo.training.stage_two:save_checkpoint",
+        "ragen_apo.stages.training:save_checkpoint",
         2,
     ),
     "while a new reference is saved": (SAVE_MODEL, 3),
@@ -191,7 +191,7 @@ def test_a_run_with_a_context_window_killed_in_stage_two(
 
 
 @pytest.mark.parametrize(
-    "target", ["ragen_apo.training.stage_two:save_checkpoint", SAVE_MODEL], ids=["before", "after"]
+    "target", ["ragen_apo.stages.training:save_checkpoint", SAVE_MODEL], ids=["before", "after"]
 )
 def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
     target: str,

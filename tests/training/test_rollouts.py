@@ -3,8 +3,9 @@ import torch
 
 from ragen_apo.config.algorithms import RewardNormalizationConfig
 from ragen_apo.environments.base import make_environment
-from ragen_apo.training.rollouts import ReferenceValues, gather_rollouts, normalized
+from ragen_apo.training.rollouts import gather_rollouts, normalized
 from ragen_apo.types import StopReason, Task, Trajectory, Turn
+from ragen_apo.values.reference_values import ReferenceValues
 
 
 def episode(task: Task, reward: float) -> Trajectory:

@@ -20,27 +20,27 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import create_run
 from ragen_apo.seeding import derive_seed
-from ragen_apo.training.algorithms import make_algorithm
-from ragen_apo.training.checkpoint import list_checkpoints
-from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.pipeline import train
-from ragen_apo.training.selection import (
+from ragen_apo.session import Session
+from ragen_apo.stages.collect_values import collect_values
+from ragen_apo.stages.pipeline import train
+from ragen_apo.stages.task_selection import (
     SelectionCounts,
     TaskSelection,
     mean_surprise,
     select_stored_tasks,
     select_tasks,
 )
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import (
+from ragen_apo.stages.values import (
     estimate_values,
     reference_values,
     sample_schedule,
     selected_tasks,
 )
+from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.training.checkpoint import list_checkpoints
+from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, make_task
-from ragen_apo.values.collect import collect_values
 from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
 from ragen_apo.values.store import ValueStore
 
@@ -410,7 +410,7 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
         return TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
 
     first = session.load_model(session.run.reference(0)).fingerprint()
-    monkeypatch.setattr("ragen_apo.training.stage_one.select_stored_tasks", select)
+    monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", select)
     keys = [
         f"--policy.path={session.run.reference(0)}",
         "--warm_start.enabled=false",
@@ -439,7 +439,7 @@ def test_a_first_reference_that_solves_every_task_is_an_error(
     part = with_filter(session, "--rollout_filter.strategy=top_p", text=tiny_config)
     tasks = part.training_tasks()
     solved = TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
-    monkeypatch.setattr("ragen_apo.training.stage_one.select_stored_tasks", lambda *_: solved)
+    monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", lambda *_: solved)
     reference = part.load_model(part.run.reference(0))
     with pytest.raises(TrainingError, match=r"21 always solved\. There is nothing to train on"):
         selected_tasks(part, reference, tasks)

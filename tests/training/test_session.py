@@ -6,7 +6,7 @@ import pytest
 
 from ragen_apo.errors import ConfigError
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.training.session import Session
+from ragen_apo.session import Session
 
 
 def limited(session: Session, max_tasks: int, *, seed: int = 0) -> Session:

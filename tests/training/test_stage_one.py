@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import estimate_values
+from ragen_apo.session import Session
+from ragen_apo.stages.values import estimate_values
 
 
 class Listener:

@@ -9,10 +9,10 @@ from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.config.agent import ContextConfig
 from ragen_apo.errors import MissingValueError
 from ragen_apo.files import read_json_lines
+from ragen_apo.session import Session
+from ragen_apo.stages.values import reference_values
 from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.values.store import ValueStore
 

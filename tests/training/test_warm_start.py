@@ -10,15 +10,15 @@ import torch
 from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import CopyConfig
 from ragen_apo.config.overrides import merge
-from ragen_apo.environments.play import play
-from ragen_apo.environments.recordings import Recording, append_recording
+from ragen_apo.environments.human.play import play
+from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.progress import SilentProgress
-from ragen_apo.training import supervised
-from ragen_apo.training.session import Session
-from ragen_apo.training.supervised import copy_phase, demonstrations_phase
-from ragen_apo.training.warm_start import (
+from ragen_apo.session import Session
+from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
+from ragen_apo.warm_start import phases as supervised
+from ragen_apo.warm_start.batches import (
     SupervisedBatch,
     accumulate_supervised_gradients,
     copy_batch,
@@ -28,7 +28,7 @@ from ragen_apo.training.warm_start import (
     play_demonstrations,
     relabel,
 )
-from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
+from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
 
 CONFIG = CopyConfig(batch_size=16, sequence_length=20)
 TOKEN_IDS = range(100, 1100)

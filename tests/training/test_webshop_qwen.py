@@ -16,8 +16,8 @@ from ragen_apo.policy.language_model import load_language_model
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
+from ragen_apo.session import open_session
 from ragen_apo.training.checkpoint import list_checkpoints
-from ragen_apo.training.session import open_session
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "webshop_qwen.yaml"
 

@@ -9,12 +9,13 @@ import torch
 from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.config import parse_config
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.session import Session
 from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.rollouts import ReferenceValues, gather_rollouts
-from ragen_apo.training.session import Session
+from ragen_apo.training.rollouts import gather_rollouts
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag, make_task, training_samples
+from ragen_apo.values.reference_values import ReferenceValues
 
 MODES = {
     "full": [],

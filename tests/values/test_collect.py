@@ -10,8 +10,8 @@ from ragen_apo.agent.assembly import build_environments, build_proxy, sampling_c
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import parse_config
 from ragen_apo.policy.language_model import load_language_model
+from ragen_apo.stages.collect_values import collect_values
 from ragen_apo.types import Task
-from ragen_apo.values.collect import collect_values
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import SampleSchedule, success_rate_error
 from ragen_apo.values.store import ValueStore

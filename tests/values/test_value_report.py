@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from ragen_apo.values.coverage import coverage_report, coverage_sentence, pass_at_k
 from ragen_apo.values.estimator import soft_value
-from ragen_apo.values.report import coverage_report, coverage_sentence, pass_at_k
 
 
 def report(*successes: list[bool], **options):

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 
 from ragen_apo.config.messages import key_table, keys_of
-from ragen_apo.environments.bernoulli import BernoulliOptions
-from ragen_apo.environments.countdown import CountdownOptions
+from ragen_apo.environments.bandit.bernoulli import BernoulliOptions
+from ragen_apo.environments.bandit.two_armed import TwoArmedOptions
+from ragen_apo.environments.countdown.environment import CountdownOptions
 from ragen_apo.environments.frozen_lake import FrozenLakeOptions
 from ragen_apo.environments.gymnasium import REGISTERED
 from ragen_apo.environments.mixture import MixtureOptions
 from ragen_apo.environments.shop.environment import ShopOptions
-from ragen_apo.environments.sokoban import SokobanOptions
-from ragen_apo.environments.two_armed import TwoArmedOptions
+from ragen_apo.environments.sokoban.environment import SokobanOptions
 from ragen_apo.environments.webshop import WebShopOptions
 
 OPTIONS: Mapping[str, tuple[type[BaseModel], ...]] = {

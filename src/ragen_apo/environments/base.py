@@ -139,12 +139,12 @@ def splits_with_tasks(environment: TextEnvironment) -> list[str]:
 
 
 _BUILT_IN: dict[str, str] = {
-    "bandit": "ragen_apo.environments.bandit:make_bandit",
-    "countdown": "ragen_apo.environments.countdown:make_countdown",
+    "bandit": "ragen_apo.environments.bandit.environment:make_bandit",
+    "countdown": "ragen_apo.environments.countdown.environment:make_countdown",
     "frozen_lake": "ragen_apo.environments.frozen_lake:make_frozen_lake",
     "mixture": "ragen_apo.environments.mixture:MixtureEnvironment",
     "shop": "ragen_apo.environments.shop:ShopEnvironment",
-    "sokoban": "ragen_apo.environments.sokoban:make_sokoban",
+    "sokoban": "ragen_apo.environments.sokoban.environment:make_sokoban",
     "webshop": "ragen_apo.environments.webshop:WebShopEnvironment",
 }
 

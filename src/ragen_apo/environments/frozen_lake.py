@@ -22,8 +22,8 @@ from ragen_apo.environments.base import (
     ScriptedPolicy,
     validate_options,
 )
-from ragen_apo.environments.game import GameEnvironment, chance, digest_of_options
-from ragen_apo.environments.grid_text import (
+from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_of_options
+from ragen_apo.environments.toolkit.grid_text import (
     DIRECTIONS,
     TASK_COUNTS,
     Board,
@@ -35,9 +35,9 @@ from ragen_apo.environments.grid_text import (
     symmetric_key,
     view,
 )
-from ragen_apo.environments.named_actions import Effect, NamedActionsGame, join_actions
-from ragen_apo.environments.scripted import policies_around
-from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.named_actions import Effect, NamedActionsGame, join_actions
+from ragen_apo.environments.toolkit.scripted import policies_around
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "frozen_lake"

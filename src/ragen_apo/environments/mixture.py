@@ -25,8 +25,8 @@ from ragen_apo.environments.base import (
     make_environment,
     validate_options,
 )
-from ragen_apo.environments.shares import interleaved
 from ragen_apo.errors import ConfigError
+from ragen_apo.shares import interleaved
 from ragen_apo.types import Task, make_task
 
 NAME = "mixture"

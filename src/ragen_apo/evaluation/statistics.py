@@ -1,7 +1,7 @@
 """What a number of episodes says about a policy: intervals, and means over seeds.
 
 Consumes counts and plain numbers, produces plain numbers; nothing here knows what an episode is.
-pass@k is in `ragen_apo.values.report`, where Stage 1 needs it as well.
+pass@k is in `ragen_apo.values.coverage`, where Stage 1 needs it as well.
 """
 
 from __future__ import annotations

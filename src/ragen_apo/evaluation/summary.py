@@ -21,7 +21,7 @@ from ragen_apo.evaluation.failures import (
 )
 from ragen_apo.evaluation.statistics import wilson_interval
 from ragen_apo.types import Trajectory, Turn
-from ragen_apo.values.report import pass_at_k
+from ragen_apo.values.coverage import pass_at_k
 
 MAX_FAILURE_EXAMPLES = 3
 

@@ -1,1 +1,1 @@
-"""Training: warm start, Stage 1 and 2, checkpoints, and the run that strings them together."""
+"""Stage 2: the trainer, its algorithms and what they are made of."""

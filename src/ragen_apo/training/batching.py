@@ -81,21 +81,6 @@ def micro_batches(episodes: Sequence[Sequence[TrainingSample]], *, size: int) ->
     return groups
 
 
-def epoch_slice(
-    *, num_items: int, batch_size: int, step: int, seed: int, purpose: str
-) -> list[int]:
-    """Which items step `step` uses: consecutive pieces of a fresh random order each epoch.
-
-    A function of its arguments alone, so the step is all that a checkpoint has to remember.
-    """
-    indices: list[int] = []
-    while len(indices) < batch_size:
-        epoch, offset = divmod(step * batch_size + len(indices), num_items)
-        order = generator(seed, purpose, epoch).permutation(num_items)
-        indices += order[offset : offset + batch_size - len(indices)].tolist()
-    return indices
-
-
 def minibatches(
     num_items: int, *, num_parts: int, seed: int, step: int, epoch: int
 ) -> list[list[int]]:

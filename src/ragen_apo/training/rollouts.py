@@ -12,8 +12,8 @@ Everything here is constant to the gradient, except what goes through `MicroBatc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,18 +36,7 @@ from ragen_apo.objectives.reward_normalization import (
 )
 from ragen_apo.training.batching import TokenBatch, collate, micro_batches, padded_length
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
-
-
-@dataclass(frozen=True)
-class ReferenceValues:
-    """What Stage 1 says about the reference; empty for algorithms that do not ask."""
-
-    tasks: Mapping[str, float] = field(default_factory=dict)
-    """V* by task id."""
-    states: Mapping[str, float] = field(default_factory=dict)
-    """V* by state key, of states that were visited often enough."""
-    return_std: Mapping[str, float] | None = None
-    """Standard deviation of the sampled returns by task id, if `monitors.gradient_buckets` asks."""
+from ragen_apo.values.reference_values import ReferenceValues
 
 
 @dataclass(frozen=True)

@@ -34,23 +34,23 @@ from ragen_apo.config import RunConfig
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import TokenScores, score_tokens
 from ragen_apo.seeding import derive_seed, generator
+from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.batching import minibatches
-from ragen_apo.training.draw_order import DrawOrder
-from ragen_apo.training.figures import LossPart, StepFigures, rollout_metrics
 from ragen_apo.training.monitors.gradients import gradient_bucket_metrics
 from ragen_apo.training.monitors.thoughts import cross_scoring_metrics
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
 from ragen_apo.training.replay import ReplayBuffer
 from ragen_apo.training.rollouts import (
     MicroBatch,
-    ReferenceValues,
     Rollouts,
     gather_rollouts,
     kept_by_filter,
     normalized,
 )
+from ragen_apo.training.step_metrics import LossPart, StepFigures, rollout_metrics
 from ragen_apo.types import Task, Trajectory
+from ragen_apo.values.reference_values import ReferenceValues
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_apo.environments.play import play
+from ragen_apo.environments.human.play import play
 from ragen_apo.environments.webshop import WebShopEnvironment
-from ragen_apo.environments.webshop.session import parse_action, parse_plain_action
+from ragen_apo.environments.webshop.visit import parse_action, parse_plain_action
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 
 Make = Callable[..., WebShopEnvironment]

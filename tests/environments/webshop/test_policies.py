@@ -6,13 +6,13 @@ import pytest
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.webshop import WebShopEnvironment
-from ragen_apo.environments.webshop.policies import (
+from ragen_apo.environments.webshop.scripted import (
     MAX_OPENED,
     asked_options,
     instruction_queries,
     mentioned_value,
 )
-from ragen_apo.environments.webshop.session import Page, parse_plain_action
+from ragen_apo.environments.webshop.visit import Page, parse_plain_action
 from ragen_apo.types import Task
 
 Make = Callable[..., WebShopEnvironment]

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from ragen_apo.config import parse_config
-from ragen_apo.training.rollouts import ReferenceValues
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import reference_values
+from ragen_apo.session import Session
+from ragen_apo.stages.values import reference_values
 from ragen_apo.training.trainer import Trainer
+from ragen_apo.values.reference_values import ReferenceValues
 
 MONITORS = ["--monitors.every_steps=1", "--monitors.gradient_buckets=true"]
 

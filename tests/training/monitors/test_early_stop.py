@@ -13,9 +13,9 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
+from ragen_apo.stages.early_stop import RULES, EarlyStopWatch
+from ragen_apo.stages.pipeline import train
 from ragen_apo.training.checkpoint import list_checkpoints
-from ragen_apo.training.monitors.early_stop import RULES, EarlyStopWatch
-from ragen_apo.training.pipeline import train
 
 HEALTHY = {
     "return_mean": 1.0,

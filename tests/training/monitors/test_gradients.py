@@ -14,10 +14,10 @@ from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.config import parse_config
 from ragen_apo.errors import ConfigError, MissingValueError
 from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.session import Session
+from ragen_apo.stages.values import reference_values
 from ragen_apo.training.batching import collate
 from ragen_apo.training.monitors.gradients import return_std, variance_buckets
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import reference_values
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import training_samples
 from ragen_apo.values.store import ValueStore

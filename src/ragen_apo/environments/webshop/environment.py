@@ -45,9 +45,8 @@ from ragen_apo.environments.webshop.pages import (
     product_name,
     render_done,
 )
-from ragen_apo.environments.webshop.policies import policies_for
 from ragen_apo.environments.webshop.reward import RewardRule, RewardVariant, Score
-from ragen_apo.environments.webshop.session import Page, Session, parse_action, parse_plain_action
+from ragen_apo.environments.webshop.scripted import policies_for
 from ragen_apo.environments.webshop.store import (
     AUTO,
     is_generated,
@@ -56,6 +55,7 @@ from ragen_apo.environments.webshop.store import (
     resolve_data,
 )
 from ragen_apo.environments.webshop.views import ProductViews, product_views
+from ragen_apo.environments.webshop.visit import Page, Session, parse_action, parse_plain_action
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypedDict
 
-from ragen_apo.environments.webshop.session import Page, Session
 from ragen_apo.environments.webshop.views import (
     MAX_COMPACT_TEXT,
     SEPARATOR,
@@ -31,6 +30,7 @@ from ragen_apo.environments.webshop.views import (
     plain,
     shortened,
 )
+from ragen_apo.environments.webshop.visit import Page, Session
 
 
 class AvailableActions(TypedDict):

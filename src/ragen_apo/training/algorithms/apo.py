@@ -34,8 +34,8 @@ from ragen_apo.objectives.turn_level import (
 )
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.base import Algorithm
-from ragen_apo.training.figures import LossPart, StepFigures
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
+from ragen_apo.training.step_metrics import LossPart, StepFigures
 from ragen_apo.values.state_values import segments
 
 

@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from ragen_apo.policy.scoring import TokenScores
-from ragen_apo.training.figures import LossPart, StepFigures
 from ragen_apo.training.named_tensors import check_tensors
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
+from ragen_apo.training.step_metrics import LossPart, StepFigures
 
 Signals = TypeVar("Signals")
 """What `prepare` hands to `loss`: an algorithm's own frozen record of tensors over the step."""

@@ -47,8 +47,8 @@ from ragen_apo.objectives.tensors import (
 from ragen_apo.objectives.turn_level import segment_sums
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.base import Algorithm
-from ragen_apo.training.figures import LossPart, StepFigures
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
+from ragen_apo.training.step_metrics import LossPart, StepFigures
 
 Advantages = Callable[[Rollouts], Tensor]
 """From the rollouts of a step to an advantage for each sampled token [B, T]."""

@@ -35,10 +35,10 @@ from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.algorithms.policy_gradient import PolicyTerm, advantage_metrics
 from ragen_apo.training.checkpoint import load_trained_tensors
-from ragen_apo.training.figures import LossPart, StepFigures
 from ragen_apo.training.named_tensors import check_tensors
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
+from ragen_apo.training.step_metrics import LossPart, StepFigures
 
 _WEIGHTS, _MOMENTS = "critic/", "moments/"
 """Mark the critic's tensors in a checkpoint."""

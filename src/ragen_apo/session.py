@@ -31,7 +31,7 @@ from ragen_apo.policy.lora import add_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.training.inputs import training_tasks
+from ragen_apo.task_order import training_tasks
 from ragen_apo.types import Task
 
 _ERROR_OF_RUST = re.compile(r"\(os error ([0-9]+)\)")

@@ -14,15 +14,15 @@ from pydantic import Field
 
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply
-from ragen_apo.environments.game import GameEnvironment, chance, digest_of_options
-from ragen_apo.environments.named_actions import (
+from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_of_options
+from ragen_apo.environments.toolkit.named_actions import (
     ActionRules,
     Effect,
     NamedActionsGame,
     join_actions,
 )
-from ragen_apo.environments.scripted import Mixture, RandomActions
-from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.scripted import Mixture, RandomActions
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "bandit"

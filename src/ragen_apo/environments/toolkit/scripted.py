@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
-from ragen_apo.environments.named_actions import join_actions
+from ragen_apo.environments.toolkit.named_actions import join_actions
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
 

@@ -13,6 +13,10 @@ from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.files import append_json_line, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.session import Session
+from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
+from ragen_apo.stages.origin import note_reference
+from ragen_apo.stages.values import estimate_values, reference_values, selected_tasks
 from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.checkpoint import (
     ALGORITHM_FILE,
@@ -22,11 +26,7 @@ from ragen_apo.training.checkpoint import (
     load_moments,
     save_checkpoint,
 )
-from ragen_apo.training.monitors.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.origin import note_reference
-from ragen_apo.training.session import Session
-from ragen_apo.training.stage_one import estimate_values, reference_values, selected_tasks
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Task
 

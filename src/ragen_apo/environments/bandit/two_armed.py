@@ -13,10 +13,10 @@ from pydantic import Field
 
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply
-from ragen_apo.environments.game import GameEnvironment, chance, digest_of_options
-from ragen_apo.environments.named_actions import ActionRules, Effect, NamedActionsGame
-from ragen_apo.environments.scripted import Mixture
-from ragen_apo.environments.task_draws import SPLITS
+from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_of_options
+from ragen_apo.environments.toolkit.named_actions import ActionRules, Effect, NamedActionsGame
+from ragen_apo.environments.toolkit.scripted import Mixture
+from ragen_apo.environments.toolkit.task_draws import SPLITS
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task, make_task
 

@@ -10,11 +10,14 @@ whatever the number of its items, and within a category every item comes up equa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from ragen_apo.environments.shares import interleaved, turns_by_weight
+from ragen_apo.config import RunConfig
+from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy
+from ragen_apo.errors import ConfigError
 from ragen_apo.seeding import generator
-from ragen_apo.training.batching import epoch_slice
+from ragen_apo.shares import interleaved, turns_by_weight
 from ragen_apo.types import Task
 
 
@@ -82,3 +85,58 @@ def seeded_part(
         }
         order = interleaved(by_category, weights)
     return [tasks[index] for index in sorted(order[:size])]
+
+
+def epoch_slice(
+    *, num_items: int, batch_size: int, step: int, seed: int, purpose: str
+) -> list[int]:
+    """Which items step `step` uses: consecutive pieces of a fresh random order each epoch.
+
+    A function of its arguments alone, so the step is all that a checkpoint has to remember.
+    """
+    indices: list[int] = []
+    while len(indices) < batch_size:
+        epoch, offset = divmod(step * batch_size + len(indices), num_items)
+        order = generator(seed, purpose, epoch).permutation(num_items)
+        indices += order[offset : offset + batch_size - len(indices)].tolist()
+    return indices
+
+
+class HasTasks(Protocol):
+    """An environment or a pool of them."""
+
+    @property
+    def properties(self) -> EnvironmentProperties:
+        """What the environment declares about itself."""
+        ...
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split; ConfigError for an unknown one."""
+        ...
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        """Policies by name."""
+        ...
+
+
+def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
+    """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
+
+    Raises ConfigError if there is none, or none of a category that has a weight.
+    """
+    tasks = list(environment.tasks("train"))
+    if not tasks:
+        raise ConfigError(
+            f"the environment {config.environment.name!r} has no task in the split "
+            "'train' with these options; change them (section environment) or its data"
+        )
+    limit = config.training.max_tasks
+    weights = environment.properties.category_weights
+    if limit is not None and limit < len(tasks):
+        tasks = seeded_part(tasks, size=limit, weights=weights, seed=config.seed)
+    if missing := missing_categories(tasks, weights):
+        raise ConfigError(
+            f"no training task is of {', '.join(missing)}, which should come up by its "
+            f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
+        )
+    return tasks

@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.named_actions import ActionRules
+from ragen_apo.environments.toolkit.named_actions import ActionRules
 
 Board = tuple[str, ...]
 Cell = tuple[int, int]

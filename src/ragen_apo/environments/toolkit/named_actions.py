@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ragen_apo.environments.game import Answer
+from ragen_apo.environments.toolkit.game import Answer
 
 SEPARATOR = "||"
 TOO_MANY_ACTIONS = "too_many_actions"

@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from ragen_apo.environments.bandit.bernoulli import BernoulliOptions, make_bernoulli
+from ragen_apo.environments.bandit.two_armed import TwoArmedOptions, make_two_armed
 from ragen_apo.environments.base import validate_options
-from ragen_apo.environments.bernoulli import BernoulliOptions, make_bernoulli
-from ragen_apo.environments.game import GameEnvironment
-from ragen_apo.environments.two_armed import TwoArmedOptions, make_two_armed
+from ragen_apo.environments.toolkit.game import GameEnvironment
 
 
 class _Kind(BaseModel):

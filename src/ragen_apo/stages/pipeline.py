@@ -31,9 +31,9 @@ from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_latest_checkpoint
-from ragen_apo.training.inputs import check_run_inputs
-from ragen_apo.training.origin import (
+from ragen_apo.session import Session, open_session
+from ragen_apo.stages.inputs import check_run_inputs
+from ragen_apo.stages.origin import (
     note_origin,
     note_reference,
     require_checkpoints,
@@ -42,12 +42,12 @@ from ragen_apo.training.origin import (
     require_same_initial_model,
     require_same_origin,
 )
-from ragen_apo.training.session import Session, open_session
-from ragen_apo.training.stage_one import estimate_values
-from ragen_apo.training.stage_two import run_stage_two
-from ragen_apo.training.supervised import copy_phase, demonstrations_phase, run_supervised_phase
-from ragen_apo.training.warm_start import play_demonstrations
+from ragen_apo.stages.training import run_stage_two
+from ragen_apo.stages.values import estimate_values
+from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_latest_checkpoint
 from ragen_apo.types import Task
+from ragen_apo.warm_start.batches import play_demonstrations
+from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase, run_supervised_phase
 
 
 def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:

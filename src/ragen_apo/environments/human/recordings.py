@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from ragen_apo.environments.base import EnvironmentProperties
-from ragen_apo.environments.play import PlayedEpisode
+from ragen_apo.environments.human.play import PlayedEpisode
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import parse_json, parse_record
 from ragen_apo.types import Task

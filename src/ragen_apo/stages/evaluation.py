@@ -19,8 +19,8 @@ from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.files import check_writable
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.training.origin import require_same_origin
-from ragen_apo.training.session import open_session
+from ragen_apo.session import open_session
+from ragen_apo.stages.origin import require_same_origin
 
 
 def evaluate_run(

@@ -19,9 +19,9 @@ from ragen_apo.environments.webshop.colors import normalize_color
 from ragen_apo.environments.webshop.goals import goal_of_task
 from ragen_apo.environments.webshop.pages import AvailableActions
 from ragen_apo.environments.webshop.reward import MATCH_ABOVE
-from ragen_apo.environments.webshop.session import PAGE_SIZE, Page, Session
 from ragen_apo.environments.webshop.text_match import token_set_ratio
 from ragen_apo.environments.webshop.views import ProductViews
+from ragen_apo.environments.webshop.visit import PAGE_SIZE, Page, Session
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_apo.environments.grid_text import DIRECTIONS, Board
+from ragen_apo.environments.toolkit.grid_text import DIRECTIONS, Board
 
 SYMBOLS = "#_OXP*S"
 WALL, FLOOR, TARGET, BOX, PLAYER, BOX_ON_TARGET, PLAYER_ON_TARGET = SYMBOLS

@@ -12,10 +12,10 @@ from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import Reply
-from ragen_apo.environments.recordings import Recording, select_recordings
+from ragen_apo.environments.human.recordings import Recording, select_recordings
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import write_json_lines_atomically
-from ragen_apo.training.session import Session
+from ragen_apo.session import Session
 from ragen_apo.types import StopReason, Task, Trajectory
 
 

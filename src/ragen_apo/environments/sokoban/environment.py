@@ -17,25 +17,7 @@ from ragen_apo.environments.base import (
     ScriptedPolicy,
     validate_options,
 )
-from ragen_apo.environments.game import GameEnvironment, digest_of_options
-from ragen_apo.environments.grid_text import (
-    DIRECTIONS,
-    TASK_COUNTS,
-    BoardLanguage,
-    GridOptions,
-    beside,
-    errand,
-    read_board,
-    symmetric_key,
-    view,
-)
-from ragen_apo.environments.named_actions import (
-    Effect,
-    NamedActionsGame,
-    join_actions,
-)
-from ragen_apo.environments.scripted import RandomActions, policies_around
-from ragen_apo.environments.sokoban_levels import (
+from ragen_apo.environments.sokoban.levels import (
     LevelDemands,
     Room,
     State,
@@ -48,7 +30,25 @@ from ragen_apo.environments.sokoban_levels import (
     walk_to,
     walks,
 )
-from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.game import GameEnvironment, digest_of_options
+from ragen_apo.environments.toolkit.grid_text import (
+    DIRECTIONS,
+    TASK_COUNTS,
+    BoardLanguage,
+    GridOptions,
+    beside,
+    errand,
+    read_board,
+    symmetric_key,
+    view,
+)
+from ragen_apo.environments.toolkit.named_actions import (
+    Effect,
+    NamedActionsGame,
+    join_actions,
+)
+from ragen_apo.environments.toolkit.scripted import RandomActions, policies_around
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "sokoban"

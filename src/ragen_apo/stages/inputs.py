@@ -7,38 +7,18 @@ that asks for what is not there: training tasks, the split of evaluations, a tea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config import RunConfig
-from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, make_environment
-from ragen_apo.environments.recordings import select_recordings
+from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import check_model
 from ragen_apo.policy.lora import require_peft
-from ragen_apo.training.draw_order import missing_categories, seeded_part
+from ragen_apo.task_order import HasTasks, missing_categories, training_tasks
 from ragen_apo.training.replay import refuse_luck
-from ragen_apo.types import Task
 from ragen_apo.values.store import ValueStore
-
-
-class HasTasks(Protocol):
-    """An environment or a pool of them."""
-
-    @property
-    def properties(self) -> EnvironmentProperties:
-        """What the environment declares about itself."""
-        ...
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split; ConfigError for an unknown one."""
-        ...
-
-    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """Policies by name."""
-        ...
 
 
 def check_start(config: RunConfig) -> None:
@@ -74,29 +54,6 @@ def check_run_inputs(
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:
         _check_recordings(Path(path), environment)
-
-
-def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
-    """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
-
-    Raises ConfigError if there is none, or none of a category that has a weight.
-    """
-    tasks = list(environment.tasks("train"))
-    if not tasks:
-        raise ConfigError(
-            f"the environment {config.environment.name!r} has no task in the split "
-            "'train' with these options; change them (section environment) or its data"
-        )
-    limit = config.training.max_tasks
-    weights = environment.properties.category_weights
-    if limit is not None and limit < len(tasks):
-        tasks = seeded_part(tasks, size=limit, weights=weights, seed=config.seed)
-    if missing := missing_categories(tasks, weights):
-        raise ConfigError(
-            f"no training task is of {', '.join(missing)}, which should come up by its "
-            f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
-        )
-    return tasks
 
 
 def _check_split(split: str, environment: HasTasks) -> None:

@@ -16,13 +16,13 @@ from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import seeded_torch
 from ragen_apo.seeding import derive_seed
+from ragen_apo.session import Session
+from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.checkpoint import Position, load_moments, save_checkpoint
-from ragen_apo.training.draw_order import DrawOrder
 from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
-from ragen_apo.training.recorded import recorded_demonstrations
-from ragen_apo.training.session import Session
-from ragen_apo.training.warm_start import (
+from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
+from ragen_apo.warm_start.batches import (
     SupervisedBatch,
     accumulate_supervised_gradients,
     copy_batch,
@@ -32,7 +32,7 @@ from ragen_apo.training.warm_start import (
     play_demonstrations,
     relabel,
 )
-from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
+from ragen_apo.warm_start.recorded_episodes import recorded_demonstrations
 
 WARMUP_STEPS = 20
 MAX_GRAD_NORM = 1.0

@@ -13,7 +13,13 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.arithmetic import (
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    Reply,
+    ScriptedPolicy,
+    validate_options,
+)
+from ragen_apo.environments.countdown.arithmetic import (
     OPERATORS,
     ExpressionError,
     Part,
@@ -21,15 +27,9 @@ from ragen_apo.environments.arithmetic import (
     find_expression,
     read_expression,
 )
-from ragen_apo.environments.base import (
-    EnvironmentProperties,
-    Reply,
-    ScriptedPolicy,
-    validate_options,
-)
-from ragen_apo.environments.game import Answer, GameEnvironment, digest_of_options
-from ragen_apo.environments.scripted import Mixture
-from ragen_apo.environments.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
+from ragen_apo.environments.toolkit.scripted import Mixture
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
 

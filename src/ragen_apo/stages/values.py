@@ -18,16 +18,16 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.training.draw_order import missing_categories
-from ragen_apo.training.origin import require_same_origin
-from ragen_apo.training.rollouts import ReferenceValues
-from ragen_apo.training.selection import select_stored_tasks
-from ragen_apo.training.session import Session, open_session
+from ragen_apo.session import Session, open_session
+from ragen_apo.stages.collect_values import collect_values
+from ragen_apo.stages.origin import require_same_origin
+from ragen_apo.stages.task_selection import select_stored_tasks
+from ragen_apo.task_order import missing_categories
 from ragen_apo.types import Task, Trajectory, TurnFlag
-from ragen_apo.values.collect import collect_values
 from ragen_apo.values.conditions import SamplingConditions
+from ragen_apo.values.coverage import coverage_report, coverage_sentence, few_are_solved
 from ragen_apo.values.estimator import SampleSchedule
-from ragen_apo.values.report import coverage_report, coverage_sentence, few_are_solved
+from ragen_apo.values.reference_values import ReferenceValues
 from ragen_apo.values.state_values import state_coverage, state_values
 from ragen_apo.values.store import ValueStore
 

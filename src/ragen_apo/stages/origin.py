@@ -22,8 +22,8 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import CHECKSUMS, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import STAGE_TWO, Position
-from ragen_apo.training.session import Session
 
 MAY_CHANGE = (
     "run.num_threads",

@@ -1,0 +1,1 @@
+"""Countdown: an expression of given numbers that reaches a target."""

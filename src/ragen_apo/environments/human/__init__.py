@@ -1,0 +1,1 @@
+"""People as players: episodes in the terminal, and what they record."""

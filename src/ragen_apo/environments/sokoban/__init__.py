@@ -1,0 +1,1 @@
+"""Sokoban: boxes onto targets, on levels that are generated and solved."""

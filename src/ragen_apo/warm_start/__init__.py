@@ -1,0 +1,1 @@
+"""From an untrained model to a reference policy: copying, then demonstrations."""
