@@ -79,7 +79,7 @@ TrustRemoteCode = Annotated[bool, Parameter(negative=())]
 
 @app.command(
     help_epilogue=_examples(
-        "train --config configs/shop.yaml --run-dir runs/mine --apo.beta2 0.1",
+        "train --config configs/shop.yaml --run-dir runs/mine --algorithm.beta2 0.1",
         "train --run-dir runs/mine --resume",
     )
 )
@@ -96,7 +96,7 @@ def train(
     Parameters
     ----------
     overrides
-        Configuration keys to change, such as `--apo.beta2 0.05 --training.max_steps 20`;
+        Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
         docs/configuration.md has all of them.
     run_dir
         Where everything goes; must not exist yet, except with --resume.
@@ -110,7 +110,6 @@ def train(
         With --resume: run Python code that the run names: its model's, and an environment's
         (path.py:function). What the run's own configuration says of trust does not count.
     """
-    from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.run_directory import clear_failed_start
     from ragen_apo.stages.pipeline import train as train_run
@@ -119,7 +118,7 @@ def train(
     run, settings = _run_to_train(
         run_dir, config, list(overrides), resume=resume, trust_remote_code=trust_remote_code
     )
-    console.print(f"{ALGORITHMS[settings.algorithm].sentence}.", highlight=False, soft_wrap=True)
+    console.print(f"{settings.algorithm.traits.sentence}.", highlight=False, soft_wrap=True)
     try:
         with ConsoleProgress(console) as progress:
             train_run(settings, run, progress=progress)
@@ -171,10 +170,8 @@ def estimate_values(
 
     directory, settings = _existing_run(run, trust_remote_code=trust_remote_code)
     if samples is not None:
-        changed = settings.apo.model_copy(
-            update={"num_value_samples": samples, "adaptive_vstar": False}
-        )
-        settings = settings.model_copy(update={"apo": changed})
+        changed = settings.values.model_copy(update={"num_samples": samples, "adaptive": False})
+        settings = settings.model_copy(update={"values": changed})
     with ConsoleProgress(console) as progress:
         coverage = estimate_run_values(
             settings, directory, version=reference, split=split, progress=progress
@@ -510,7 +507,6 @@ def _existing_run(path: Path, *, trust_remote_code: bool) -> tuple[RunDirectory,
 def _evaluate(
     run: RunDirectory, settings: RunConfig, *, split: str, episodes: int, pass_k: int | None
 ) -> None:
-    from ragen_apo.config.algorithms import ALGORITHMS
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.evaluation.evaluate import EvaluationPlan
     from ragen_apo.stages.evaluation import evaluate_run
@@ -523,7 +519,7 @@ def _evaluate(
     )
     with ConsoleProgress(console) as progress:
         results = evaluate_run(settings, run, plan=plan, pass_k=pass_k, progress=progress)
-    _print_results(results, method=f"{ALGORITHMS[settings.algorithm].name} (trained)")
+    _print_results(results, method=f"{settings.algorithm.traits.label} (trained)")
 
 
 def _print_results(results: dict, *, method: str) -> None:

@@ -75,13 +75,13 @@ class Session:
         RunDirectoryError for a model of the run that is not what the run has saved.
         """
         self._refuse_damage(Path(folder))
-        precision = self.config.run.mixed_precision
+        precision = self.config.machine.mixed_precision
         model = load_language_model(
             folder,
             device=self.device,
             dtype=self.dtype,
             autocast=None if precision == "none" else getattr(torch, precision),
-            gradient_checkpointing=self.config.run.gradient_checkpointing,
+            gradient_checkpointing=self.config.machine.gradient_checkpointing,
             trust_remote_code=self.config.policy.trust_remote_code,
         )
         check_positions(
@@ -152,5 +152,5 @@ class Session:
 def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:
     """Sets the machine up and makes the environments; configuration errors surface here."""
     opened = time.perf_counter()
-    device, dtype = set_up_machine(config.run)
+    device, dtype = set_up_machine(config.machine)
     return Session(config, run, build_environments(config), device, dtype, progress, opened)

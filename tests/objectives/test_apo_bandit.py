@@ -25,7 +25,7 @@ def kl(first, second):
     return (first.exp() * (first - second)).sum().item()
 
 
-def train_on_samples(arms, *, wrong_by=0.0, form=LossForm.REGRESSION, num_steps=600, rate=3.0):
+def train_on_samples(arms, *, wrong_by=0.0, form="regression", num_steps=600, rate=3.0):
     """Plain SGD at a constant rate on 16 sampled arms per step."""
     reference, returns, v_star, _ = arms
     logits = torch.zeros(5, requires_grad=True)

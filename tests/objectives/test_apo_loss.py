@@ -146,8 +146,8 @@ def test_the_normalised_log_ratio_has_its_optimum_at_tokens_times_advantage_over
     advantage_over_beta, num_tokens = 6.0, torch.tensor([1, 3])
     mask_BT = torch.tensor([[True, False, False], [True, True, True]])
     for normalization, optimum_B in (
-        (LengthNormalization.NONE, torch.full((2,), advantage_over_beta)),
-        (LengthNormalization.TOKENS, advantage_over_beta * num_tokens),
+        ("none", torch.full((2,), advantage_over_beta)),
+        ("tokens", advantage_over_beta * num_tokens),
     ):
         batch = {
             "logprobs_BT": mask_BT * (optimum_B / num_tokens)[:, None],
@@ -222,7 +222,7 @@ def test_on_policy_any_baseline_gives_the_gradient_of_the_objective(form, wrong_
     def loss(logprobs):
         log_ratio = logprobs - reference
         left = residual(log_ratio, returns_B=returns, v_star_B=baseline, beta2=beta2)
-        if form is LossForm.REGRESSION:
+        if form == "regression":
             return regression_loss(left, beta2=beta2)
         return weighted_loss(left, log_ratio_B=log_ratio)
 
@@ -280,7 +280,7 @@ def test_only_the_loss_carries_a_gradient_and_the_rest_is_per_sequence(batch):
     batch["reference_logprobs_BT"].requires_grad_()
     output = apo_loss(
         **batch,
-        settings=ApoSettings(length_normalization=LengthNormalization.TOKENS),
+        settings=ApoSettings(length_normalization="tokens"),
         num_sequences=6,
     )
     output.loss.backward()
@@ -313,8 +313,8 @@ def test_inputs_that_do_not_fit_are_rejected(batch, name, value, message):
 def test_the_default_settings_are_the_papers():
     assert ApoSettings() == ApoSettings(
         beta2=1e-3,
-        loss=LossForm.REGRESSION,
-        length_normalization=LengthNormalization.NONE,
+        loss="regression",
+        length_normalization="none",
         advantage_clamp=None,
         kl_coefficient=0.0,
     )

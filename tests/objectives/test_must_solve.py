@@ -173,7 +173,7 @@ def from_reinforce_plus_plus(rollouts):
         rollouts.old_logprobs_BT,
         reference_logprobs_BT=torch.where(rollouts.old_logprobs_BT == 0, 0.0, uniform_BT),
         mask_BT=rollouts.mask,
-        estimator=KlEstimator.K1,
+        estimator="k1",
     )
     rewards_BT = penalize_rewards(
         rollouts.rewards_BT, kl_BT=kl_BT, mask_BT=rollouts.mask, coefficient=0.01
@@ -187,25 +187,25 @@ def from_normalized(rollouts):
 
 
 ESTIMATORS = {
-    "PPO": (from_gae, Aggregation.TOKEN_MEAN),
-    "PPO, bi-level": (from_bi_level_gae, Aggregation.TOKEN_MEAN),
-    "GRPO": (from_groups(grpo_advantages), Aggregation.SEQUENCE_MEAN_TOKEN_MEAN),
-    "Dr. GRPO": (from_groups(dr_grpo_advantages), Aggregation.CONSTANT),
-    "RLOO": (from_groups(rloo_advantages), Aggregation.SEQUENCE_MEAN_TOKEN_SUM),
-    "GiGPO": (from_gigpo, Aggregation.TOKEN_MEAN),
-    "REINFORCE": (from_reinforce, Aggregation.SEQUENCE_MEAN_TOKEN_SUM),
-    "REINFORCE++": (from_reinforce_plus_plus, Aggregation.TOKEN_MEAN),
+    "PPO": (from_gae, "token_mean"),
+    "PPO, bi-level": (from_bi_level_gae, "token_mean"),
+    "GRPO": (from_groups(grpo_advantages), "sequence_mean_token_mean"),
+    "Dr. GRPO": (from_groups(dr_grpo_advantages), "constant"),
+    "RLOO": (from_groups(rloo_advantages), "sequence_mean_token_sum"),
+    "GiGPO": (from_gigpo, "token_mean"),
+    "REINFORCE": (from_reinforce, "sequence_mean_token_sum"),
+    "REINFORCE++": (from_reinforce_plus_plus, "token_mean"),
     "REINFORCE++-baseline": (
         lambda rollouts: reinforce_plus_plus_baseline_advantages(
             rollouts.returns, group_B=GROUP_B, mask_BT=rollouts.mask
         ),
-        Aggregation.TOKEN_MEAN,
+        "token_mean",
     ),
     "BRPO": (
         lambda rollouts: rollouts.spread(brpo_advantages(rollouts.returns)),
-        Aggregation.TOKEN_MEAN,
+        "token_mean",
     ),
-    "asymmetric clip": (from_normalized, Aggregation.TOKEN_MEAN),
+    "asymmetric clip": (from_normalized, "token_mean"),
 }
 
 
@@ -278,7 +278,7 @@ def train(task, name, *, seed=0, shuffled=False):
                     mask_BT=mask_BT,
                 ).loss_BT
                 loss = loss + aggregate(
-                    value_loss_BT, mask_BT=mask_BT, aggregation=Aggregation.TOKEN_MEAN, **counts
+                    value_loss_BT, mask_BT=mask_BT, aggregation="token_mean", **counts
                 )
             optimizer.zero_grad()
             loss.backward()

@@ -51,7 +51,7 @@ def test_micro_batches_add_up(mask_BT):
         return aggregate(
             loss_BT,
             mask_BT=mask_BT[rows],
-            aggregation=Aggregation.TOKEN_MEAN,
+            aggregation="token_mean",
             num_sequences=5,
             num_tokens=int(mask_BT.sum()),
         )

@@ -11,7 +11,8 @@ from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits, 
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
-from ragen_apo.config.agent import ContextConfig, MachineConfig
+from ragen_apo.config.agent import ContextConfig
+from ragen_apo.config.machine import MachineConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.generation import GenerationEngine
@@ -35,8 +36,8 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
     if name == "cuda" and not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for CPUs"
         raise ConfigError(
-            f"run.device is cuda, and torch {torch.__version__}, {built}, finds no GPU here. Set "
-            "run.device to auto or cpu, or install a CUDA build of torch and check `nvidia-smi`"
+            f"machine.device is cuda, and torch {torch.__version__}, {built}, finds no GPU here. "
+            "Set machine.device to auto or cpu, or install a CUDA build of torch and check `nvidia-smi`"
         )
     return torch.device(name), getattr(torch, machine.dtype)
 
@@ -108,7 +109,7 @@ def sampling_conditions(
         parser_version=PARSER_VERSION,
         max_response_tokens=config.agent.max_response_tokens,
         max_context_tokens=config.agent.max_context_tokens,
-        temperature=config.apo.temperature,
+        temperature=config.sampling.temperature,
         format_penalty=config.agent.format_penalty,
         invalid_action_penalty=config.agent.invalid_action_penalty,
     )

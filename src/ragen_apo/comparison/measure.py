@@ -1,7 +1,7 @@
 """What a finished run has cost and reached, Stage 1 included.
 
 Seconds are those of Stage 1, rollouts and updates: not the warm start, which all runs share, and
-not the evaluations. What a new reference costs (`apo.reference_refresh`) is counted at the start.
+not the evaluations. What a new reference costs (the section `reference`) is counted at the start.
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@ target: 0.9                # success whose time and tokens are reported
 shared: {training: {eval_every: 10}}      # changed for all
 runs:
   A*-PO: {}                # names are free; each holds sections as a configuration does
-  GRPO: {algorithm: grpo}
+  GRPO: {algorithm: {name: grpo, num_minibatches: 2}}
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from ragen_apo.config import RunConfig, parse_config
-from ragen_apo.config.overrides import merge
+from ragen_apo.config.load import merge_layers
 from ragen_apo.config.section import Count, Positive, Section, Seed
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
@@ -65,9 +64,10 @@ class Comparison:
     base: Mapping[str, Any]
 
     def reference(self, seed: int) -> RunConfig:
-        """The run that only makes the reference: no Stage 1, no step of Stage 2."""
-        last = {"algorithm": "grpo", "training": {"max_steps": 0}, "seed": seed}
-        return self._config(self.settings.shared, last, source=f"the reference of seed {seed}")
+        """The run whose warm start makes the reference."""
+        return self._config(
+            self.settings.shared, {"seed": seed}, source=f"the reference of seed {seed}"
+        )
 
     def run(self, name: str, seed: int, *, reference: Path) -> RunConfig:
         """One run from that reference."""
@@ -80,7 +80,10 @@ class Comparison:
         return self._config(self.settings.shared, own, last, source=f"run {name!r}")
 
     def _config(self, *layers: Mapping[str, Any], source: str) -> RunConfig:
-        values = functools.reduce(merge, layers, self.base)
+        problems: list[str] = []
+        values = merge_layers([self.base, *layers], problems)
+        if problems:
+            raise ConfigError(f"{source} cannot be used: {'; '.join(problems)}")
         return parse_config(dump_yaml(values), source=source)
 
 

@@ -1,8 +1,57 @@
 """`python -m ragen_apo.config` prints docs/configuration.md."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterator
 
-from ragen_apo.config.messages import keys_of, reference_page
+from ragen_apo.config.algorithms import ALGORITHMS, AlgorithmConfig, algorithm_class
+from ragen_apo.config.messages import Key, key_table, keys_of, reference_page
 from ragen_apo.config.run import RunConfig
+from ragen_apo.config.section import Section
 
-sys.stdout.write(reference_page({key.path: key for key in keys_of(RunConfig)}))
+
+def algorithm_pages() -> Iterator[str]:
+    """The section `algorithm`: what each one is, its own options, and those that several share."""
+    classes = [algorithm_class(name) for name in ALGORITHMS]
+    yield from ("", "## algorithm", "")
+    yield "A name alone, `algorithm: grpo`, means its defaults. An option of another algorithm is"
+    yield "an error. Where a comparison or the command line names another algorithm, the options"
+    yield "that both have stay."
+    yield from ("", "| name | what it does | advantage |", "|---|---|---|")
+    for each in classes:
+        traits = each.traits
+        yield f"| `{each.model_fields['name'].default}` | {traits.sentence} | {traits.advantage} |"
+    shared = [
+        base
+        for base in dict.fromkeys(base for each in classes for base in reversed(each.__mro__))
+        if issubclass(base, AlgorithmConfig) and base not in (AlgorithmConfig, *classes)
+    ]
+    for each in [*classes, *shared]:
+        keys = [key for key in _own_keys(each) if key.has_value]
+        if not keys:
+            continue
+        if each in classes:
+            heading = f"algorithm: {each.model_fields['name'].default}"
+        else:
+            names = [c.model_fields["name"].default for c in classes if issubclass(c, each)]
+            heading = f"algorithm: {', '.join(names)}"
+        yield from ("", f"### {heading}", "", " ".join((each.__doc__ or "").split()), "")
+        yield from key_table(keys, within="algorithm.")
+
+
+def _own_keys(section: type[Section]) -> list[Key]:
+    """Keys that a class itself declares, with those of sections below; the name aside."""
+    own = {f"algorithm.{name}" for name in vars(section).get("__annotations__", {})}
+    return [
+        key
+        for key in keys_of(section, "algorithm.")
+        if key.path != "algorithm.name" and ".".join(key.path.split(".")[:2]) in own
+    ]
+
+
+if __name__ == "__main__":
+    page = reference_page({key.path: key for key in keys_of(RunConfig)})
+    head, section, tail = page.partition("\n## algorithm\n")
+    rest = tail[tail.index("\n## ") :]
+    sys.stdout.write(head + "\n".join(algorithm_pages()) + "\n" + rest)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from ragen_apo.config.algorithms import APO_ALIASES, replace_aliases
+from ragen_apo.config.algorithms import DEFAULT, algorithm_class, algorithm_names, as_section
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
+from ragen_apo.config.moved import SOURCE_STYLE, is_of_0_1, present_keys
 from ragen_apo.config.overrides import merge, parse_overrides
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
@@ -20,7 +22,7 @@ MAX_PROBLEMS = 40
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in a YAML file, changed by overrides `--apo.beta2 0.05` or `--seed=3`.
+    """The configuration in a YAML file, changed by overrides `--values.beta1 0.1` or `--seed=3`.
 
     Raises ConfigError with everything that is wrong, in the file and in the overrides.
     """
@@ -41,9 +43,15 @@ def load_run_config(path: Path) -> RunConfig:
 
     Raises ConfigError if keys are missing; a file that was cut off must not mean defaults.
     """
+    values = _values_of_run(path)
+    if is_of_0_1(values):
+        raise ConfigError(
+            f"{path} was written by ragen-apo 0.1, whose checkpoints this version does not go on "
+            "from; `ragen-apo report` still reads the run, and for everything else install "
+            "ragen-apo 0.1."
+        )
     config = load_config(path)
-    values, _ = parse_yaml(read_yaml(path))
-    missing = list(_missing_keys(config.model_dump(by_alias=True), values or {}))
+    missing = list(_missing_keys(config.model_dump(by_alias=True), values))
     if missing:
         raise ConfigError(
             f"{path} lacks {len(missing)} of a run's keys, such as {', '.join(missing[:3])}: it "
@@ -52,6 +60,15 @@ def load_run_config(path: Path) -> RunConfig:
             "(docs/configuration.md has the defaults)."
         )
     return config
+
+
+def _values_of_run(path: Path) -> Mapping[str, Any]:
+    """What the YAML says; nothing where it cannot be read, which `load_config` explains."""
+    try:
+        values, _ = parse_yaml(read_yaml(path))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, Mapping) else {}
 
 
 def _missing_keys(
@@ -74,19 +91,19 @@ def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> Ru
     if not isinstance(values, dict):
         raise ConfigError(
             f"{source} holds {shown(values)}, expected a mapping of sections such as "
-            "`apo: {beta2: 0.05}`"
+            "`optimizer: {learning_rate: 1e-4}`"
         )
     if {"base", "runs"} <= values.keys():
         raise ConfigError(f"{source} is a comparison: ragen-apo compare --config {source}")
-    keys = known_keys()
-    changes, override_problems = parse_overrides(overrides, keys=keys, open_section="environment")
+    changes, override_problems = parse_overrides(overrides, keys=override_keys())
     problems += override_problems
-    layers = [_without_aliases(layer, problems) for layer in (values, changes)]
+    merged = merge_layers([values, changes], problems)
+    keys = known_keys(merged.get("algorithm"))
     try:
-        config = RunConfig.model_validate(merge(*layers))
+        config = RunConfig.model_validate(merged)
     except ValidationError as error:
         details = error.errors()
-        problems += [describe_problem(detail, keys) for detail in details[:MAX_PROBLEMS]]
+        problems += [_describe(detail, keys) for detail in details[:MAX_PROBLEMS]]
         problems += [""] * len(details[MAX_PROBLEMS:])
     else:
         if not problems:
@@ -99,26 +116,61 @@ def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> Ru
     )
 
 
+def _describe(detail: ErrorDetails, keys: Mapping[str, Key]) -> str:
+    """A finding of pydantic as a sentence; of an algorithm's option also whose it is."""
+    section, *names = detail["loc"]
+    if section == "algorithm" and len(names) == 1 and detail["type"] == "extra_forbidden":
+        owners = [n for n in algorithm_names() if names[0] in algorithm_class(n).model_fields]
+        if owners:
+            return f"algorithm.{names[0]}: unknown key; it is an option of {', '.join(owners)}"
+    return describe_problem(detail, keys)
+
+
 def resolved_yaml(config: RunConfig) -> str:
     """YAML with every key, defaults included, that loads back to an equal configuration."""
     return dump_yaml(config.model_dump(by_alias=True))
 
 
-def known_keys() -> dict[str, Key]:
-    """Every key written with dots, other names included."""
+def known_keys(algorithm: Any = None) -> dict[str, Key]:
+    """Every key written with dots; of the section `algorithm` those of this algorithm."""
     keys = {key.path: key for key in keys_of(RunConfig)}
-    for alias, names in APO_ALIASES.items():
-        keys[f"apo.{alias}"] = Key(f"apo.{alias}", keys[f"apo.{names[-1]}"].field)
+    section = as_section(algorithm)
+    name = section.get("name", DEFAULT) if isinstance(section, Mapping) else DEFAULT
+    if name in algorithm_names():
+        keys |= {key.path: key for key in keys_of(algorithm_class(name), "algorithm.")}
     return keys
 
 
-def _without_aliases(layer: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Aliases replaced within one source, so that the next source overrides the keys they set."""
-    if "apo" not in layer:
-        return layer
-    try:
-        return {**layer, "apo": replace_aliases(layer["apo"])}
-    except ValueError as error:
-        problems.append(f"apo: {error}")
-        apo = {key: value for key, value in layer["apo"].items() if key not in APO_ALIASES}
-        return {**layer, "apo": apo}
+def override_keys() -> dict[str, Key]:
+    """Every key that the command line may set: those of all algorithms, and the source's style."""
+    keys = known_keys()
+    for name in algorithm_names():
+        keys |= known_keys(name)
+    return keys | {f"apo.{name}": keys[new[-1]] for name, new in SOURCE_STYLE.items()}
+
+
+def merge_layers(layers: Sequence[Mapping[str, Any]], problems: list[str]) -> dict[str, Any]:
+    """Layers of keys, each over the ones before; notes what is wrong with the source's style.
+
+    A layer that names another algorithm keeps those of the options so far that this one has, too.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        given = present_keys(layer, problems)
+        if "algorithm" in given:
+            given["algorithm"] = as_section(given["algorithm"])
+            merged["algorithm"] = _options_for(given["algorithm"], merged.get("algorithm", {}))
+        merged = merge(merged, given)
+    return merged
+
+
+def _options_for(chosen: Any, before: Any) -> Any:
+    """The options so far, without those that the algorithm chosen now does not have."""
+    if not (isinstance(chosen, Mapping) and isinstance(before, Mapping)):
+        return before
+    name, old = chosen.get("name"), before.get("name", DEFAULT)
+    if name is None or name == old or name not in algorithm_names():
+        return before
+    known = algorithm_class(name).model_fields
+    of_old = algorithm_class(old).model_fields if old in algorithm_names() else {}
+    return {key: v for key, v in before.items() if key in known or key not in of_old}

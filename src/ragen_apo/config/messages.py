@@ -1,7 +1,7 @@
 """Sentences about configuration keys: what is allowed, what was wrong, what was meant.
 
 Everything is read from the pydantic models, so messages and docs/configuration.md cannot disagree
-with what is checked. All functions take the root model; a key is written with dots: `apo.beta2`.
+with what is checked. A key is written with dots: `optimizer.learning_rate`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from ragen_apo.config.moved import REMOVED, moved_to
 
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 _TYPE_NAMES = {
@@ -119,6 +121,10 @@ def _constraints(metadata: Sequence[Any]) -> Iterator[Any]:
 
 def suggestion(path: str, known: list[str]) -> str:
     """What a reader of an unknown key should do: the likeliest keys, or those of the section."""
+    if new := moved_to(path):
+        return f"it is {new} now"
+    if path.startswith(REMOVED):
+        return "it has been removed; leave it out"
     parent, _, leaf = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     same_name = [key for key in known if key.rpartition(".")[2] == leaf]
@@ -128,8 +134,8 @@ def suggestion(path: str, known: list[str]) -> str:
     anywhere = difflib.get_close_matches(path, known, n=1)
     if anywhere:
         return f"did you mean {anywhere[0]}?"
-    place = f"in {parent}" if parent else "here"
-    return f"known {place}: {', '.join(siblings or known)}"
+    where = f"in {parent}" if parent else "here"
+    return f"known {where}: {', '.join(siblings or known)}"
 
 
 def _plain(value: Any) -> str:
@@ -172,8 +178,9 @@ def reference_page(keys: Mapping[str, Key]) -> str:
         "# Configuration",
         "",
         "Every key that a YAML file may hold; one that is left out has its default. On the",
-        "command line the same keys are written with dots: `--apo.beta2 0.05`. The options of an",
-        "environment, further keys of its section, have [a page of their own](environments.md).",
+        "command line the same keys are written with dots: `--optimizer.learning_rate 1e-4`. The",
+        "options of an environment, further keys of its section, have",
+        "[a page of their own](environments.md).",
         "`python -m ragen_apo.config` prints this page.",
         "",
     ]
@@ -199,7 +206,8 @@ def key_table(keys: Iterable[Key], *, within: str = "", links: bool = False) -> 
 def _row(key: Key, *, name: str, link: bool) -> str:
     default = ""
     if key.has_value:
-        default = "required" if key.field.is_required() else f"`{_plain(key.field.default)}`"
+        value = key.field.get_default(call_default_factory=True)
+        default = "required" if key.field.is_required() else f"`{_plain(value)}`"
     meaning = " ".join((key.field.description or "").split())  # a line break would end the table
     meaning = meaning.replace("|", "\\|")
     if key.section and link:

@@ -1,4 +1,4 @@
-"""Overrides from the command line, `--apo.beta2 0.05` or `--seed=3`, as nested mappings.
+"""Overrides from the command line, `--values.beta1 0.1` or `--seed=3`, as nested mappings.
 
 The result is laid over the YAML file's mapping before anything is validated, so that an override is
 checked by the same rules as a line of the file.
@@ -15,11 +15,11 @@ from ragen_apo.errors import ConfigError
 
 
 def parse_overrides(
-    tokens: Sequence[str], *, keys: Mapping[str, Key], open_section: str
+    tokens: Sequence[str], *, keys: Mapping[str, Key]
 ) -> tuple[dict[str, Any], list[str]]:
     """The overrides as nested mappings, and one sentence for each token that cannot be used.
 
-    `keys` are the known keys written with dots; below `open_section` every key is accepted. Of two
+    `keys` are the known keys written with dots; below `environment` every key is accepted. Of two
     overrides of one key the last counts. Values are YAML, except where the key holds text: there
     whatever YAML would read as something else is taken as it stands.
     """
@@ -38,7 +38,7 @@ def parse_overrides(
                 problems.append(f"{token}: no value; write {token} VALUE")
                 continue
             text = remaining.pop(0)
-        if path not in keys and not path.startswith(f"{open_section}."):
+        if path not in keys and not path.startswith("environment."):
             problems.append(f"--{name}: unknown key; {suggestion(path, list(keys))}")
             continue
         if path.count(".") >= MAX_DEPTH:
@@ -54,6 +54,8 @@ def parse_overrides(
         problems += [f"--{name}: {duplicate}" for duplicate in duplicates]
         if path in keys and keys[path].holds_text and not isinstance(value, str | None):
             value = text
+        if path == "algorithm" and isinstance(value, str):
+            path = "algorithm.name"
         changes = merge(changes, _nested(path, value))
     return changes, problems
 
@@ -63,7 +65,7 @@ def parse_options(tokens: Sequence[str]) -> dict[str, Any]:
     prefixed = [
         token.replace("--", "--environment.", 1) if token[:2] == "--" else token for token in tokens
     ]
-    changes, problems = parse_overrides(prefixed, keys={}, open_section="environment")
+    changes, problems = parse_overrides(prefixed, keys={})
     if problems:
         raise ConfigError("\n".join(problems).replace("--environment.", "--"))
     return changes.get("environment", {})

@@ -1,4 +1,4 @@
-"""The sections on the course of training: steps, stop rules, monitors, evaluation."""
+"""Stage 2 and what is measured: sampling, steps, updates, references, stop rules, evaluation."""
 
 from __future__ import annotations
 
@@ -6,15 +6,95 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ragen_apo.choices import (
+    FilterOrder,
+    FilterScore,
+    FilterStrategy,
+    Schedule,
+    ScoreStatistic,
+    ZeroVariance,
+)
 from ragen_apo.config.section import (
     Count,
     CountOrZero,
+    LearningRate,
     NonNegative,
     Positive,
     Section,
     Size,
     whole_number,
 )
+
+
+class SamplingConfig(Section):
+    """How the policy samples in Stage 1 and Stage 2."""
+
+    temperature: Positive = 1.0
+    """Logits are divided by it; the policy that is trained is the one that this makes."""
+
+
+class OptimizerConfig(Section):
+    """AdamW on the policy, for every algorithm."""
+
+    learning_rate: LearningRate = 3e-4
+    """Peak learning rate."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Positive = 1.0
+    """Gradient clipping; A*-PO's loss is divided by 2 beta2 first."""
+    warmup_steps: CountOrZero = 0
+    """Steps of linear warm-up."""
+    schedule: Schedule = "constant"
+    """Learning rate after the warm-up, down to 0 at training.max_steps."""
+
+
+class ReferenceConfig(Section):
+    """When the policy becomes the new reference, and V* is estimated again where it is used."""
+
+    refresh_every_steps: Count | None = None
+    """After this many steps; null for never."""
+    refresh_max_kl: Positive | None = None
+    """When the mean KL per trajectory passes this; null for never."""
+
+    @property
+    def is_refreshed(self) -> bool:
+        """Whether any rule makes new references."""
+        return self.refresh_every_steps is not None or self.refresh_max_kl is not None
+
+
+class RolloutFilterConfig(Section):
+    """Which tasks are trained on, by a score of their rollouts (StarPO-S). Looks at the rollouts of
+    each step; for A*-PO at those of Stage 1, of all tasks, once for each reference.
+    """
+
+    strategy: FilterStrategy = "none"
+    """`none` keeps all; best tasks first until they hold the share p of all scores (top_p), the k
+    best, the share p of the tasks, or those that have p times the best score (min_p)."""
+    value: NonNegative = 0.9
+    """p, or k for top_k."""
+    score: FilterScore = "return"
+    """What is scored: returns, mean -log pi of the sampled tokens, or their number."""
+    statistic: ScoreStatistic = "std"
+    """How the rollouts of a task give one score."""
+    order: FilterOrder = "largest"
+    """Which scores are best."""
+    zero_variance: ZeroVariance = "drop"
+    """What happens to tasks whose returns are all equal."""
+
+    @model_validator(mode="after")
+    def _value_fits_the_strategy(self) -> RolloutFilterConfig:
+        if self.strategy == "top_k":
+            if self.value < 1 or not self.value.is_integer():
+                raise ValueError(f"value of top_k must be a whole number >= 1, got {self.value:g}")
+        elif self.value > 1:
+            raise ValueError(f"value must be at most 1 except for top_k, got {self.value:g}")
+        may_be_negative = self.score == "return" and self.statistic == "mean"
+        if may_be_negative and self.strategy in ("top_p", "min_p"):
+            raise ValueError(
+                f"{self.strategy} takes shares of scores, and mean returns may be negative; use "
+                "top_p_softmax, top_k or top_fraction"
+            )
+        return self
 
 
 class EarlyStopConfig(Section):
@@ -49,11 +129,11 @@ class TrainingConfig(Section):
     """The loop of Stage 2."""
 
     max_steps: CountOrZero = 60
-    """Steps; each makes policy_gradient.num_epochs * num_minibatches updates, A*-PO makes one."""
+    """Steps; each makes algorithm.num_epochs * num_minibatches updates, A*-PO makes one."""
     max_tasks: Count | None = None
     """Training tasks of Stage 1 and Stage 2, drawn from the seed; null for the whole split."""
     tasks_per_step: Size = 64
-    """Tasks per step, each rolled out once or policy_gradient.group_size times."""
+    """Tasks per step, each rolled out once or algorithm.group_size times."""
     micro_batch_size: Size = 16
     """Contexts per forward pass; bounds memory, does not change the result. Those of one trajectory
     (one in `full`, up to one a turn in windows) stay together, even if they are more."""
@@ -67,6 +147,8 @@ class TrainingConfig(Section):
     """Steps between two checkpoints."""
     keep_checkpoints: Count = 2
     """Newest checkpoints to keep."""
+    shuffle_returns: bool = False
+    """Control experiment: give each trajectory another one's return."""
     early_stop: EarlyStopConfig = EarlyStopConfig()
 
 
@@ -77,8 +159,6 @@ class MonitorsConfig(Section):
     """Measure in the first step and then each time after so many; null for never."""
     num_thoughts: Annotated[int, BeforeValidator(whole_number), Field(ge=2, le=1000)] = 16
     """Tasks whose first thoughts are scored under each other's prompts; costs its square."""
-    gradient_buckets: bool = False
-    """Also measure the gradient's norm by the variance of returns; costs a pass of gradients."""
 
 
 class EvaluationConfig(Section):
@@ -92,4 +172,4 @@ class EvaluationConfig(Section):
     temperature: NonNegative = 0.0
     """Sampling temperature; 0 is greedy."""
     pass_k: Size | None = None
-    """Also play each task this often at apo.temperature and give pass@k."""
+    """Also play each task this often at sampling.temperature and give pass@k."""

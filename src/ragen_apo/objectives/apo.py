@@ -24,67 +24,40 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ragen_apo.errors import ConfigError
-from ragen_apo.objectives.tensors import enum_member, token_log_ratio
-
-
-class LossForm(str, Enum):
-    """Two losses with the same gradient; they differ in the number that is logged."""
-
-    REGRESSION = "regression"
-    WEIGHTED = "weighted"
-
-
-class LengthNormalization(str, Enum):
-    """What the log-ratio of a sequence is."""
-
-    NONE = "none"
-    """The sum over its sampled tokens: A*-PO."""
-    TOKENS = "tokens"
-    """Their mean. Another algorithm, whose optimum is Delta = T A / beta for T tokens."""
+from ragen_apo.choices import LengthNormalization, LossForm, check_choice
+from ragen_apo.objectives.tensors import token_log_ratio
 
 
 @dataclass(frozen=True)
 class ApoSettings:
-    """The knobs of Stage 2; the defaults are the paper's. Raises ConfigError out of range."""
+    """The knobs of Stage 2; the defaults are the paper's. Raises ValueError out of range."""
 
     beta2: float = 1e-3
     """Weight of KL(pi || pi_ref), in the unit of a return."""
-    loss: LossForm | Literal["regression", "weighted"] = LossForm.REGRESSION
-    length_normalization: LengthNormalization | Literal["none", "tokens"] = LengthNormalization.NONE
+    loss: LossForm = "regression"
+    length_normalization: LengthNormalization = "none"
     advantage_clamp: float | None = None
     """Largest |A| that a gradient sees, on both sides alike; None for no limit."""
     kl_coefficient: float = 0.0
     """Weight lambda of the additional `kl_penalty`, in the same unit as beta2."""
 
     def __post_init__(self) -> None:
-        # A plain "weighted" from a configuration file becomes the member that it names.
-        object.__setattr__(self, "loss", _member(LossForm, self.loss))
-        normalization = _member(LengthNormalization, self.length_normalization)
-        object.__setattr__(self, "length_normalization", normalization)
+        check_choice("loss", self.loss, LossForm)
+        check_choice("length_normalization", self.length_normalization, LengthNormalization)
         if not (math.isfinite(self.beta2) and self.beta2 > 0):
-            raise ConfigError(f"beta2 must be positive and finite, got {self.beta2}")
+            raise ValueError(f"beta2 must be positive and finite, got {self.beta2}")
         if self.advantage_clamp is not None and not self.advantage_clamp > 0:
-            raise ConfigError(
+            raise ValueError(
                 f"advantage_clamp must be positive or None for no limit, got {self.advantage_clamp}"
             )
         if not (math.isfinite(self.kl_coefficient) and self.kl_coefficient >= 0):
-            raise ConfigError(
+            raise ValueError(
                 f"kl_coefficient must be 0 or positive and finite, got {self.kl_coefficient}"
             )
-
-
-def _member(kind: type[Enum], value: str) -> Enum:
-    try:
-        return enum_member(kind, value)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -131,11 +104,9 @@ def apo_loss(
         logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT
     )
     num_tokens_B = mask_BT.sum(dim=1)
-    regressed_B = log_ratio_B
-    if settings.length_normalization is LengthNormalization.TOKENS:
-        regressed_B = log_ratio_B / num_tokens_B.clamp(min=1)
+    regressed_B = regressed_log_ratio(log_ratio_B, num_tokens_B, settings.length_normalization)
     residual_B = residual(regressed_B, returns_B=returns_B, v_star_B=v_star_B, beta2=settings.beta2)
-    if settings.loss is LossForm.REGRESSION:
+    if settings.loss == "regression":
         loss_B = regression_loss(
             residual_B - offset, beta2=settings.beta2, advantage_clamp=settings.advantage_clamp
         )
@@ -186,6 +157,13 @@ def sequence_log_ratio(
     `logprobs_BT` at sampled tokens only.
     """
     return token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT).sum(dim=1)
+
+
+def regressed_log_ratio(
+    log_ratio_B: Tensor, num_tokens_B: Tensor, normalization: LengthNormalization
+) -> Tensor:
+    """What is regressed [B]: Delta, or Delta by sampled token."""
+    return log_ratio_B / num_tokens_B.clamp(min=1) if normalization == "tokens" else log_ratio_B
 
 
 def residual(log_ratio_B: Tensor, *, returns_B: Tensor, v_star_B: Tensor, beta2: float) -> Tensor:

@@ -22,78 +22,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
+from ragen_apo.choices import FilterStrategy
+from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.objectives.tensors import (
     at_least_float32,
     check_ids,
-    check_range,
     check_vectors,
-    enum_member,
     group_statistics,
 )
-
-
-class ScoreStatistic(str, Enum):
-    """What makes the numbers of a group's trajectories into its score."""
-
-    STD = "std"
-    """Sample standard deviation, 0 for a group of one. Of returns, this is StarPO-S (RAGEN's option
-    is called reward_variance and computes this)."""
-    VARIANCE = "variance"
-    """Its square; ranks alike, but moves what `top_p` keeps."""
-    MEAN = "mean"
-    """For return, entropy or length."""
-
-
-class FilterStrategy(str, Enum):
-    """How groups are chosen by score; see the module's head."""
-
-    TOP_P = "top_p"
-    TOP_P_SOFTMAX = "top_p_softmax"
-    TOP_K = "top_k"
-    TOP_FRACTION = "top_fraction"
-    MIN_P = "min_p"
-
-
-class FilterOrder(str, Enum):
-    """Which scores are best."""
-
-    LARGEST = "largest"
-    SMALLEST = "smallest"
-
-
-class ZeroVariance(str, Enum):
-    """What happens to groups whose returns are all equal, before the strategy is applied."""
-
-    DROP = "drop"
-    KEEP = "keep"
-
-
-@dataclass(frozen=True)
-class FilterSettings:
-    """The rule; the defaults are RAGEN's recommendation. Raises ValueError out of range."""
-
-    strategy: FilterStrategy = FilterStrategy.TOP_P
-    value: float = 0.9
-    """k of top_k, p of the others."""
-    order: FilterOrder = FilterOrder.LARGEST
-    zero_variance: ZeroVariance = ZeroVariance.DROP
-
-    def __post_init__(self) -> None:
-        # A plain "top_k" from a configuration file becomes the member that it names.
-        object.__setattr__(self, "strategy", enum_member(FilterStrategy, self.strategy))
-        object.__setattr__(self, "order", enum_member(FilterOrder, self.order))
-        zero_variance = enum_member(ZeroVariance, self.zero_variance)
-        object.__setattr__(self, "zero_variance", zero_variance)
-        if self.strategy is FilterStrategy.TOP_K:
-            if not (self.value >= 1 and float(self.value).is_integer()):
-                raise ValueError(f"value of top_k must be a whole number >= 1, got {self.value}")
-        else:
-            check_range(f"value of {self.strategy.value}", self.value, low=0.0, high=1.0)
 
 
 @dataclass(frozen=True)
@@ -104,23 +44,15 @@ class FilterResult:
     """Boolean, one per trajectory."""
     keep_G: Tensor
     """Boolean, one per group."""
-    group_G: Tensor
-    """The ids of the groups in order of first appearance."""
-    score_G: Tensor
     constant_G: Tensor
     """Boolean: the group's returns are all equal, in the precision in which they were given."""
-    num_zero_variance: int
-    """Groups whose returns are all equal, kept or not."""
-    empty_because: str | None
-    """A sentence if nothing is kept; None otherwise."""
 
 
 def filter_trajectories(
     returns_B: Tensor,
     *,
     group_B: Tensor,
-    settings: FilterSettings,
-    statistic: ScoreStatistic = ScoreStatistic.STD,
+    settings: RolloutFilterConfig,
     values_B: Tensor | None = None,
 ) -> FilterResult:
     """Keep whole groups of trajectories by the score of their returns, or of `values_B`.
@@ -135,35 +67,21 @@ def filter_trajectories(
     check_vectors(returns_B=returns_B, values_B=values_B)
     first_G, member_B = _first_appearance(group_B)
     statistics = group_statistics(values_B, group_N=group_B)
-    statistic = enum_member(ScoreStatistic, statistic)
-    score_B = statistics.mean if statistic is ScoreStatistic.MEAN else statistics.std
-    if statistic is ScoreStatistic.VARIANCE:
+    score_B = statistics.mean if settings.statistic == "mean" else statistics.std
+    if settings.statistic == "variance":
         score_B = score_B.square()
     score_G = score_B[first_G]
     constant_G = group_statistics(returns_B, group_N=group_B).std[first_G] == 0
     eligible_G = torch.ones_like(constant_G)
-    if settings.zero_variance is ZeroVariance.DROP:
+    if settings.zero_variance == "drop":
         eligible_G = ~constant_G
     keep_G = torch.zeros_like(eligible_G)
-    empty_because = None
     if eligible_G.any():
         keep_G[eligible_G] = select_groups(score_G[eligible_G], settings=settings)
-    else:
-        empty_because = (
-            f"all {len(first_G)} groups have returns without variance, and zero_variance is 'drop'"
-        )
-    return FilterResult(
-        keep_B=keep_G[member_B],
-        keep_G=keep_G,
-        group_G=group_B[first_G],
-        score_G=score_G,
-        constant_G=constant_G,
-        num_zero_variance=int(constant_G.sum()),
-        empty_because=empty_because,
-    )
+    return FilterResult(keep_B=keep_G[member_B], keep_G=keep_G, constant_G=constant_G)
 
 
-def select_groups(score_G: Tensor, *, settings: FilterSettings) -> Tensor:
+def select_groups(score_G: Tensor, *, settings: RolloutFilterConfig) -> Tensor:
     """The groups that the strategy keeps, a boolean mask [G] with at least one True.
 
     Does not look at `settings.zero_variance`. top_p with p = 1 keeps all; where all scores are 0
@@ -173,20 +91,20 @@ def select_groups(score_G: Tensor, *, settings: FilterSettings) -> Tensor:
     check_vectors(score_G=score_G)
     score_G = at_least_float32(score_G.detach()).double()
     strategy, num_groups = settings.strategy, len(score_G)
-    if strategy in (FilterStrategy.TOP_P, FilterStrategy.MIN_P) and score_G.min() < 0:
+    if strategy in ("top_p", "min_p") and score_G.min() < 0:
         raise ValueError(
-            f"{strategy.value} needs scores of at least 0, got {score_G.min().item()}: use"
+            f"{strategy} needs scores of at least 0, got {score_G.min().item()}: use"
             " top_p_softmax, top_k or top_fraction"
         )
-    largest_first = settings.order is FilterOrder.LARGEST
-    if strategy is FilterStrategy.MIN_P:
+    largest_first = settings.order == "largest"
+    if strategy == "min_p":
         if largest_first:
             return score_G >= settings.value * score_G.max()
         return settings.value * score_G <= score_G.min()
     rank_G = torch.argsort(score_G, descending=largest_first, stable=True)
-    if strategy is FilterStrategy.TOP_K:
+    if strategy == "top_k":
         num_kept = min(int(settings.value), num_groups)
-    elif strategy is FilterStrategy.TOP_FRACTION:
+    elif strategy == "top_fraction":
         num_kept = max(math.floor(settings.value * num_groups + 1e-9), 1)
     else:
         weight_G = _weights(score_G, strategy=strategy, largest_first=largest_first)
@@ -197,7 +115,7 @@ def select_groups(score_G: Tensor, *, settings: FilterSettings) -> Tensor:
 
 
 def _weights(score_G: Tensor, *, strategy: FilterStrategy, largest_first: bool) -> Tensor:
-    if strategy is FilterStrategy.TOP_P_SOFTMAX:
+    if strategy == "top_p_softmax":
         return (score_G if largest_first else -score_G).softmax(dim=0)
     return score_G if score_G.max() > 0 else torch.ones_like(score_G)
 

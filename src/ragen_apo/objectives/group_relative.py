@@ -5,7 +5,7 @@ trajectory (GiGPO: per turn). `tensors.spread_over_tokens` and `spread_turns_ove
 to tokens, `policy_gradient.clipped_policy_loss` and `aggregate` make the loss.
 
     GRPO       (R - mean) / (std + eps)         Shao et al., arXiv 2402.03300
-    Dr. GRPO   R - mean                         Liu et al., 2503.20783; `Aggregation.CONSTANT`
+    Dr. GRPO   R - mean                         Liu et al., 2503.20783; `constant`
     RLOO       R - mean of the others           Ahmadian et al., 2402.14740
     GiGPO      episode + omega * turn           Feng et al., 2505.10978
 
@@ -22,36 +22,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
+from ragen_apo.choices import AdvantageScale, check_choice
 from ragen_apo.objectives.tensors import (
     GroupStatistics,
     check_comparable,
     check_ids,
     check_range,
     check_vectors,
-    enum_member,
     group_statistics,
 )
-
-
-class AdvantageScale(str, Enum):
-    """What a deviation from the mean of the group is divided by."""
-
-    STD = "std"
-    """The standard deviation of the group."""
-    NONE = "none"
-    """Nothing."""
 
 
 def grpo_advantages(
     returns_B: Tensor,
     *,
     group_B: Tensor,
-    scale: AdvantageScale = AdvantageScale.STD,
+    scale: AdvantageScale = "std",
     eps: float = 1e-6,
 ) -> Tensor:
     """GRPO's advantages [B].
@@ -66,8 +56,8 @@ def grpo_advantages(
 
 
 def dr_grpo_advantages(returns_B: Tensor, *, group_B: Tensor) -> Tensor:
-    """Dr. GRPO's advantages [B]: GRPO's without the division, for `Aggregation.CONSTANT`."""
-    return grpo_advantages(returns_B, group_B=group_B, scale=AdvantageScale.NONE)
+    """Dr. GRPO's advantages [B]: GRPO's without the division, for `constant`."""
+    return grpo_advantages(returns_B, group_B=group_B, scale="none")
 
 
 def rloo_advantages(returns_B: Tensor, *, group_B: Tensor) -> Tensor:
@@ -108,7 +98,7 @@ def gigpo_advantages(
     trajectory_N: Tensor,
     state_N: Tensor,
     omega: float = 1.0,
-    scale: AdvantageScale = AdvantageScale.STD,
+    scale: AdvantageScale = "std",
     eps: float = 1e-6,
 ) -> GigpoAdvantages:
     """Group-in-group advantages: of the episode in its task, and of the turn in its anchor state.
@@ -142,6 +132,7 @@ def gigpo_advantages(
 
 
 def _scaled(statistics: GroupStatistics, *, scale: AdvantageScale, eps: float) -> Tensor:
-    if enum_member(AdvantageScale, scale) is AdvantageScale.NONE:
+    check_choice("scale", scale, AdvantageScale)
+    if scale == "none":
         return statistics.deviation
     return statistics.standardized(eps=eps)

@@ -21,16 +21,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
+from ragen_apo.choices import Aggregation, KlEstimator, check_choice
 from ragen_apo.objectives.tensors import (
     check_finite_tokens,
     check_range,
     check_tokens,
-    enum_member,
     sampled_or_zero,
     token_log_ratio,
 )
@@ -39,51 +38,7 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this size before `exp`: an infinite ratio has a NaN gradient."""
 
 MAX_LOW_VARIANCE_KL = 10.0
-"""Largest value of one token under `KlEstimator.LOW_VARIANCE`."""
-
-
-class Aggregation(str, Enum):
-    """How the losses of tokens become one number; each divides by a count of the whole batch."""
-
-    TOKEN_MEAN = "token_mean"
-    """Sum over tokens / tokens: long responses weigh more. DAPO, and PPO in RAGEN."""
-    SEQUENCE_MEAN_TOKEN_MEAN = "sequence_mean_token_mean"
-    """Mean over a sequence's tokens, mean over sequences: GRPO. A token of a long response weighs
-    less, so long failures are punished less per token than short ones."""
-    SEQUENCE_MEAN_TOKEN_SUM = "sequence_mean_token_sum"
-    """Sum over tokens / sequences: the policy gradient of the return, without a length bias."""
-    CONSTANT = "constant"
-    """Sum over tokens / (sequences x max_tokens): Dr. GRPO. The sum above with another rate."""
-
-
-class KlEstimator(str, Enum):
-    """Estimators of KL(pi || pi_ref) from d = log pi - log pi_ref of a token sampled from pi.
-
-    Value: K1 and K3 are unbiased; K2 and ABSOLUTE are other numbers that are small when KL is.
-    As a loss, differentiated on samples of pi, the expected gradient is
-
-        K1             0: the term does nothing but add noise
-        K2             grad KL(pi || pi_ref): use this one
-        K3             grad KL(pi_ref || pi), the other direction
-        LOW_VARIANCE   that of K3 within the clamp, 0 beyond it
-        ABSOLUTE       grad sum |pi - pi_ref|, twice the total variation
-
-    Subtracted from the reward and held constant, only K1 yields grad KL(pi || pi_ref); K3 yields it
-    minus grad KL(pi_ref || pi). A loss by token forgets what a token does to the KL of later ones;
-    a reward does not. Schulman, "Approximating KL Divergence" (2020); Tang and Munos (arXiv
-    2506.09477).
-    """
-
-    K1 = "k1"
-    """d."""
-    K2 = "k2"
-    """d^2 / 2."""
-    K3 = "k3"
-    """exp(-d) - 1 + d: never negative."""
-    LOW_VARIANCE = "low_variance"
-    """K3 with d clamped to +-20 and the result to 10: a token cannot dominate the batch."""
-    ABSOLUTE = "absolute"
-    """|d|."""
+"""Largest value of one token under `low_variance`."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +114,7 @@ def aggregate(
 
     `num_sequences` and `num_tokens` (sampled ones) count the whole batch, so the results of its
     micro-batches add up to its loss. `max_tokens`, the limit of sampled tokens per sequence, is for
-    `Aggregation.CONSTANT`. A sequence without sampled tokens adds 0 and still counts as a sequence.
+    `constant`. A sequence without sampled tokens adds 0 and still counts as a sequence.
     Raises ValueError for shapes that differ, counts below 1 or below those of the given sequences,
     a missing `max_tokens` and an unknown aggregation.
     """
@@ -175,12 +130,12 @@ def aggregate(
             f" {max(int(num_tokens_B.sum()), 1)}, got {num_tokens}"
         )
     loss_B = sampled_or_zero(loss_BT, mask_BT).sum(dim=1)
-    aggregation = enum_member(Aggregation, aggregation)
-    if aggregation is Aggregation.TOKEN_MEAN:
+    check_choice("aggregation", aggregation, Aggregation)
+    if aggregation == "token_mean":
         return loss_B.sum() / num_tokens
-    if aggregation is Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
+    if aggregation == "sequence_mean_token_mean":
         return (loss_B / num_tokens_B.clamp(min=1)).sum() / num_sequences
-    if aggregation is Aggregation.SEQUENCE_MEAN_TOKEN_SUM:
+    if aggregation == "sequence_mean_token_sum":
         return loss_B.sum() / num_sequences
     if max_tokens is None or max_tokens < 1:
         raise ValueError(f"aggregation 'constant' needs max_tokens, at least 1, got {max_tokens}")
@@ -198,15 +153,15 @@ def token_kl(
     unknown estimator.
     """
     check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
-    estimator = enum_member(KlEstimator, estimator)
+    check_choice("estimator", estimator, KlEstimator)
     d_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
-    if estimator is KlEstimator.K1:
+    if estimator == "k1":
         return d_BT
-    if estimator is KlEstimator.K2:
+    if estimator == "k2":
         return d_BT.square() / 2
-    if estimator is KlEstimator.K3:
+    if estimator == "k3":
         return torch.expm1(-d_BT) + d_BT
-    if estimator is KlEstimator.ABSOLUTE:
+    if estimator == "absolute":
         return d_BT.abs()
     d_BT = d_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO)
     return (torch.expm1(-d_BT) + d_BT).clamp(max=MAX_LOW_VARIANCE_KL)

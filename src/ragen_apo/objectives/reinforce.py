@@ -40,7 +40,7 @@ from ragen_apo.objectives.tensors import (
 def reinforce_loss(logprobs_BT: Tensor, *, advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """-A log pi at each sampled token [B, T], 0 elsewhere; grad J on samples of the policy.
 
-    The advantages are held constant. With `Aggregation.SEQUENCE_MEAN_TOKEN_SUM` the gradient is
+    The advantages are held constant. With `sequence_mean_token_sum` the gradient is
     the policy gradient of the return. Raises ValueError for shapes that differ and advantages that
     are not finite at sampled tokens.
     """

@@ -9,8 +9,8 @@ produces one number per trajectory:
     asym_clip   mean_std, then clamped to [-1, 3]
 
 Statistics are those of the rollouts of one start state (one task), of the whole batch, or of one
-environment when a batch mixes several. The asymmetric clamp limits how hard a failure is punished
-and leaves a rare success its size; after it the mean is no longer 0.
+category of tasks, which in a mixture is the environment. The asymmetric clamp limits how hard a
+failure is punished and leaves a rare success its size; after it the mean is no longer 0.
 
 Assumes one number per trajectory: normalised rewards of single turns no longer add up to a return.
 Axes: B trajectories.
@@ -18,15 +18,13 @@ Axes: B trajectories.
 
 from __future__ import annotations
 
-from enum import Enum
-
 from torch import Tensor
 
+from ragen_apo.choices import NormalizationGrouping, NormalizationMethod, check_choice
 from ragen_apo.objectives.tensors import (
     at_least_float32,
     check_comparable,
     check_vectors,
-    enum_member,
     group_statistics,
     one_group,
 )
@@ -37,57 +35,37 @@ ASYMMETRIC_CLIP = (-1.0, 3.0)
 EPS = 1e-6
 
 
-class NormalizationGrouping(str, Enum):
-    """Whose statistics normalise a return."""
-
-    STATE = "state"
-    """Those of the rollouts of the same task, which start in the same state."""
-    BATCH = "batch"
-    """Those of all rollouts."""
-    ENVIRONMENT = "environment"
-    """Those of the rollouts in the same environment (RAGEN: `inductive`)."""
-
-
-class NormalizationMethod(str, Enum):
-    """What is done with them; see the module's head."""
-
-    IDENTITY = "identity"
-    MEAN = "mean"
-    MEAN_STD = "mean_std"
-    ASYM_CLIP = "asym_clip"
-
-
 def normalize_returns(
     returns_B: Tensor,
     *,
     grouping: NormalizationGrouping,
     method: NormalizationMethod,
     task_B: Tensor | None = None,
-    environment_B: Tensor | None = None,
+    category_B: Tensor | None = None,
 ) -> Tensor:
     """The normalised returns [B].
 
-    `task_B` and `environment_B` hold int64 ids; the grouping says which of them is needed. Members
+    `task_B` and `category_B` hold int64 ids; the grouping says which of them is needed. Members
     of a group whose returns are all equal, and of a group of one, get 0 (except under `identity`).
     Raises ValueError for a missing id tensor, shapes that differ, returns that are not finite, and
     if every group has one member.
     """
     check_vectors(returns_B=returns_B)
-    grouping = enum_member(NormalizationGrouping, grouping)
-    method = enum_member(NormalizationMethod, method)
+    check_choice("grouping", grouping, NormalizationGrouping)
+    check_choice("method", method, NormalizationMethod)
     group_B = one_group(returns_B)
-    if grouping is NormalizationGrouping.STATE:
+    if grouping == "state":
         group_B = _required("task_B", task_B, grouping)
-    elif grouping is NormalizationGrouping.ENVIRONMENT:
-        group_B = _required("environment_B", environment_B, grouping)
+    elif grouping == "category":
+        group_B = _required("category_B", category_B, grouping)
     statistics = group_statistics(returns_B, group_N=group_B)
-    if method is NormalizationMethod.IDENTITY:
+    if method == "identity":
         return at_least_float32(returns_B.detach())
     check_comparable(statistics)
-    if method is NormalizationMethod.MEAN:
+    if method == "mean":
         return statistics.deviation
     standardized_B = statistics.standardized(eps=EPS)
-    if method is NormalizationMethod.MEAN_STD:
+    if method == "mean_std":
         return standardized_B
     low, high = ASYMMETRIC_CLIP
     return standardized_B.clamp(min=low, max=high)
@@ -95,5 +73,5 @@ def normalize_returns(
 
 def _required(name: str, ids_B: Tensor | None, grouping: NormalizationGrouping) -> Tensor:
     if ids_B is None:
-        raise ValueError(f"grouping '{grouping.value}' needs {name}, got None")
+        raise ValueError(f"grouping '{grouping}' needs {name}, got None")
     return ids_B

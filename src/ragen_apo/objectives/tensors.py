@@ -11,8 +11,6 @@ Axes: B sequences, T token positions, N things that are compared in groups (sequ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -65,18 +63,6 @@ def check_range(name: str, value: float, *, low: float, high: float) -> None:
     """Raise ValueError unless low <= value <= high; NaN never is."""
     if not low <= value <= high:
         raise ValueError(f"{name} must lie in [{low}, {high}], got {value}")
-
-
-Member = TypeVar("Member", bound=Enum)
-
-
-def enum_member(kind: type[Member], value: str) -> Member:
-    """The member that a plain string names, or the member itself. Raises ValueError for another."""
-    try:
-        return kind(value)
-    except ValueError:
-        choices = ", ".join(repr(member.value) for member in kind)
-        raise ValueError(f"{kind.__name__} must be one of {choices}, got {value!r}") from None
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -26,14 +26,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen_apo.errors import ConfigError
 from ragen_apo.objectives.apo import ApoLoss, sequence_kl
 from ragen_apo.objectives.tensors import sampled_or_zero, token_log_ratio
 
 
 @dataclass(frozen=True)
 class TurnLevelSettings:
-    """The knobs of the turn-level loss. Raises ConfigError for a trace outside [0, 1]."""
+    """The knobs of the turn-level loss. Raises ValueError for a trace outside [0, 1]."""
 
     beta2: float
     """Weight of KL(pi || pi_ref), in the unit of a return."""
@@ -44,7 +43,7 @@ class TurnLevelSettings:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.trace <= 1.0:
-            raise ConfigError(f"trace must lie between 0 and 1, got {self.trace}")
+            raise ValueError(f"trace must lie between 0 and 1, got {self.trace}")
 
 
 def turn_level_loss(

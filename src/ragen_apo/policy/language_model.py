@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ragen_apo.config.agent import SmallModelConfig
+from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.attention import ATTENTION
 from ragen_apo.policy.lora import adapters_disabled, plain_weights

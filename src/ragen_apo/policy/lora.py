@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ragen_apo.config.agent import ALL_LINEAR, LoraConfig
+from ragen_apo.config.policy import ALL_LINEAR, LoraConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.passes import seeded_torch
 

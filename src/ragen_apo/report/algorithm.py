@@ -5,32 +5,32 @@ Consumes `RunData`; produces the algorithm's traits and sentences on what is spe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from ragen_apo.config.algorithms import ALGORITHMS, DEFAULT_GROUP_SIZE, AlgorithmTraits
+from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, Traits, as_section, read_algorithm
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import compact, one_line
 
-_BY_NAME: Mapping[str, AlgorithmTraits] = {str(key): value for key, value in ALGORITHMS.items()}
-_DEFAULT = "apo"
-"""What a configuration means that does not say."""
+
+def settings_of(run: RunData) -> AlgorithmConfig | None:
+    """The algorithm with the run's options; None where this version does not know them."""
+    try:
+        return read_algorithm(run.config.get("algorithm"))
+    except ValueError:
+        return None
 
 
-def algorithm_of(run: RunData) -> AlgorithmTraits:
+def algorithm_of(run: RunData) -> Traits:
     """The traits of the run's algorithm; of one that this version does not know, its name only."""
-    key = str(run.config.get("algorithm") or _DEFAULT)
-    name = one_line(key, 30)
-    unknown = AlgorithmTraits(name=name, sentence=f"{name} trains the agent", advantage="")
-    return _BY_NAME.get(key, unknown)
+    settings = settings_of(run)
+    if settings is not None:
+        return settings.traits
+    name = one_line(mapping(as_section(run.config.get("algorithm"))).get("name") or DEFAULT, 30)
+    return Traits(label=name, sentence=f"{name} trains the agent")
 
 
-def rollouts_per_task(run: RunData) -> float:
+def rollouts_per_task(run: RunData) -> int:
     """How often a step plays each of its tasks."""
-    traits = algorithm_of(run)
-    if traits.has_values:
-        return 1
-    configured = finite(mapping(run.config.get("policy_gradient")).get("group_size"))
-    return configured or (DEFAULT_GROUP_SIZE if traits.compares_groups else 1)
+    settings = settings_of(run)
+    return 1 if settings is None else settings.rollouts_per_task
 
 
 def origin(run: RunData) -> str | None:
@@ -75,3 +75,12 @@ def early_stop(run: RunData) -> str | None:
         where += f" of {compact(most)}"
     reason = f": {one_line(stopped['reason'])}" if stopped.get("reason") else ""
     return f"Training stopped {where}{reason}."
+
+
+def resumed(run: RunData) -> str | None:
+    """That the run was interrupted and went on, if it was so."""
+    attempts = finite(run.record.get("attempts"))
+    if attempts is None or attempts < 2:
+        return None
+    times = "once" if attempts == 2 else f"{compact(attempts - 1)} times"
+    return f"The run was interrupted and resumed {times}."

@@ -55,7 +55,7 @@ def examples(run: RunData, summary: Mapping[str, Any]) -> list[Mapping[str, Any]
 
 def _introduction(run: RunData) -> str:
     failed, results = num_failures(run), run.results
-    how = f"trained by {algorithm_of(run).name}" if run.trained else "not trained"
+    how = f"trained by {algorithm_of(run).label}" if run.trained else "not trained"
     sentence = (
         f"The policy was {how}. {failed} of {run.num_episodes} evaluated episodes failed; success "
         f"rate {percent(results.get('success_rate'))} (95% interval "

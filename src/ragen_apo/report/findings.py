@@ -20,7 +20,7 @@ from ragen_apo.report.tables import (
 
 def headline(run: RunData) -> str:
     """The result in one sentence, with its interval."""
-    subject = f"{algorithm_of(run).name} solves" if run.trained else "Not trained:"
+    subject = f"{algorithm_of(run).label} solves" if run.trained else "Not trained:"
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
     sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
     if interval(bounds) == ABSENT:
@@ -50,7 +50,7 @@ def key_sentences(run: RunData) -> list[str]:
         _time(run),
     ]
     if not run.trained:
-        name = algorithm_of(run).name
+        name = algorithm_of(run).label
         sentences.insert(
             0, f"This run has no Stage 2 metrics: the policy was not trained by {name}."
         )

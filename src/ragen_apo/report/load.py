@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from ragen_apo.config.moved import is_of_0_1, translated
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import broken_line, parse_record, read_json, read_json_lines
@@ -149,7 +150,8 @@ def _read_config(path: Path) -> tuple[str, Mapping[str, Any]]:
         value, _ = parse_yaml(text)
     except ValueError as error:
         raise RunDirectoryError(f"{path} {error}") from error
-    return text, mapping(value)
+    values = mapping(value)
+    return text, translated(values) if is_of_0_1(values) else values
 
 
 def _read_object(path: Path, kind: type[_Row], verb: str) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from pptx import Presentation
 from pptx.util import Inches
 
 from ragen_apo.report import plots
-from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task
+from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings_of
 from ragen_apo.report.findings import evaluated_tasks, headline, key_sentences, total_seconds
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.shapes import (
@@ -55,9 +55,7 @@ ABLATIONS = {
     "mean": "R − the reference’s mean return (an ablation: no V*)",
     "zero": "R alone (an ablation: no V*)",
 }
-"""Advantages of A*-PO without V*, by `apo.value_baseline`."""
-REGRESSION = "(β₂ log π/π_ref − advantage)²"
-WEIGHTED = "−(advantage − β₂ Δ) Δ\nΔ = log π/π_ref"
+"""Advantages of A*-PO without V*, by `values.baseline`."""
 
 
 def slides(run: RunData) -> bytes:
@@ -127,7 +125,7 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
         ("Trajectory", "Turns of observation, response and reward, with the sampled tokens"),
         _baseline(run),
         ("Advantage", _advantage(run)),
-        ("Loss", _loss(run)),
+        ("Loss", settings.formula() if (settings := settings_of(run)) else ""),
         ("Checkpoint", resume if steps else "Not trained in this run"),
         ("Evaluation", f"{run.num_episodes:,} {evaluated_tasks(run)}: {success} success"),
     ]
@@ -135,10 +133,11 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
 
 def _baseline(run: RunData) -> tuple[str, str]:
     """Name and text of the station that a return is compared with."""
-    traits, apo = algorithm_of(run), mapping(run.config.get("apo"))
+    traits, values = algorithm_of(run), mapping(run.config.get("values"))
     if traits.has_values:
-        beta = _setting("β₁", apo, "beta1")
-        return "V*  (Stage 1)", f"β₁ log mean exp(R/β₁)\n{_samples(apo)}{beta}"
+        beta1 = finite(values.get("beta1"))
+        beta = "" if beta1 is None else f"\nβ₁ = {compact(beta1)}"
+        return "V*  (Stage 1)", f"β₁ log mean exp(R/β₁)\n{_samples(values)}{beta}"
     if traits.has_critic:
         return "Critic", "A copy of the policy learns to predict what is still to be earned"
     if traits.compares_groups:
@@ -148,35 +147,16 @@ def _baseline(run: RunData) -> tuple[str, str]:
 
 def _advantage(run: RunData) -> str:
     traits = algorithm_of(run)
-    chosen = str(mapping(run.config.get("apo")).get("value_baseline"))
+    chosen = str(mapping(run.config.get("values")).get("baseline"))
     return ABLATIONS.get(chosen, traits.advantage) if traits.has_values else traits.advantage
 
 
-def _loss(run: RunData) -> str:
-    """The formula with its settings; of algorithms without V* the clipped ratio."""
-    apo, ratio = mapping(run.config.get("apo")), mapping(run.config.get("policy_gradient"))
-    if run.config.get("algorithm") == "apo_turn":
-        trace = _setting("λ", mapping(run.config.get("turn_level")), "trace")
-        return f"{WEIGHTED}{_setting('β₂', apo, 'beta2')}{trace}"
-    if algorithm_of(run).has_values:
-        formula = WEIGHTED if apo.get("loss") == "weighted" else REGRESSION
-        return f"{formula}{_setting('β₂', apo, 'beta2')}"
-    low, high = finite(ratio.get("clip_low")), finite(ratio.get("clip_high"))
-    limits = "" if low is None or high is None else f"\nclip: {1 - low:g} to {1 + high:g}"
-    return f"−min(ρ A, clip(ρ) A)\nρ = π/π_old{limits}"
-
-
-def _samples(apo: Mapping[str, Any]) -> str:
-    """How many reference episodes a task has in Stage 1."""
-    samples, most = finite(apo.get("num_value_samples")), finite(apo.get("max_value_samples"))
-    if apo.get("adaptive_vstar") and samples is not None and most is not None:
+def _samples(values: Mapping[str, Any]) -> str:
+    """The number of reference episodes that a task has in Stage 1."""
+    samples, most = finite(values.get("num_samples")), finite(values.get("max_samples"))
+    if values.get("adaptive") and samples is not None and most is not None:
         return f"{compact(samples)} to {compact(most)} reference episodes a task"
     return f"{counted(samples, 'reference episode')} a task"
-
-
-def _setting(symbol: str, apo: Mapping[str, Any], key: str) -> str:
-    """A line with a setting, where the configuration has it."""
-    return "" if finite(apo.get(key)) is None else f"\n{symbol} = {compact(apo.get(key))}"
 
 
 def _tiles(slide: Any, run: RunData, area: Box) -> None:

@@ -110,7 +110,7 @@ class MethodRow:
 
 def method_rows(run: RunData) -> list[MethodRow]:
     """The evaluated policy, then its baselines: reference, heuristic, random, others by name."""
-    trained = f"{algorithm_of(run).name} (trained)"
+    trained = f"{algorithm_of(run).label} (trained)"
     method = trained if run.trained else "policy (not trained)"
     rows = [MethodRow(method=method, evaluated=True, summary=run.results)]
     baselines = mapping(run.results.get("baselines"))

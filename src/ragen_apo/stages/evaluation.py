@@ -53,7 +53,7 @@ def evaluate_run(
     progress.update(1, "policy")
     pass_at = None
     if pass_k is not None:
-        pass_at = sampled_pass_at(proxy, plan, k=pass_k, temperature=config.apo.temperature)
+        pass_at = sampled_pass_at(proxy, plan, k=pass_k, temperature=config.sampling.temperature)
     progress.update(2, "pass@k")
     baselines = {}
     if run.reference(0).exists():

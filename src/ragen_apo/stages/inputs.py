@@ -17,7 +17,6 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import check_model
 from ragen_apo.policy.lora import require_peft
 from ragen_apo.task_order import HasTasks, missing_categories, training_tasks
-from ragen_apo.training.replay import refuse_luck
 from ragen_apo.values.store import ValueStore
 
 
@@ -26,10 +25,10 @@ def check_start(config: RunConfig) -> None:
 
     Raises ConfigError, ModelError, ValueStoreError or EnvironmentDataError.
     """
-    set_up_machine(config.run)
+    set_up_machine(config.machine)
     check_run_inputs(config, make_environment(config.environment.name, config.environment.options))
-    if config.apo.value_store is not None:
-        ValueStore(config.apo.value_store, create=False).close()
+    if config.values.store is not None:
+        ValueStore(config.values.store, create=False).close()
     if config.policy.path is not None:
         check_model(
             config.policy.path,
@@ -47,7 +46,6 @@ def check_run_inputs(
 
     `recordings_are_kept`: the run has a copy of its recordings, so the configured ones may be gone.
     """
-    refuse_luck(config.apo.replay, environment.properties)
     training_tasks(config, environment)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)

@@ -26,8 +26,8 @@ from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import STAGE_TWO, Position
 
 MAY_CHANGE = (
-    "run.num_threads",
-    "run.device",
+    "machine.num_threads",
+    "machine.device",
     "policy.trust_remote_code",
     "training.micro_batch_size",
     "training.num_rows",

@@ -186,7 +186,7 @@ def _warm_start(
 
 def _stage_one(session: Session, tasks: list[Task]) -> None:
     """Samples the first reference, unless no values are needed or a store has them already."""
-    if session.config.apo.value_store is not None or not session.config.needs_values:
+    if session.config.values.store is not None or not session.config.needs_values:
         return
     reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):

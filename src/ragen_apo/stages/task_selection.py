@@ -8,8 +8,8 @@ applied to them, once for every reference. A task that the reference always or n
 samples teaches little: its residual is 0 but for the few episodes that come out otherwise.
 
 The choice is a function of the value store and the configuration, so a resumed run makes it again.
-The trained episodes have no part in it. `apo.adaptive_vstar` comes first: a task without a success
-has been sampled `apo.max_value_samples` times before it can be left out.
+The trained episodes have no part in it. `values.adaptive` comes first: a task without a success
+has been sampled `values.max_samples` times before it can be left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from statistics import fmean
 
 import torch
 
-from ragen_apo.config.algorithms import RolloutFilterConfig
-from ragen_apo.objectives.filters import ScoreStatistic, filter_trajectories
-from ragen_apo.training.rollouts import filter_settings
+from ragen_apo.config.training import RolloutFilterConfig
+from ragen_apo.objectives.filters import filter_trajectories
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
@@ -104,22 +103,21 @@ def select_tasks(
     Every task has at least one sample; a strategy other than `none` is given. What has no variance
     is always decided by the returns.
     """
-    places = {task.task_id: place for place, task in enumerate(tasks)}
+    index_of = {task.task_id: index for index, task in enumerate(tasks)}
     group_B, returns_B, values_B = [], [], []
-    for task_id, place in places.items():
-        group_B += [place] * len(returns[task_id])
+    for task_id, index in index_of.items():
+        group_B += [index] * len(returns[task_id])
         returns_B += returns[task_id]
         values_B += (scores or returns)[task_id]
     # In float32, as Stage 2 computes: sums of the same rewards in another order are equal there.
     result = filter_trajectories(
         torch.tensor(returns_B, dtype=torch.float32),
         group_B=torch.tensor(group_B),
-        settings=filter_settings(settings),
-        statistic=ScoreStatistic(settings.statistic),
+        settings=settings,
         values_B=torch.tensor(values_B, dtype=torch.float32),
     )
     kept, reasons = set(), Counter()
-    verdicts = zip(places, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
+    verdicts = zip(index_of, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
     for task_id, keep, constant in verdicts:
         if keep:
             kept.add(task_id)

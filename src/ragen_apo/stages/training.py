@@ -17,7 +17,6 @@ from ragen_apo.session import Session
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
 from ragen_apo.stages.values import estimate_values, reference_values, selected_tasks
-from ragen_apo.training.algorithms import make_algorithm
 from ragen_apo.training.checkpoint import (
     ALGORITHM_FILE,
     Position,
@@ -93,8 +92,8 @@ def _make_trainer(
     config = session.config
     if config.policy.freeze_embeddings:
         policy.freeze_embeddings()
-    optimizer = Optimizer(policy.model, weight_decay=config.apo.weight_decay)
-    algorithm = make_algorithm(config, policy)
+    optimizer = Optimizer(policy.model, weight_decay=config.optimizer.weight_decay)
+    algorithm = config.algorithm.make(config, policy)
     checkpoint = session.run.checkpoints / position.name
     if position.step > 0:
         load_moments(checkpoint, optimizer, moments)
@@ -102,7 +101,7 @@ def _make_trainer(
             algorithm.load_state_tensors(algorithm_tensors(moments))
     version = position.counters.get("reference_version", 0)
     reference = _reference(session, policy, version=version)
-    trainer = Trainer(
+    return Trainer(
         config,
         policy=policy,
         reference=reference,
@@ -112,9 +111,6 @@ def _make_trainer(
         algorithm=algorithm,
         optimizer=optimizer,
     )
-    if position.step > 0:
-        trainer.replay.load(checkpoint)
-    return trainer
 
 
 def _save(session: Session, trainer: Trainer, position: Position) -> None:
@@ -125,7 +121,6 @@ def _save(session: Session, trainer: Trainer, position: Position) -> None:
         model=trainer.policy.model,
         optimizer=trainer.optimizer,
         algorithm_state=trainer.algorithm.state_tensors(),
-        files=trainer.replay.files(),
         keep=session.config.training.keep_checkpoints,
     )
     session.note_seconds()
@@ -186,10 +181,12 @@ def _note(row: dict[str, float | int]) -> str:
 
 
 def _refresh_is_due(session: Session, position: Position, row: dict[str, float | int]) -> bool:
-    refresh = session.config.apo.reference_refresh
-    steps_since = position.step - position.counters.get("refreshed_at", 0)
-    by_steps = refresh.every_steps is not None and steps_since >= refresh.every_steps
-    by_kl = refresh.max_kl is not None and row.get("kl_per_sequence", 0.0) > refresh.max_kl
+    rules = session.config.reference
+    steps, max_kl = rules.refresh_every_steps, rules.refresh_max_kl
+    by_steps = steps is not None and (
+        position.step - position.counters.get("refreshed_at", 0) >= steps
+    )
+    by_kl = max_kl is not None and row.get("kl_per_sequence", 0.0) > max_kl
     return by_steps or by_kl
 
 

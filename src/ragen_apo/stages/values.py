@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.config import RunConfig
-from ragen_apo.config.algorithms import ApoConfig
-from ragen_apo.errors import MissingValueError, RunDirectoryError, TrainingError
+from ragen_apo.config.values import ValuesConfig
+from ragen_apo.errors import RunDirectoryError, TrainingError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
@@ -35,10 +34,10 @@ SECONDS_NOTED_EVERY = 10.0
 """What of its time Stage 1 may lose in a kill; its samples are all kept."""
 
 
-def sample_schedule(apo: ApoConfig) -> SampleSchedule:
+def sample_schedule(settings: ValuesConfig) -> SampleSchedule:
     """A fixed number of samples a task, or doubling rounds for tasks that seldom succeed."""
-    first = apo.num_value_samples
-    return SampleSchedule(first=first, cap=apo.max_value_samples if apo.adaptive_vstar else first)
+    first = settings.num_samples
+    return SampleSchedule(first=first, cap=settings.max_samples if settings.adaptive else first)
 
 
 def reference_values(
@@ -47,31 +46,25 @@ def reference_values(
     """What the configured algorithm has to know of the reference: nothing, V* of tasks, of states.
 
     What Stage 2 subtracts is V*, or one of its ablations. Raises MissingValueError if the store
-    lacks a task (a missing V* is never taken as 0), or has too few of its returns for a spread.
+    lacks a task: a missing V* is never taken as 0.
     """
     config = session.config
     if not config.needs_values:
         return ReferenceValues()
     task_ids = [task.task_id for task in tasks]
-    is_zero = config.apo.value_baseline == "zero"
-    by_task = dict.fromkeys(task_ids, 0.0)
-    if is_zero and not config.monitors.gradient_buckets:
-        return ReferenceValues(by_task)
-    beta = baseline_beta(config.apo)
-    by_state, return_std = {}, None
+    if config.values.baseline == "zero":
+        return ReferenceValues(dict.fromkeys(task_ids, 0.0))
+    beta = baseline_beta(config.values)
+    min_visits = config.algorithm.min_state_visits
     conditions = sampling_conditions(config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
-        if not is_zero:
-            by_task = store.values(conditions, task_ids, beta=beta)
-        if config.monitors.gradient_buckets:
-            return_std = _sampled_return_std(store, conditions, task_ids)
-        if config.algorithm == "apo_turn" and not is_zero:
-            by_state = state_values(
-                _trajectories(store, conditions, tasks),
-                beta=beta,
-                min_visits=config.turn_level.min_visits,
-            )
-    return ReferenceValues(by_task, by_state, return_std)
+        by_task = store.values(conditions, task_ids, beta=beta)
+        if min_visits is None:
+            return ReferenceValues(by_task)
+        trajectories = _trajectories(store, conditions, tasks)
+        return ReferenceValues(
+            by_task, state_values(trajectories, beta=beta, min_visits=min_visits)
+        )
 
 
 def selected_tasks(
@@ -89,7 +82,7 @@ def selected_tasks(
     conditions = sampling_conditions(config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
         # A task without samples is an error, as it is for the values.
-        store.values(conditions, [task.task_id for task in tasks], beta=config.apo.beta1)
+        store.values(conditions, [task.task_id for task in tasks], beta=config.values.beta1)
         selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
     session.progress.say(selection.counts.sentence())
     if version > 0 and selection.counts.always_solved == len(tasks):
@@ -97,7 +90,7 @@ def selected_tasks(
     if not selection.tasks:
         raise TrainingError(
             f"{selection.counts.sentence()} There is nothing to train on. Where most are never "
-            "solved, sample them more often (apo.num_value_samples, apo.adaptive_vstar), "
+            "solved, sample them more often (values.num_samples, values.adaptive), "
             "warm-start longer or use a shaped reward; where most are always solved, use harder "
             "tasks; or set rollout_filter.zero_variance to keep. To go on with this run, add "
             f"samples to its store: `ragen-apo estimate-values {session.run.path} --samples N "
@@ -126,29 +119,14 @@ def unreadable_share(trajectories: Iterable[Trajectory]) -> float:
     return sum(TurnFlag.FORMAT_ERROR.value in flags for flags in turns) / max(len(turns), 1)
 
 
-def baseline_beta(apo: ApoConfig) -> float:
+def baseline_beta(settings: ValuesConfig) -> float:
     """The temperature of the value that is subtracted; infinite for the mean."""
-    return math.inf if apo.value_baseline == "mean" else apo.beta1
-
-
-def _sampled_return_std(
-    store: ValueStore, conditions: SamplingConditions, task_ids: Sequence[str]
-) -> dict[str, float]:
-    """Standard deviation of each task's stored returns (divided by their number), by task id."""
-    returns = store.returns_by_task(conditions)
-    missing = [task_id for task_id in task_ids if len(returns.get(task_id, ())) < 2]
-    if missing:
-        raise MissingValueError(
-            f"monitors.gradient_buckets compares the Stage 1 returns of a task, and {len(missing)} "
-            f"of {len(task_ids)} tasks have fewer than 2 in {store.path}, such as "
-            f"{missing[0]}. Sample more (apo.num_value_samples) or turn gradient_buckets off."
-        )
-    return {task_id: statistics.pstdev(returns[task_id]) for task_id in task_ids}
+    return math.inf if settings.baseline == "mean" else settings.beta1
 
 
 def store_path(session: Session) -> Path:
     """The run's own value store, or the one that the configuration names."""
-    configured = session.config.apo.value_store
+    configured = session.config.values.store
     return Path(configured) if configured else session.run.values
 
 
@@ -160,13 +138,11 @@ def estimate_run_values(
     Raises RunDirectoryError if the run has no such reference.
     """
     session = open_session(config, run, progress)
-    require_same_origin(
-        session, but_for=("apo.num_value_samples", "apo.adaptive_vstar", "evaluation")
-    )
+    require_same_origin(session, but_for=("values.num_samples", "values.adaptive", "evaluation"))
     if not run.reference(version).exists():
         raise RunDirectoryError(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
-            "warm start and later ones where apo.reference_refresh asks for them"
+            "warm start and later ones where the section reference asks for them"
         )
     tasks = session.training_tasks() if split == "train" else session.environments.tasks(split)
     with run.locked():
@@ -199,7 +175,7 @@ def estimate_values(
             store,
             tasks,
             conditions=conditions,
-            schedule=sample_schedule(config.apo),
+            schedule=sample_schedule(config.values),
             seed=derive_seed(config.seed, conditions.reference_fingerprint),
             on_progress=on_progress,
         )
@@ -212,16 +188,12 @@ def estimate_values(
         report = coverage_report(
             {task_id: returns[task_id] for task_id in task_ids},
             solved,
-            beta=config.apo.beta1,
+            beta=config.values.beta1,
             unreadable_share=unreadable,
         )
-        if config.algorithm == "apo_turn":
-            report |= asdict(
-                state_coverage(
-                    _trajectories(store, conditions, tasks),
-                    min_visits=config.turn_level.min_visits,
-                )
-            )
+        if (min_visits := config.algorithm.min_state_visits) is not None:
+            trajectories = _trajectories(store, conditions, tasks)
+            report |= asdict(state_coverage(trajectories, min_visits=min_visits))
         selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
     report["selection"] = asdict(selection.counts)
     session.progress.say(coverage_sentence(report))

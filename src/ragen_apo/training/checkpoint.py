@@ -6,7 +6,6 @@ A checkpoint is a folder that appears by one rename, so it is whole or it is not
       model.safetensors       what is trained: all weights, or the adapters
       optimizer.safetensors   its moments                           state.json
       algorithm.safetensors   what the algorithm trains besides the policy: the critic of PPO
-      replay.jsonl.gz         the trajectories of `apo.replay`
       SHA256SUMS              what all these files were when they were written
 
 Nothing else in `checkpoints/` is read or removed. A checkpoint is taken as it was written or not at
@@ -46,7 +45,7 @@ from ragen_apo.policy.lora import trained_tensors
 from ragen_apo.training.named_tensors import check_tensors
 from ragen_apo.training.optimization import Optimizer
 
-STAGE_TWO = "apo"
+STAGE_TWO = "training"
 """The name of Stage 2 of any algorithm among the phases."""
 PHASES = ("copy", "demonstrations", STAGE_TWO)
 """The phases that change weights, in their order."""
@@ -93,9 +92,8 @@ def save_checkpoint(
     optimizer: Optimizer,
     keep: int,
     algorithm_state: Mapping[str, Tensor] = MappingProxyType({}),
-    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
-    """Writes a checkpoint, further `files` included, and removes all but the newest `keep`.
+    """Writes a checkpoint and removes all but the newest `keep`.
 
     If it cannot be written (a full disk), the earlier ones stay and CheckpointError is raised.
     """
@@ -106,8 +104,6 @@ def save_checkpoint(
             save_file(optimizer.state_tensors(), partial / OPTIMIZER_FILE)
             if algorithm_state:
                 save_file(dict(algorithm_state), partial / ALGORITHM_FILE)
-            for name, content in files.items():
-                (partial / name).write_bytes(content)
             (partial / STATE_FILE).write_text(json.dumps(asdict(position)), encoding="utf-8")
             write_checksums(partial)
     except (OSError, safetensors.SafetensorError) as error:

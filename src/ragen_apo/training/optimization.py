@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ragen_apo.choices import Schedule
 from ragen_apo.errors import TrainingError
 from ragen_apo.training.named_tensors import check_tensors
-
-Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate_at(

@@ -18,22 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ragen_apo.config import RunConfig
-from ragen_apo.config.algorithms import RewardNormalizationConfig, RolloutFilterConfig
-from ragen_apo.environments.mixture import part_of
-from ragen_apo.objectives.filters import (
-    FilterOrder,
-    FilterSettings,
-    FilterStrategy,
-    ScoreStatistic,
-    ZeroVariance,
-    filter_trajectories,
-)
-from ragen_apo.objectives.reward_normalization import (
-    NormalizationGrouping,
-    NormalizationMethod,
-    normalize_returns,
-)
+from ragen_apo.config.training import RolloutFilterConfig
+from ragen_apo.objectives.filters import filter_trajectories
+from ragen_apo.objectives.tensors import spread_over_tokens
 from ragen_apo.training.batching import TokenBatch, collate, micro_batches, padded_length
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
 from ragen_apo.values.reference_values import ReferenceValues
@@ -54,13 +41,11 @@ class Rollouts:
     """int64: the turn, from 0, that sampled a token; -1 at all others."""
     reference_logprobs_BT: Tensor
     group_B: Tensor
-    """int64: the place of the task in the step; rollouts of one task share it."""
+    """int64: the number of the task in the step; rollouts of one task share it."""
     returns_B: Tensor
     rewards_BT: Tensor
     """A turn's reward at its last sampled token; each row adds up to its return."""
     values: ReferenceValues
-    age_B: Tensor
-    """int64: steps since the episode was played; above 0 for replayed ones only."""
 
     def __len__(self) -> int:
         return len(self.trajectories)
@@ -83,37 +68,39 @@ class Rollouts:
         rewards_BT = torch.where(position_T == last_B1, returns_B[:, None], 0.0)
         return replace(self, returns_B=returns_B, rewards_BT=rewards_BT)
 
+    def spread(self, values_B: Tensor) -> Tensor:
+        """Each episode's number at all of its sampled tokens [B, T]; 0 elsewhere."""
+        return spread_over_tokens(values_B, mask_BT=self.mask_BT)
+
     def take(self, keep_B: Tensor) -> Rollouts:
         """The episodes where the mask is True."""
-        places = keep_B.nonzero()[:, 0].tolist()
+        kept = keep_B.nonzero()[:, 0].tolist()
         return replace(
             self,
-            trajectories=tuple(self.trajectories[place] for place in places),
-            samples=tuple(self.samples[place] for place in places),
+            trajectories=tuple(self.trajectories[index] for index in kept),
+            samples=tuple(self.samples[index] for index in kept),
             tokens=self.tokens.rows(keep_B),
             turn_index_BT=self.turn_index_BT[keep_B],
             reference_logprobs_BT=self.reference_logprobs_BT[keep_B],
             group_B=self.group_B[keep_B],
             returns_B=self.returns_B[keep_B],
             rewards_BT=self.rewards_BT[keep_B],
-            age_B=self.age_B[keep_B],
         )
 
-    def micro_batches(self, places: Sequence[int], *, size: int) -> Iterator[MicroBatch]:
-        """The episodes at `places` in groups of at most `size` samples, padded like `collate`."""
-        episodes = [self.samples[place] for place in places]
+    def micro_batches(self, indices: Sequence[int], *, size: int) -> Iterator[MicroBatch]:
+        """The episodes of these indices in groups of at most `size` samples, padded to a length."""
+        episodes = [self.samples[index] for index in indices]
         device = self.group_B.device
         num_tokens = sum(sum(sample.loss_mask) for samples in episodes for sample in samples)
         for chosen in micro_batches(episodes, size=size):
-            rows = torch.tensor([places[index] for index in chosen], device=device)
+            rows = torch.tensor([indices[index] for index in chosen], device=device)
             longest = padded_length(max(len(row_of(episodes[index]).token_ids) for index in chosen))
             samples = [sample for index in chosen for sample in episodes[index]]
             yield MicroBatch(
-                places=rows,
+                rows=rows,
                 samples=collate(samples, pad_id=self.pad_id, device=device),
                 tokens=self.tokens.rows(rows, num_positions=longest),
                 reference_logprobs_BT=self.reference_logprobs_BT[rows, :longest],
-                age_B=self.age_B[rows],
                 num_sequences=len(episodes),
                 num_tokens=num_tokens,
             )
@@ -126,15 +113,14 @@ class MicroBatch:
     A loss divided by these counts adds up over the micro-batches.
     """
 
-    places: Tensor
-    """int64: rows of the step's rollouts."""
+    rows: Tensor
+    """int64 [B]: the episodes' indices among the step's rollouts."""
     samples: TokenBatch
-    """All samples of these episodes, one episode's after another's [S, L]."""
+    """All samples of these episodes, one episode's after another's [M, L]."""
     tokens: TokenBatch
     """Their rows."""
     reference_logprobs_BT: Tensor
     """log pi_ref of the sampled tokens."""
-    age_B: Tensor
     num_sequences: int
     num_tokens: int
     """Sampled ones."""
@@ -144,17 +130,17 @@ class MicroBatch:
         """True exactly at the sampled tokens."""
         return self.tokens.loss_mask_BT
 
-    def in_rows(self, values_SL: Tensor) -> Tensor:
-        """A number of each sampled token at its place in the rows [B, T]; 0 elsewhere.
+    def in_rows(self, values_ML: Tensor) -> Tensor:
+        """A number of each sampled token, moved into the rows [B, T]; 0 elsewhere.
 
         Both orders are the same: by episode, then as the tokens were sampled. Gradients pass.
         """
-        zeros_BT = values_SL.new_zeros(self.mask_BT.shape)
-        return zeros_BT.masked_scatter(self.mask_BT, values_SL[self.samples.loss_mask_BT])
+        zeros_BT = values_ML.new_zeros(self.mask_BT.shape)
+        return zeros_BT.masked_scatter(self.mask_BT, values_ML[self.samples.loss_mask_BT])
 
     def cut(self, values_BT: Tensor) -> Tensor:
         """The part of a tensor over the step's tokens that belongs to these episodes."""
-        return values_BT[self.places, : self.mask_BT.shape[1]]
+        return values_BT[self.rows, : self.mask_BT.shape[1]]
 
 
 def row_of(samples: Sequence[TrainingSample]) -> TrainingSample:
@@ -178,12 +164,11 @@ def gather_rollouts(
     values: ReferenceValues,
     pad_id: int,
     device: torch.device,
-    ages: Sequence[int] | None = None,
 ) -> Rollouts:
     """The rollouts of a step, task after task; the reference is still to be scored (zeros).
 
     `returns_B` differs from the trajectories' own in the control experiment that hands returns out
-    at random. `ages` is for steps that replay: how many steps ago each episode was played.
+    at random.
     """
     samples = tuple(training_samples(trajectory) for trajectory in trajectories)
     rows = [row_of(each) for each in samples]
@@ -191,13 +176,13 @@ def gather_rollouts(
     shape = tokens.loss_mask_BT.shape
     turn_index_BT = torch.full(shape, -1, dtype=torch.int64)
     rewards_BT = torch.zeros(shape)
-    for place, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+    for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
         sampled = [position for position, is_sampled in enumerate(row.loss_mask) if is_sampled]
         end = 0
-        for index, turn in enumerate(trajectory.turns):
+        for number, turn in enumerate(trajectory.turns):
             start, end = end, end + len(turn.response_token_ids)
-            turn_index_BT[place, sampled[start:end]] = index
-            rewards_BT[place, sampled[end - 1]] = turn.reward
+            turn_index_BT[index, sampled[start:end]] = number
+            rewards_BT[index, sampled[end - 1]] = turn.reward
     rollouts = Rollouts(
         step=step,
         trajectories=tuple(trajectories),
@@ -210,19 +195,14 @@ def gather_rollouts(
         returns_B=returns_B.to(device),
         rewards_BT=rewards_BT.to(device),
         values=values,
-        age_B=torch.tensor(ages or [0] * len(samples), device=device),
     )
     own_B = torch.tensor([trajectory.episode_return for trajectory in trajectories])
     return rollouts if torch.equal(own_B, returns_B) else rollouts.with_returns(rollouts.returns_B)
 
 
-def kept_by_filter(rollouts: Rollouts, config: RunConfig) -> Tensor:
-    """Which episodes [B] to train on; none where all were dropped for having no variance.
-
-    All for A*-PO, which chooses its tasks after Stage 1 (`training.selection`).
-    """
-    settings = config.rollout_filter
-    if settings.strategy == "none" or config.needs_values:
+def kept_by_filter(rollouts: Rollouts, settings: RolloutFilterConfig) -> Tensor:
+    """Which episodes [B] to train on; none where all were dropped for having no variance."""
+    if settings.strategy == "none":
         return torch.ones_like(rollouts.group_B, dtype=torch.bool)
     num_tokens_B = rollouts.mask_BT.sum(dim=1)
     surprise_B = -rollouts.tokens.sampled_logprobs_BT.sum(dim=1) / num_tokens_B
@@ -230,34 +210,6 @@ def kept_by_filter(rollouts: Rollouts, config: RunConfig) -> Tensor:
     return filter_trajectories(
         rollouts.returns_B,
         group_B=rollouts.group_B,
-        settings=filter_settings(settings),
-        statistic=ScoreStatistic(settings.statistic),
+        settings=settings,
         values_B=values[settings.score],
     ).keep_B
-
-
-def filter_settings(settings: RolloutFilterConfig) -> FilterSettings:
-    """The rule that a configuration other than `none` names."""
-    return FilterSettings(
-        strategy=FilterStrategy(settings.strategy),
-        value=settings.value,
-        order=FilterOrder(settings.order),
-        zero_variance=ZeroVariance(settings.zero_variance),
-    )
-
-
-def normalized(rollouts: Rollouts, settings: RewardNormalizationConfig) -> Rollouts:
-    """The rollouts with normalised returns."""
-    if settings.method == "identity":
-        return rollouts
-    parts = [part_of(trajectory.task) for trajectory in rollouts.trajectories]
-    environments = [sorted(set(parts)).index(part) for part in parts]
-    return rollouts.with_returns(
-        normalize_returns(
-            rollouts.returns_B,
-            grouping=NormalizationGrouping(settings.grouping),
-            method=NormalizationMethod(settings.method),
-            task_B=rollouts.group_B,
-            environment_B=torch.tensor(environments, device=rollouts.group_B.device),
-        )
-    )

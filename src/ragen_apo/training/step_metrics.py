@@ -1,4 +1,4 @@
-"""What one step reports: figures of its micro-batches, its updates and its episodes.
+"""The metrics of a step: of its micro-batches, its updates and its episodes.
 
 docs/metrics.md explains every name. Axes: B trajectories, T token positions.
 """
@@ -33,11 +33,8 @@ class LossPart:
 
 
 @dataclass
-class StepFigures:
-    """Collects them; what belongs to an episode is taken from the first pass over the rollouts.
-
-    Figures of the policy's own episodes leave replayed ones out.
-    """
+class StepMetrics:
+    """Collects them; what belongs to an episode is taken from the first pass over the rollouts."""
 
     updates: list[Mapping[str, float]] = field(default_factory=list)
     loss: float = 0.0
@@ -46,7 +43,7 @@ class StepFigures:
     logprob_gap_max: float = 0.0
     """Over the micro-batches before the first update."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _places: list[Tensor] = field(default_factory=list)
+    _rows: list[Tensor] = field(default_factory=list)
     _vectors: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def add_part(
@@ -57,11 +54,9 @@ class StepFigures:
         for name, value in part.sums.items():
             self.sums[name] += float(value)
         logprobs_BT = scores.logprobs_BT.detach()
-        replayed_B1 = micro.age_B[:, None] > 0
         if not self.updates:
             gap_BT = (logprobs_BT - micro.tokens.sampled_logprobs_BT).abs()
-            gap = gap_BT.masked_fill(replayed_B1, 0.0).max().item()
-            self.logprob_gap_max = max(self.logprob_gap_max, gap)
+            self.logprob_gap_max = max(self.logprob_gap_max, gap_BT.max().item())
         if first_pass:
             against = {
                 "reference_logprobs_BT": micro.reference_logprobs_BT,
@@ -71,47 +66,37 @@ class StepFigures:
                 "log_ratio": sequence_log_ratio(logprobs_BT, **against),
                 "kl": sequence_kl(logprobs_BT, **against),
                 "num_tokens": micro.mask_BT.sum(dim=1),
-                "age": micro.age_B,
                 **part.per_sequence,
             }
-            entropy_BT = scores.entropy_BT.detach().masked_fill(replayed_B1, 0.0)
-            self.entropy_sum += entropy_BT.sum().item()
-            self._places.append(micro.places.cpu())
+            self.entropy_sum += scores.entropy_BT.detach().sum().item()
+            self._rows.append(micro.rows.cpu())
             for name, vector in vectors.items():
                 self._vectors[name].append(vector.cpu())
 
-    def close_update(self, **figures: float) -> None:
+    def close_update(self, **values: float) -> None:
         """Notes an update, with the loss that led to it."""
-        self.updates.append({"loss": self.loss, **figures})
+        self.updates.append({"loss": self.loss, **values})
         self.loss = 0.0
 
     def vector(self, name: str) -> Tensor:
         """A number per episode [B], in the order of the rollouts."""
         joined = torch.cat(self._vectors[name])
         ordered = torch.empty_like(joined)
-        ordered[torch.cat(self._places)] = joined
+        ordered[torch.cat(self._rows)] = joined
         return ordered
 
-    def own(self, name: str) -> Tensor:
-        """The same of the step's own episodes alone."""
-        return self.vector(name)[self.vector("age") == 0]
-
-    def replayed(self, name: str) -> Tensor:
-        """The same of replayed episodes alone."""
-        return self.vector(name)[self.vector("age") > 0]
-
     def metrics(self) -> dict[str, float | int]:
-        """What every algorithm reports; figures of updates are means over them."""
+        """What every algorithm reports; those of updates are means over them."""
         metrics: dict[str, float | int] = {"num_updates": len(self.updates)}
         if self.updates:
             names = self.updates[0]
             metrics |= {name: fmean(update[name] for update in self.updates) for name in names}
-            num_tokens_B = self.own("num_tokens")
+            num_tokens_B = self.vector("num_tokens")
             metrics["entropy"] = self.entropy_sum / int(num_tokens_B.sum())
             metrics["logprob_gap_max"] = self.logprob_gap_max
             metrics |= divergence_metrics(
-                log_ratio_B=self.own("log_ratio"),
-                kl_B=self.own("kl"),
+                log_ratio_B=self.vector("log_ratio"),
+                kl_B=self.vector("kl"),
                 num_tokens_B=num_tokens_B,
             )
         return metrics

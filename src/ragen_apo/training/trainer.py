@@ -6,9 +6,8 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
         tasks         a slice of this epoch's random order of those worth training on (in a mixture,
                       of each part by its weight)
         rollouts      of the present policy, one or a group for each task
-        monitors      of thoughts and of gradients, in some steps; they change nothing
-        filter        tasks that are worth an update; normalised returns, if configured
-        replay        trajectories of earlier steps join them, if configured
+        monitors      of thoughts, in some steps; they change nothing
+        filter        tasks that are worth an update, with normalised returns, if configured
         reference     log-probabilities of the same tokens under the frozen reference
         prepare       the algorithm's advantages, from all rollouts
         for each pass, for each minibatch:
@@ -37,18 +36,15 @@ from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.batching import minibatches
-from ragen_apo.training.monitors.gradients import gradient_bucket_metrics
 from ragen_apo.training.monitors.thoughts import cross_scoring_metrics
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
-from ragen_apo.training.replay import ReplayBuffer
 from ragen_apo.training.rollouts import (
     MicroBatch,
     Rollouts,
     gather_rollouts,
     kept_by_filter,
-    normalized,
 )
-from ragen_apo.training.step_metrics import LossPart, StepFigures, rollout_metrics
+from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.reference_values import ReferenceValues
 
@@ -76,11 +72,11 @@ class Trainer:
         algorithm: Algorithm[Any],
         optimizer: Optimizer,
     ) -> None:
-        self.config, self.apo = config, config.apo
+        self.config = config
         self.policy, self.proxy = policy, proxy
         self.algorithm, self.optimizer = algorithm, optimizer
-        self.replay = ReplayBuffer(self.apo.replay, seed=config.seed)
         self.take_reference(reference, tasks=tasks, values=values)
+        self._micro_batch_size = config.training.micro_batch_size
         policy.model.eval()
 
     def take_reference(
@@ -88,7 +84,6 @@ class Trainer:
     ) -> None:
         """Goes on from this reference: with its values, on these tasks in a fresh order."""
         self.reference, self.tasks, self.values = reference, tasks, values
-        self.replay.clear()
         self.order = DrawOrder(
             [task.category for task in tasks],
             weights=self.proxy.environments.properties.category_weights,
@@ -102,15 +97,14 @@ class Trainer:
         trajectories = self._roll_out(step)
         rolled_out = time.perf_counter()
         rollouts = self._gather(trajectories, step)
-        keep_B = kept_by_filter(rollouts, self.config)
+        keep_B = self._filtered(rollouts)
         learning_rate = self._learning_rate(step)
         metrics = rollout_metrics(trajectories) | self._monitor_thoughts(trajectories, step)
         if keep_B.any():
-            kept = normalized(rollouts, self.config.reward_normalization).take(keep_B)
-            metrics |= self._improve(self._with_replayed(kept), learning_rate=learning_rate)
-            self.replay.add(kept.trajectories, returns=kept.returns_B.tolist(), step=step)
+            kept = self.config.algorithm.normalized(rollouts).take(keep_B)
+            metrics |= self._improve(kept, learning_rate=learning_rate)
         else:
-            metrics |= StepFigures().metrics()
+            metrics |= StepMetrics().metrics()
         metrics |= {
             "step": step + 1,
             "kept_share": int(keep_B.sum()) / len(rollouts),
@@ -118,123 +112,91 @@ class Trainer:
             "rollout_seconds": rolled_out - started,
             "training_seconds": time.perf_counter()
             - rolled_out
-            - metrics.get("thought_monitor_seconds", 0.0)
-            - metrics.get("gradient_monitor_seconds", 0.0),
+            - metrics.get("thought_monitor_seconds", 0.0),
         }
         return StepResult(metrics, trajectories)
 
     def _roll_out(self, step: int) -> list[Trajectory]:
         """The episodes of the step with the present weights, task after task."""
         indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
-        tasks = [
-            self.tasks[index] for index in indices for _ in range(self.config.num_rollouts_per_task)
-        ]
+        repeats = self.config.algorithm.rollouts_per_task
+        tasks = [self.tasks[index] for index in indices for _ in range(repeats)]
         requests = [
-            EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, place))
-            for place, task in enumerate(tasks)
+            EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, index))
+            for index, task in enumerate(tasks)
         ]
         return self.proxy.rollout(
-            requests, temperature=self.apo.temperature, policy_version=f"step-{step}"
+            requests, temperature=self.config.sampling.temperature, policy_version=f"step-{step}"
         )
 
     def _gather(self, trajectories: Sequence[Trajectory], step: int) -> Rollouts:
         return gather_rollouts(
             trajectories,
             step=step,
-            group_size=self.config.num_rollouts_per_task,
+            group_size=self.config.algorithm.rollouts_per_task,
             returns_B=self._returns(trajectories, step),
             values=self.values,
             pad_id=self.policy.pad_id,
             device=self.policy.device,
         )
 
-    def _with_replayed(self, fresh: Rollouts) -> Rollouts:
-        """The rollouts, followed by those that the replay buffer gives to this step."""
-        stored = self.replay.draw(fresh.step)
-        if not stored:
-            return fresh
-        return gather_rollouts(
-            [*fresh.trajectories, *(each.trajectory for each in stored)],
-            step=fresh.step,
-            group_size=1,
-            returns_B=torch.tensor(
-                [*fresh.returns_B.tolist(), *(each.episode_return for each in stored)]
-            ),
-            values=self.values,
-            pad_id=self.policy.pad_id,
-            device=self.policy.device,
-            ages=[0] * len(fresh) + [fresh.step - each.step for each in stored],
-        )
+    def _filtered(self, rollouts: Rollouts) -> torch.Tensor:
+        """Which episodes [B] to train on. A*-PO's tasks were chosen after Stage 1."""
+        if self.config.needs_values:
+            return torch.ones_like(rollouts.group_B, dtype=torch.bool)
+        return kept_by_filter(rollouts, self.config.rollout_filter)
 
     def _returns(self, trajectories: Sequence[Trajectory], step: int) -> torch.Tensor:
         """R of each trajectory [B]; the control experiment hands them out at random."""
         returns = torch.tensor([trajectory.episode_return for trajectory in trajectories])
-        if self.apo.shuffle_returns:
+        if self.config.training.shuffle_returns:
             order = generator(self.config.seed, "shuffled-returns", step)
             return returns[torch.from_numpy(order.permutation(len(returns)))]
         return returns
 
     def _learning_rate(self, step: int) -> float:
+        settings = self.config.optimizer
         return learning_rate_at(
             step,
-            peak=self.apo.learning_rate,
+            peak=settings.learning_rate,
             num_steps=self.config.training.max_steps,
-            warmup_steps=self.apo.warmup_steps,
-            schedule=self.apo.schedule,
+            warmup_steps=settings.warmup_steps,
+            schedule=settings.schedule,
         )
 
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
         """The updates of one step; returns what they report."""
-        algorithm, figures = self.algorithm, StepFigures()
+        algorithm, settings, collected = self.algorithm, self.config.optimizer, StepMetrics()
         rollouts = self._with_reference(rollouts)
-        signals = algorithm.prepare(rollouts)
-        monitored = self._monitor_gradients(rollouts, signals)
+        targets = algorithm.prepare(rollouts)
         for epoch in range(algorithm.num_epochs):
-            for places in minibatches(
+            for indices in minibatches(
                 len(rollouts),
                 num_parts=algorithm.num_minibatches,
                 seed=self.config.seed,
                 step=rollouts.step,
                 epoch=epoch,
             ):
-                self._accumulate_gradients(
-                    rollouts, signals, places, figures, first_pass=epoch == 0
-                )
+                for micro in rollouts.micro_batches(indices, size=self._micro_batch_size):
+                    scores = self._scores(self.policy, micro)
+                    part = algorithm.loss(targets, micro, scores)
+                    part.loss.backward()
+                    collected.add_part(part, micro, scores, first_pass=epoch == 0)
                 norm = self.optimizer.update(
-                    learning_rate=learning_rate, max_grad_norm=self.apo.max_grad_norm
+                    learning_rate=learning_rate, max_grad_norm=settings.max_grad_norm
                 )
-                others = algorithm.update(rate_scale=learning_rate / self.apo.learning_rate)
-                figures.close_update(gradient_norm=norm, **others)
-        return figures.metrics() | algorithm.metrics(rollouts, signals, figures) | monitored
+                others = algorithm.update(rate_scale=learning_rate / settings.learning_rate)
+                collected.close_update(gradient_norm=norm, **others)
+        return collected.metrics() | algorithm.metrics(rollouts, targets, collected)
 
     def _with_reference(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with log pi_ref of their tokens."""
         logprobs_BT = torch.zeros_like(rollouts.reference_logprobs_BT)
-        size = self.config.training.micro_batch_size
-        for micro in rollouts.micro_batches(range(len(rollouts)), size=size):
+        for micro in rollouts.micro_batches(range(len(rollouts)), size=self._micro_batch_size):
             with torch.no_grad():
                 scores = self._scores(self.reference, micro)
-            logprobs_BT[micro.places, : micro.mask_BT.shape[1]] = scores.logprobs_BT
+            logprobs_BT[micro.rows, : micro.mask_BT.shape[1]] = scores.logprobs_BT
         return replace(rollouts, reference_logprobs_BT=logprobs_BT)
-
-    def _accumulate_gradients(
-        self,
-        rollouts: Rollouts,
-        signals: Any,
-        places: Sequence[int],
-        figures: StepFigures,
-        *,
-        first_pass: bool,
-    ) -> None:
-        """Adds up the gradient of a minibatch's loss over its micro-batches."""
-        for micro in rollouts.micro_batches(places, size=self.config.training.micro_batch_size):
-            part, scores = self._loss(micro, signals)
-            part.loss.backward()
-            figures.add_part(part, micro, scores, first_pass=first_pass)
-
-    def _loss(self, micro: MicroBatch, signals: Any) -> tuple[LossPart, TokenScores]:
-        scores = self._scores(self.policy, micro)
-        return self.algorithm.loss(signals, micro, scores), scores
 
     def _scores(self, model: LanguageModel, micro: MicroBatch) -> TokenScores:
         """What a model says about the sampled tokens, in the rows of their episodes."""
@@ -242,7 +204,7 @@ class Trainer:
             model,
             micro.samples.token_ids_BT,
             micro.samples.loss_mask_BT,
-            temperature=self.apo.temperature,
+            temperature=self.config.sampling.temperature,
             entropy_gradients=self.algorithm.entropy_gradients,
         )
         return TokenScores(
@@ -263,17 +225,7 @@ class Trainer:
             self.policy,
             trajectories,
             num_thoughts=self.config.monitors.num_thoughts,
-            temperature=self.apo.temperature,
-            micro_batch_size=self.config.training.micro_batch_size,
+            temperature=self.config.sampling.temperature,
+            micro_batch_size=self._micro_batch_size,
             rng=generator(self.config.seed, "monitored-tasks", step),
-        )
-
-    def _monitor_gradients(self, rollouts: Rollouts, signals: Any) -> dict[str, float]:
-        if not (self.config.monitors.gradient_buckets and self._is_monitored(rollouts.step)):
-            return {}
-        return gradient_bucket_metrics(
-            rollouts,
-            parameters=self.policy.model.parameters(),
-            loss_of=lambda micro: self._loss(micro, signals)[0].loss,
-            micro_batch_size=self.config.training.micro_batch_size,
         )

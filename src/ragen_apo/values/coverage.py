@@ -165,7 +165,7 @@ def _advice(
     verb = "has" if num_undecided == 1 else "have"
     return (
         f"{finding} {who} {num_undecided} {verb} fewer than {ADVICE_SAMPLES} samples: sample them "
-        f"more often first (apo.num_value_samples). If that does not help, {remedy}"
+        f"more often first (values.num_samples). If that does not help, {remedy}"
     )
 
 

@@ -14,5 +14,3 @@ class ReferenceValues:
     """V* by task id."""
     states: Mapping[str, float] = field(default_factory=dict)
     """V* by state key, of states that were visited often enough."""
-    return_std: Mapping[str, float] | None = None
-    """Standard deviation of the sampled returns by task id, if `monitors.gradient_buckets` asks."""

@@ -23,7 +23,7 @@ from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
-from ragen_apo.config.agent import CopyConfig
+from ragen_apo.config.warm_start import CopyConfig
 from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ragen_apo.agent.assembly import build_context
-from ragen_apo.config.agent import DemonstrationsConfig
+from ragen_apo.config.warm_start import DemonstrationsConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel

@@ -1,32 +1,32 @@
-"""The place that an algorithm fills in the trainer's step.
+"""What the trainer asks of an algorithm in a step.
 
 prepare   once a step, from all rollouts: advantages, values; no gradient
 loss      for each micro-batch of each pass
 update    after each of the policy's updates: what the algorithm trains besides (a critic)
-metrics   what it reports beyond `StepFigures.metrics`
+metrics   what it reports beyond `StepMetrics.metrics`
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from torch import Tensor
-
-from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.named_tensors import check_tensors
-from ragen_apo.training.rollouts import MicroBatch, Rollouts
-from ragen_apo.training.step_metrics import LossPart, StepFigures
 
-Signals = TypeVar("Signals")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ragen_apo.policy.scoring import TokenScores
+    from ragen_apo.training.rollouts import MicroBatch, Rollouts
+    from ragen_apo.training.step_metrics import LossPart, StepMetrics
+
+Targets = TypeVar("Targets")
 """What `prepare` hands to `loss`: an algorithm's own frozen record of tensors over the step."""
 
 
-class Algorithm(Protocol[Signals]):
-    """What is maximised, and how often each step's rollouts are used.
-
-    Name it as a base class to take over what is said here of one pass and nothing else to train.
-    """
+class Algorithm(ABC, Generic[Targets]):
+    """What is maximised, and how often each step's rollouts are used: here one pass, one update."""
 
     num_epochs: int = 1
     """Passes over the rollouts of a step."""
@@ -35,26 +35,26 @@ class Algorithm(Protocol[Signals]):
     entropy_gradients: bool = False
     """Whether the loss differentiates the entropy."""
 
-    def prepare(self, rollouts: Rollouts) -> Signals:
+    @abstractmethod
+    def prepare(self, rollouts: Rollouts) -> Targets:
         """Everything that has to be known of the whole batch before the first update."""
-        ...
 
-    def loss(self, signals: Signals, micro: MicroBatch, scores: TokenScores) -> LossPart:
+    @abstractmethod
+    def loss(self, targets: Targets, micro: MicroBatch, scores: TokenScores) -> LossPart:
         """The part of a minibatch's loss that these episodes contribute."""
-        ...
 
     def update(self, *, rate_scale: float) -> dict[str, float]:
         """Updates what is trained besides the policy, at `rate_scale` times its learning rate.
 
-        Returns figures of this update for the metrics.
+        Returns metrics of this update.
         """
         return {}
 
     def metrics(
-        self, rollouts: Rollouts, signals: Signals, figures: StepFigures
+        self, rollouts: Rollouts, targets: Targets, collected: StepMetrics
     ) -> dict[str, float]:
         """The algorithm's own monitors, after the last update of a step."""
-        ...
+        return {}
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         """What a checkpoint has to keep besides policy and moments."""

@@ -1,13 +1,12 @@
-"""PPO: the clipped ratio of `policy_gradient` with advantages from a critic.
+"""PPO: advantages from a learned critic.
 
-    V         the critic on the text before each sampled token, at the start of the step
-    A, target GAE over tokens, or over turns first (bi-level); A whitened over the step
-    loss      clipped(A, pi / pi_old) + value loss; the two share no weights
+    V          the critic on the text before each sampled token, at the start of the step
+    A, target  GAE over tokens, or over turns first (bi-level); A whitened over the step
+    loss       clipped(A, pi / pi_old) + value loss; policy and critic share no weights
 
-Episodes end with value 0, those at the turn limit as well: running out of turns is a failure of the
-task, not an interruption. Formulas and sources: `objectives.ppo`.
-
-Axes: B trajectories, T token positions.
+Schulman et al., arXiv 1707.06347 and 1506.02438; bi-level GAE as in RAGEN. Formulas are in
+`objectives.ppo`. Episodes end with value 0, those at the turn limit as well: running out of turns
+is a failure of the task, not an interruption.
 """
 
 from __future__ import annotations
@@ -15,37 +14,66 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from ragen_apo.config.algorithms import PpoConfig
-from ragen_apo.objectives.policy_gradient import Aggregation, aggregate
-from ragen_apo.objectives.ppo import (
-    AdvantageEstimate,
-    bi_level_gae,
-    clipped_value_loss,
-    explained_variance,
-    gae,
-)
-from ragen_apo.objectives.tensors import whiten
-from ragen_apo.policy.critic import Critic
-from ragen_apo.policy.lora import trained_tensors
-from ragen_apo.policy.scoring import TokenScores
+from ragen_apo.config.algorithms import Traits
+from ragen_apo.config.section import CountOrZero, LearningRate, Positive
 from ragen_apo.training.algorithms.base import Algorithm
-from ragen_apo.training.algorithms.policy_gradient import PolicyTerm, advantage_metrics
-from ragen_apo.training.checkpoint import load_trained_tensors
+from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
 from ragen_apo.training.named_tensors import check_tensors
-from ragen_apo.training.optimization import Optimizer
-from ragen_apo.training.rollouts import MicroBatch, Rollouts
-from ragen_apo.training.step_metrics import LossPart, StepFigures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ragen_apo.config import RunConfig
+    from ragen_apo.objectives.ppo import AdvantageEstimate
+    from ragen_apo.policy.language_model import LanguageModel
+    from ragen_apo.policy.scoring import TokenScores
+    from ragen_apo.training.rollouts import MicroBatch, Rollouts
+    from ragen_apo.training.step_metrics import LossPart, StepMetrics
 
 _WEIGHTS, _MOMENTS = "critic/", "moments/"
 """Mark the critic's tensors in a checkpoint."""
 
 
+class Ppo(PolicyGradientConfig):
+    """PPO: advantages of tokens from a critic that is a second model."""
+
+    traits: ClassVar = Traits(
+        label="PPO",
+        sentence="PPO trains the agent with the advantages of a learned critic",
+        advantage="GAE: what followed a token, minus what the critic expected",
+        has_critic=True,
+    )
+    name: str = "ppo"
+    critic_learning_rate: LearningRate = 1e-3
+    """Peak learning rate of the critic; follows optimizer.warmup_steps and optimizer.schedule."""
+    critic_warmup_steps: CountOrZero = 0
+    """First steps, in which only the critic is trained."""
+    value_clip: Positive | None = 0.2
+    """How far a value may move from that at the start of the step; null for no limit."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount from token to token."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """GAE's lambda from token to token."""
+    bi_level_gae: bool = False
+    """GAE over turns first, then within each turn."""
+    gamma_turn: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Discount from turn to turn, if bi-level."""
+    lambda_turn: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """GAE's lambda from turn to turn, if bi-level."""
+    whiten_advantages: bool = True
+    """Bring the advantages of a step to mean 0 and standard deviation 1."""
+
+    def make(self, config: RunConfig, policy: LanguageModel) -> PpoAlgorithm:
+        """The algorithm; its critic starts as a copy of the policy."""
+        return PpoAlgorithm(self, config, policy)
+
+
 @dataclass(frozen=True)
-class PpoSignals:
+class PpoTargets:
     """Constants of the passes of one step."""
 
     advantages_BT: Tensor
@@ -55,60 +83,62 @@ class PpoSignals:
     trains_policy: bool
 
 
-class Ppo(Algorithm[PpoSignals]):
+class PpoAlgorithm(Algorithm[PpoTargets]):
     """Owns the critic and its optimizer."""
 
-    def __init__(
-        self,
-        term: PolicyTerm,
-        settings: PpoConfig,
-        *,
-        critic: Critic,
-        micro_batch_size: int,
-        weight_decay: float,
-        max_grad_norm: float,
-    ) -> None:
-        self._term, self._settings = term, settings
-        self._critic, self._micro_batch_size = critic, micro_batch_size
-        self._optimizer = Optimizer(critic, weight_decay=weight_decay)
-        self._max_grad_norm = max_grad_norm
-        self.num_epochs = term.settings.num_epochs
-        self.num_minibatches = term.settings.num_minibatches
-        self.entropy_gradients = term.settings.entropy_coefficient > 0
+    def __init__(self, settings: Ppo, config: RunConfig, policy: LanguageModel) -> None:
+        from ragen_apo.policy.critic import Critic
+        from ragen_apo.training.algorithms.clipped_ratio import PolicyTerm
+        from ragen_apo.training.optimization import Optimizer
 
-    def prepare(self, rollouts: Rollouts) -> PpoSignals:
+        self._settings = settings
+        self._term = PolicyTerm(settings, max_tokens=config.agent.max_context_tokens)
+        self._critic = Critic(policy, freeze_embeddings=config.policy.freeze_embeddings)
+        self._micro_batch_size = config.training.micro_batch_size
+        self._optimizer = Optimizer(self._critic, weight_decay=config.optimizer.weight_decay)
+        self._max_grad_norm = config.optimizer.max_grad_norm
+        self.num_epochs = settings.num_epochs
+        self.num_minibatches = settings.num_minibatches
+        self.entropy_gradients = settings.entropy_coefficient > 0
+
+    def prepare(self, rollouts: Rollouts) -> PpoTargets:
+        from ragen_apo.objectives.tensors import whiten
+
         values_BT = self._values(rollouts)
         estimate = self._estimate(self._term.with_kl_penalty(rollouts), values_BT)
         advantages_BT = estimate.advantages_BT
         if self._settings.whiten_advantages:
             advantages_BT = whiten(advantages_BT, mask_BT=rollouts.mask_BT)
-        return PpoSignals(
+        return PpoTargets(
             advantages_BT=advantages_BT,
             old_values_BT=values_BT,
             returns_BT=estimate.returns_BT,
             trains_policy=rollouts.step >= self._settings.critic_warmup_steps,
         )
 
-    def loss(self, signals: PpoSignals, micro: MicroBatch, scores: TokenScores) -> LossPart:
+    def loss(self, targets: PpoTargets, micro: MicroBatch, scores: TokenScores) -> LossPart:
+        from ragen_apo.objectives.policy_gradient import aggregate
+        from ragen_apo.objectives.ppo import clipped_value_loss
+
         mask_BT = micro.mask_BT
         value = clipped_value_loss(
             self._critic_values(micro),
-            old_values_BT=micro.cut(signals.old_values_BT),
-            returns_BT=micro.cut(signals.returns_BT),
+            old_values_BT=micro.cut(targets.old_values_BT),
+            returns_BT=micro.cut(targets.returns_BT),
             mask_BT=mask_BT,
             clip=self._settings.value_clip,
         )
         value_loss = aggregate(
             value.loss_BT,
             mask_BT=mask_BT,
-            aggregation=Aggregation.TOKEN_MEAN,
+            aggregation="token_mean",
             num_sequences=micro.num_sequences,
             num_tokens=micro.num_tokens,
         )
-        policy = self._term.loss(micro, scores, advantages_BT=micro.cut(signals.advantages_BT))
+        policy = self._term.loss(micro, scores, advantages_BT=micro.cut(targets.advantages_BT))
         sums = {**policy.sums, "value_loss": value.loss_BT.detach().sum()}
         # Without the policy's term no gradient reaches the policy, and its update changes nothing.
-        loss = policy.loss + value_loss if signals.trains_policy else value_loss
+        loss = policy.loss + value_loss if targets.trains_policy else value_loss
         return replace(policy, loss=loss, sums=sums)
 
     def update(self, *, rate_scale: float) -> dict[str, float]:
@@ -119,42 +149,44 @@ class Ppo(Algorithm[PpoSignals]):
         return {"critic_gradient_norm": norm}
 
     def metrics(
-        self, rollouts: Rollouts, signals: PpoSignals, figures: StepFigures
+        self, rollouts: Rollouts, targets: PpoTargets, collected: StepMetrics
     ) -> dict[str, float]:
-        metrics = advantage_metrics(signals.advantages_BT, rollouts, figures)
-        metrics["value_loss"] = figures.sums["value_loss"] / max(figures.sums["tokens"], 1)
+        from ragen_apo.objectives.ppo import explained_variance
+        from ragen_apo.training.algorithms.clipped_ratio import advantage_metrics
+
+        metrics = advantage_metrics(targets.advantages_BT, rollouts, collected)
+        metrics["value_loss"] = collected.sums["value_loss"] / max(collected.sums["tokens"], 1)
         explained = explained_variance(
-            signals.old_values_BT, returns_BT=signals.returns_BT, mask_BT=rollouts.mask_BT
+            targets.old_values_BT, returns_BT=targets.returns_BT, mask_BT=rollouts.mask_BT
         )
         if not math.isnan(explained):
             metrics["explained_variance"] = explained
         return metrics
 
     def state_tensors(self) -> Mapping[str, Tensor]:
+        from ragen_apo.policy.lora import trained_tensors
+
         trained = trained_tensors(self._critic)
         weights = {f"{_WEIGHTS}{name}": tensor for name, tensor in trained.items()}
         moments = self._optimizer.state_tensors()
         return weights | {f"{_MOMENTS}{name}": value for name, value in moments.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        critic, moments = _below(_WEIGHTS, tensors), _below(_MOMENTS, tensors)
-        check_tensors(
-            {
-                name: tensor
-                for name, tensor in tensors.items()
-                if not name.startswith((_WEIGHTS, _MOMENTS))
-            },
-            {},
-        )
-        load_trained_tensors(self._critic, critic)
-        self._optimizer.load_state_tensors(moments)
+        from ragen_apo.training.checkpoint import load_trained_tensors
 
-    @torch.no_grad()
+        others = {n: t for n, t in tensors.items() if not n.startswith((_WEIGHTS, _MOMENTS))}
+        check_tensors(others, {})
+        load_trained_tensors(self._critic, _below(_WEIGHTS, tensors))
+        self._optimizer.load_state_tensors(_below(_MOMENTS, tensors))
+
     def _values(self, rollouts: Rollouts) -> Tensor:
+        import torch
+
         values_BT = torch.zeros_like(rollouts.rewards_BT)
-        for micro in rollouts.micro_batches(range(len(rollouts)), size=self._micro_batch_size):
-            part_BT = self._critic_values(micro)
-            values_BT[micro.places, : part_BT.shape[1]] = part_BT
+        with torch.no_grad():
+            for micro in rollouts.micro_batches(range(len(rollouts)), size=self._micro_batch_size):
+                part_BT = self._critic_values(micro)
+                values_BT[micro.rows, : part_BT.shape[1]] = part_BT
         return values_BT
 
     def _critic_values(self, micro: MicroBatch) -> Tensor:
@@ -162,6 +194,8 @@ class Ppo(Algorithm[PpoSignals]):
         return micro.in_rows(self._critic(samples.token_ids_BT, samples.loss_mask_BT))
 
     def _estimate(self, rollouts: Rollouts, values_BT: Tensor) -> AdvantageEstimate:
+        from ragen_apo.objectives.ppo import bi_level_gae, gae
+
         settings = self._settings
         if settings.bi_level_gae:
             return bi_level_gae(

@@ -1,0 +1,94 @@
+"""The options that have names: what a configuration may write and what the mathematics switches on.
+
+Each choice is declared here once. `config` reads it as the type of a key, `objectives` as the type
+of an argument; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+AdvantageScale = Literal["std", "none"]
+"""What a deviation from the mean of a group is divided by: the group's standard deviation, or
+nothing."""
+
+Aggregation = Literal[
+    "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"
+]
+"""How the losses of tokens become one number; each divides by a count of the whole batch.
+
+token_mean                 sum over tokens / tokens: long responses weigh more. DAPO; PPO in RAGEN
+sequence_mean_token_mean   mean over a sequence's tokens, mean over sequences: GRPO. A token of a
+                           long response weighs less, so long failures are punished less per token
+sequence_mean_token_sum    sum over tokens / sequences: the policy gradient of the return, without a
+                           length bias
+constant                   sum over tokens / (sequences x max_tokens): Dr. GRPO. The sum above with
+                           another rate
+"""
+
+Baseline = Literal["v_star", "mean", "zero"]
+"""What A*-PO subtracts from a return: V*, or for ablations the mean of the samples, or nothing."""
+
+FilterOrder = Literal["largest", "smallest"]
+"""Which scores are best."""
+
+FilterScore = Literal["return", "entropy", "length"]
+"""What is scored: returns, mean -log pi of the sampled tokens, or their number."""
+
+FilterStrategy = Literal["none", "top_p", "top_p_softmax", "top_k", "top_fraction", "min_p"]
+"""How tasks are chosen by score (`objectives.filters`); none keeps all."""
+
+KlEstimator = Literal["k1", "k2", "k3", "low_variance", "absolute"]
+"""Estimators of KL(pi || pi_ref) from d = log pi - log pi_ref of a token sampled from pi.
+
+k1 is d; k2 is d^2 / 2; k3 is exp(-d) - 1 + d, never negative; low_variance is k3 with d clamped to
++-20 and the result to 10, so that a token cannot dominate the batch; absolute is |d|. k1 and k3 are
+unbiased; k2 and absolute are other numbers that are small when KL is. As a loss, differentiated on
+samples of pi, the expected gradient is
+
+    k1             0: the term does nothing but add noise
+    k2             grad KL(pi || pi_ref): use this one
+    k3             grad KL(pi_ref || pi), the other direction
+    low_variance   that of k3 within the clamp, 0 beyond it
+    absolute       grad sum |pi - pi_ref|, twice the total variation
+
+Subtracted from the reward and held constant, only k1 yields grad KL(pi || pi_ref); k3 yields it
+minus grad KL(pi_ref || pi). A loss by token forgets what a token does to the KL of later ones; a
+reward does not. Schulman, "Approximating KL Divergence" (2020); Tang and Munos (arXiv 2506.09477).
+"""
+
+KlPlace = Literal["loss", "reward"]
+"""Where a KL penalty stands: added to the loss, or subtracted from the rewards of tokens."""
+
+LengthNormalization = Literal["none", "tokens"]
+"""The log ratio of a sequence: the sum over its tokens (A*-PO), or their mean, which is another
+algorithm with the optimum Delta = T A / beta for T tokens."""
+
+LossForm = Literal["regression", "weighted"]
+"""Two losses of A*-PO with the same gradient; they differ in the number that is logged."""
+
+NormalizationGrouping = Literal["state", "batch", "category"]
+"""Whose statistics normalise a return: rollouts of the same task, which start in the same state; of
+the step; or of tasks of the same category, which in a mixture is the environment (RAGEN:
+inductive)."""
+
+NormalizationMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
+"""What is done with returns; see `objectives.reward_normalization`."""
+
+Schedule = Literal["constant", "linear", "cosine"]
+"""Learning rate after the warm-up."""
+
+ScoreStatistic = Literal["std", "variance", "mean"]
+"""What makes the numbers of a task's rollouts into its score: the sample standard deviation, 0 for
+one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it); its square, which
+ranks alike but moves what top_p keeps; the mean."""
+
+ZeroVariance = Literal["drop", "keep"]
+"""What happens to tasks whose returns are all equal, before the strategy is applied."""
+
+
+def check_choice(name: str, value: Any, choice: Any) -> None:
+    """Raises ValueError unless `value` is one of a choice above."""
+    if value not in get_args(choice):
+        expected = ", ".join(map(repr, get_args(choice)))
+        raise ValueError(f"{name} must be one of {expected}, got {value!r}")

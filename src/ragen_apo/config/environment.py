@@ -1,0 +1,47 @@
+"""The environment: its name and its own options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, model_validator
+
+from ragen_apo.config.references import with_absolute_path, with_absolute_paths
+from ragen_apo.config.section import Section
+
+
+class EnvironmentConfig(Section):
+    """The environment, by name; all further keys are its options and are checked by it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "shop"
+    """Name of a built-in or installed environment, `path.py:function` or `module:function`; a
+    relative path starts in the current directory and is kept as an absolute one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_are_absolute(cls, values: Any) -> Any:
+        """So that a run can be resumed, and evaluated, from another directory."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("name", ""), str):
+            return values
+        named = {"name": with_absolute_path(values["name"])} if "name" in values else {}
+        return with_absolute_paths({**values, **named})
+
+    @model_validator(mode="after")
+    def _options_are_json_values(self) -> EnvironmentConfig:
+        try:
+            json.dumps(self.options, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"options must be made of text, finite numbers, true, false, null, lists and "
+                f"mappings: {error}"
+            ) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every key of the section except `name`."""
+        return dict(self.model_extra or {})

@@ -1,0 +1,25 @@
+"""How a run uses the machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ragen_apo.config.section import Section, whole_number
+
+
+class MachineConfig(Section):
+    """How the run uses the machine."""
+
+    num_threads: Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=4096)] | None = 2
+    """CPU threads of torch; null for its own choice."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy runs; auto takes a GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the policy's weights, and without mixed precision of all it computes."""
+    mixed_precision: Literal["none", "bfloat16"] = "none"
+    """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
+    gradient_checkpointing: bool = False
+    """Compute each layer a second time for the backward pass instead of keeping what it computed:
+    about a third more time, far less memory on long episodes."""

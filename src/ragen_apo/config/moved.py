@@ -1,0 +1,137 @@
+"""Where the keys of version 0.1 are now, and the few that the source of this project writes.
+
+    apo: {beta: 0.5, v_star_samples: 8, adaptive_vstar: true, learning_rate: 1e-4}
+
+is the style of the project that this one grew from: `present_keys` writes it out in our keys.
+Every other key of 0.1 is an error that names the new one; a report of an old run is written from
+its translated configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SOURCE_STYLE: Mapping[str, tuple[str, ...]] = {
+    "beta": ("values.beta1", "algorithm.beta2"),
+    "v_star_samples": ("values.num_samples",),
+    "adaptive_vstar": ("values.adaptive",),
+    "learning_rate": ("optimizer.learning_rate",),
+}
+"""Keys of the source's section `apo`."""
+
+MOVED: Mapping[str, str] = {
+    "run": "machine",
+    "apo.beta1": "values.beta1",
+    "apo.beta2": "algorithm.beta2",
+    "apo.num_value_samples": "values.num_samples",
+    "apo.adaptive_vstar": "values.adaptive",
+    "apo.max_value_samples": "values.max_samples",
+    "apo.value_store": "values.store",
+    "apo.value_baseline": "values.baseline",
+    "apo.temperature": "sampling.temperature",
+    "apo.shuffle_returns": "training.shuffle_returns",
+    "apo.learning_rate": "optimizer.learning_rate",
+    "apo.weight_decay": "optimizer.weight_decay",
+    "apo.max_grad_norm": "optimizer.max_grad_norm",
+    "apo.warmup_steps": "optimizer.warmup_steps",
+    "apo.schedule": "optimizer.schedule",
+    "apo.reference_refresh.every_steps": "reference.refresh_every_steps",
+    "apo.reference_refresh.max_kl": "reference.refresh_max_kl",
+    "apo.loss": "algorithm.loss",
+    "apo.length_normalization": "algorithm.length_normalization",
+    "apo.advantage_clamp": "algorithm.advantage_clamp",
+    "apo.center_residuals": "algorithm.center_residuals",
+    "apo.kl_coefficient": "algorithm.kl_coefficient",
+    "turn_level": "algorithm",
+    "policy_gradient": "algorithm",
+    "ppo": "algorithm",
+    "gigpo": "algorithm",
+    "reward_normalization": "algorithm.reward_normalization",
+}
+"""Keys and sections of 0.1, with what stands in for them."""
+REMOVED = ("apo.replay", "monitors.gradient_buckets")
+"""Keys of 0.1 that have nothing in their place (docs/log.md says why)."""
+
+
+_OLD_SECTIONS = {path.partition(".")[0] for path in MOVED} | {"apo"}
+
+
+def moved_to(path: str) -> str | None:
+    """The present name of a key of 0.1, written with dots; None for others."""
+    names = path.split(".")
+    for length in range(len(names), 0, -1):
+        if new := MOVED.get(".".join(names[:length])):
+            return ".".join([new, *names[length:]])
+    return None
+
+
+def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """One source of keys without old ones: the source's style is written out, others are noted."""
+    result = {name: value for name, value in layer.items() if name not in _OLD_SECTIONS}
+    given = layer.get("apo")
+    styled = given.keys() & SOURCE_STYLE.keys() if isinstance(given, Mapping) else set()
+    old = {name: value for name, value in layer.items() if name in _OLD_SECTIONS}
+    for path, _ in _leaves(old):
+        if path.removeprefix("apo.") not in styled:
+            new = moved_to(path)
+            problems.append(f"{path}: {f'it is {new} now' if new else 'it has been removed'}")
+    for name in sorted(styled):
+        clashes = [key for key in SOURCE_STYLE[name] if value_at(layer, key) is not None]
+        if clashes:
+            problems.append(
+                f"apo.{name}: is another name of {' and '.join(SOURCE_STYLE[name])}; remove it or "
+                f"{' and '.join(clashes)}"
+            )
+        else:
+            for key in SOURCE_STYLE[name]:
+                set_at(result, key, given[name])  # type: ignore[index]
+    return result
+
+
+def translated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole configuration of 0.1 in the present keys; other algorithms' options are left out."""
+    name = values.get("algorithm") or "apo"
+    own = {"apo_turn": "turn_level", "apo": None}.get(str(name), "policy_gradient")
+    others = {"turn_level", "policy_gradient", "ppo", "gigpo"} - {own, name}
+    result: dict[str, Any] = {}
+    for path, value in _leaves({key: v for key, v in values.items() if key not in others}):
+        if not path.startswith(REMOVED) and path != "algorithm":
+            set_at(result, moved_to(path) or path, value)
+    result["algorithm"] = {"name": name, **result.get("algorithm", {})}
+    return result
+
+
+def is_of_0_1(values: Mapping[str, Any]) -> bool:
+    """Whether these are the sections of 0.1's configuration of a run, which had all of them."""
+    return {"apo", "run", "turn_level"} <= values.keys()
+
+
+def value_at(values: Mapping[str, Any], path: str) -> Any:
+    """What stands at a key written with dots; None where nothing does."""
+    for name in path.split("."):
+        if not isinstance(values, Mapping):
+            return None
+        values = values.get(name)  # type: ignore[assignment]
+    return values
+
+
+def set_at(values: dict[str, Any], path: str, value: Any) -> None:
+    """Puts a value at a key written with dots; sections on the way are copied, not changed."""
+    head, _, rest = path.partition(".")
+    if not rest:
+        values[head] = value
+        return
+    below = values.get(head)
+    if isinstance(below, str):  # an algorithm by its name alone
+        below = {"name": below}
+    values[head] = dict(below) if isinstance(below, Mapping) else {}
+    set_at(values[head], rest, value)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

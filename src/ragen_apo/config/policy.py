@@ -1,0 +1,89 @@
+"""The language model that acts, small or pretrained, and its adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ragen_apo.config.section import LARGEST_SIZE, Count, Section, Size, one_or_more, whole_number
+
+MAX_SMALL_WEIGHTS = 1_000_000_000
+ALL_LINEAR = "all-linear"
+
+
+class SmallModelConfig(Section):
+    """The model that is built on the spot when `policy.path` is null."""
+
+    vocab_size: Annotated[int, BeforeValidator(whole_number), Field(ge=300, le=LARGEST_SIZE)] = 1536
+    """Entries of the BPE tokenizer: 256 bytes, special tokens and merges."""
+    hidden_size: Size = 128
+    """Width of the residual stream."""
+    num_layers: Size = 3
+    """Decoder layers."""
+    num_heads: Size = 4
+    """Attention heads; hidden_size / num_heads must be even."""
+    intermediate_size: Size = 384
+    """Width of the feed-forward layers."""
+    max_position: Size = 2048
+    """Longest sequence in tokens."""
+
+    @property
+    def num_weights(self) -> int:
+        """About how many numbers the model has: its matrices, without biases and norms."""
+        layer = self.hidden_size * (4 * self.hidden_size + 3 * self.intermediate_size)
+        return self.vocab_size * self.hidden_size + self.num_layers * layer
+
+    @model_validator(mode="after")
+    def _it_is_small(self) -> SmallModelConfig:
+        if self.num_weights > MAX_SMALL_WEIGHTS:
+            raise ValueError(
+                "vocab_size, hidden_size, intermediate_size and num_layers give a model of "
+                f"{self.num_weights:,} weights, expected at most {MAX_SMALL_WEIGHTS:,}; lower "
+                "them, or name a pretrained model in policy.path"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> SmallModelConfig:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of 2 * num_heads "
+                f"({2 * self.num_heads}): rotary positions need an even width per head"
+            )
+        return self
+
+
+class LoraConfig(Section):
+    """Low-rank adapters, trained in place of the weights; needs peft (`pip install peft`).
+
+    Folders that a run writes hold the sum of both, rounded to machine.dtype, and load like any
+    model.
+    """
+
+    rank: Size = 16
+    """Rank of the change that an adapter can make to its layer."""
+    alpha: Count = 32
+    """The change is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that is left out in the warm start. Stage 2 has no dropout: it
+    would sample from one policy and train another."""
+    target_modules: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[ALL_LINEAR])
+    """Names of the linear layers that get an adapter, such as [q_proj, v_proj]; all-linear takes
+    all but the vocabulary projection."""
+
+
+class PolicyConfig(Section):
+    """The language model that acts."""
+
+    path: str | None = None
+    """A Hugging Face model folder or hub name; null builds the small model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model; only for models you trust. Counts when a run is
+    started; later commands on the run ask for --trust-remote-code."""
+    freeze_embeddings: bool = False
+    """Leave token embeddings as they are in Stage 2, so that less can be learned by heart about
+    single ids."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters of a pretrained model; null trains all weights."""
+    small: SmallModelConfig = SmallModelConfig()

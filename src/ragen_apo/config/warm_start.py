@@ -1,0 +1,73 @@
+"""What makes a reference policy out of a model: copying, then demonstrations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ragen_apo.config.section import (
+    LARGEST_SIZE,
+    Count,
+    CountOrZero,
+    LearningRate,
+    Section,
+    Size,
+    whole_number,
+)
+
+
+class CopyConfig(Section):
+    """The copy curriculum: tiled random segments, until copying is learned."""
+
+    max_steps: CountOrZero = 1500
+    """Optimizer steps at most; 0 leaves it out."""
+    batch_size: Size = 32
+    """Sequences per step."""
+    sequence_length: Annotated[int, BeforeValidator(whole_number), Field(ge=8, le=LARGEST_SIZE)] = (
+        96
+    )
+    """Tokens per sequence."""
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] = 0.97
+    """Next-token accuracy on the repeats at which the curriculum ends."""
+    learning_rate: LearningRate = 1e-3
+    """Peak learning rate."""
+
+
+class DemonstrationsConfig(Section):
+    """Supervised training on a scripted teacher's episodes, or on those that people played."""
+
+    teacher: str = "teacher"
+    """Name of a scripted policy of the environment."""
+    recordings: str | None = None
+    """Take the episodes in this file or folder, recorded with `ragen-apo play --record`, in place
+    of the teacher's: those of training tasks of this environment in this version, each once."""
+    num_episodes_per_task: Size = 3
+    """Demonstrations per training task."""
+    relabel: Literal["none", "numbers", "copied"] = "none"
+    """Renames tokens at random, each in the same way throughout a demonstration, so that the model
+    must copy them and cannot know them by heart. `numbers`: all numbers, where they are names;
+    `copied`: all tokens but those of fixed phrases, which most demonstrations have (see
+    `relabel_spares`) or which the teacher says without having read them."""
+    relabel_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of the demonstrations that are relabelled; the others stay as they are."""
+    relabel_spares: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """With `copied`: tokens that this share of the demonstrations have keep their meaning. The
+    smaller it is, the less has to be copied and the more can be known."""
+    num_steps: CountOrZero = 250
+    """Optimizer steps; 0 leaves it out."""
+    batch_size: Size = 64
+    """Episodes per step."""
+    learning_rate: LearningRate = 1e-3
+    """Peak learning rate."""
+
+
+class WarmStartConfig(Section):
+    """What makes a reference policy out of an untrained model."""
+
+    enabled: bool = True
+    """`false`: the policy as it is becomes the reference."""
+    checkpoint_every: Count = 100
+    """Optimizer steps between two checkpoints."""
+    copy_curriculum: CopyConfig = Field(default=CopyConfig(), alias="copy")
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()

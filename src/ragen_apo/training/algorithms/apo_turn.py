@@ -1,0 +1,177 @@
+"""A*-PO by turn: one residual per segment between two states of known value.
+
+    delta_s = r_s + V*(next state) - V*(own state) - beta2 Delta_s
+    A_s     = sum over l >= 0 of trace^l delta_{s+l}
+    loss    = - sum over segments of detach(A_s) Delta_s
+
+Equations are in `objectives.turn_level`, values of states in `values.state_values`; the trace is
+GAE's lambda (Schulman et al., arXiv 1506.02438). Assumes that equal states have equal keys. With
+trace 1 the expected gradient is that of `apo` for any values; with 0 it trusts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from ragen_apo.config.algorithms import Traits
+from ragen_apo.config.section import Count
+from ragen_apo.training.algorithms.apo import WEIGHTED, ValueConfig, residual_metrics
+from ragen_apo.training.algorithms.base import Algorithm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ragen_apo.config import RunConfig
+    from ragen_apo.policy.language_model import LanguageModel
+    from ragen_apo.policy.scoring import TokenScores
+    from ragen_apo.training.rollouts import MicroBatch, Rollouts
+    from ragen_apo.training.step_metrics import LossPart, StepMetrics
+
+
+class ApoTurn(ValueConfig):
+    """A*-PO on the turns between states of known value."""
+
+    traits: ClassVar = Traits(
+        label="A*-PO by turn",
+        sentence="A*-PO by turn credits each turn by the change in V*, without a critic",
+        advantage="Per segment: reward + V* of the next state − V* of its own",
+        has_values=True,
+    )
+    name: str = "apo_turn"
+    trace: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """lambda: 0 trusts the values of states, 1 only what was earned after them."""
+    min_visits: Count = 2
+    """Reference episodes that must have passed a state before its value is used."""
+
+    @property
+    def min_state_visits(self) -> int:
+        return self.min_visits
+
+    def formula(self) -> str:
+        return f"{WEIGHTED}\nβ₂ = {self.beta2:g}\nλ = {self.trace:g}"
+
+    def make(self, config: RunConfig, policy: LanguageModel) -> ApoTurnAlgorithm:
+        """The algorithm; it trains nothing but the policy."""
+        return ApoTurnAlgorithm(self)
+
+
+@dataclass(frozen=True)
+class TurnTargets:
+    """Segments of each trajectory; those that it does not have are 0."""
+
+    segment_BT: Tensor
+    """int64: the segment of each sampled token."""
+    rewards_BS: Tensor
+    values_BS: Tensor
+    num_segments: int
+    """Of all trajectories."""
+    offset_B: Tensor
+    """What is subtracted from the advantage of each of the trajectory's segments."""
+
+
+class ApoTurnAlgorithm(Algorithm[TurnTargets]):
+    """One pass over the step's trajectories, with one update."""
+
+    def __init__(self, settings: ApoTurn) -> None:
+        from ragen_apo.objectives.turn_level import TurnLevelSettings
+
+        self._objective = TurnLevelSettings(
+            beta2=settings.beta2, trace=settings.trace, advantage_clamp=settings.advantage_clamp
+        )
+        self._centers = settings.center_residuals
+
+    def prepare(self, rollouts: Rollouts) -> TurnTargets:
+        import torch
+
+        from ragen_apo.objectives.apo import mean_of_others
+        from ragen_apo.objectives.turn_level import segment_sums
+        from ragen_apo.values.state_values import segments
+
+        cuts = [
+            segments(
+                trajectory,
+                task_value=rollouts.values.tasks[trajectory.task.task_id],
+                values=rollouts.values.states,
+            )
+            for trajectory in rollouts.trajectories
+        ]
+        num_columns = max(len(parts) for parts in cuts)
+        num_turns = max(len(trajectory.turns) for trajectory in rollouts.trajectories)
+        values_BS = torch.zeros(len(cuts), num_columns)
+        segment_of_turn_BK = torch.zeros(len(cuts), num_turns, dtype=torch.int64)
+        for row, parts in enumerate(cuts):
+            for column, part in enumerate(parts):
+                values_BS[row, column] = part.value
+                last_turn = part.first_turn + part.num_turns
+                segment_of_turn_BK[row, part.first_turn : last_turn] = column
+        device = rollouts.group_B.device
+        values_BS = values_BS.to(device)
+        segment_BT = segment_of_turn_BK.to(device).gather(1, rollouts.turn_index_BT.clamp(min=0))
+        rewards_BS = segment_sums(
+            rollouts.rewards_BT, mask_BT=rollouts.mask_BT, segment_BT=segment_BT, like=values_BS
+        )
+        offset_B = torch.zeros_like(values_BS[:, 0])
+        if self._centers:
+            advantage_BS = self._advantages_at_sampling(rollouts, segment_BT, rewards_BS, values_BS)
+            num_segments_B = torch.tensor([len(parts) for parts in cuts], device=device)
+            index_S = torch.arange(num_columns, device=device)
+            present_BS = index_S < num_segments_B[:, None]
+            offset_B = mean_of_others(advantage_BS, present_BS=present_BS)
+        return TurnTargets(
+            segment_BT=segment_BT,
+            rewards_BS=rewards_BS,
+            values_BS=values_BS,
+            num_segments=sum(len(parts) for parts in cuts),
+            offset_B=offset_B,
+        )
+
+    def _advantages_at_sampling(
+        self, rollouts: Rollouts, segment_BT: Tensor, rewards_BS: Tensor, values_BS: Tensor
+    ) -> Tensor:
+        from ragen_apo.objectives.turn_level import segment_log_ratios, segment_residuals, traced
+
+        log_ratio_BS = segment_log_ratios(
+            rollouts.tokens.sampled_logprobs_BT,
+            reference_logprobs_BT=rollouts.reference_logprobs_BT,
+            mask_BT=rollouts.mask_BT,
+            segment_BT=segment_BT,
+            like=values_BS,
+        )
+        residual_BS = segment_residuals(
+            log_ratio_BS, rewards_BS=rewards_BS, values_BS=values_BS, beta2=self._objective.beta2
+        )
+        return traced(residual_BS, trace=self._objective.trace)
+
+    def loss(self, targets: TurnTargets, micro: MicroBatch, scores: TokenScores) -> LossPart:
+        from ragen_apo.objectives.turn_level import turn_level_loss
+        from ragen_apo.training.step_metrics import LossPart
+
+        result = turn_level_loss(
+            scores.logprobs_BT,
+            reference_logprobs_BT=micro.reference_logprobs_BT,
+            mask_BT=micro.mask_BT,
+            segment_BT=micro.cut(targets.segment_BT),
+            rewards_BS=targets.rewards_BS[micro.rows],
+            values_BS=targets.values_BS[micro.rows],
+            settings=self._objective,
+            num_sequences=micro.num_sequences,
+            offset=targets.offset_B[micro.rows],
+        )
+        return LossPart(loss=result.loss, per_sequence={"residual": result.residual})
+
+    def metrics(
+        self, rollouts: Rollouts, targets: TurnTargets, collected: StepMetrics
+    ) -> dict[str, float]:
+        metrics = {
+            **residual_metrics(rollouts, collected),
+            "num_segments_mean": targets.num_segments / len(rollouts),
+        }
+        # An episode's first turn opens a segment whatever is known.
+        num_later_turns = sum(len(episode.turns) - 1 for episode in rollouts.trajectories)
+        if num_later_turns:
+            num_known = targets.num_segments - len(rollouts)
+            metrics["known_turn_share"] = num_known / num_later_turns
+        return metrics

@@ -1,0 +1,121 @@
+"""The trainer's side of every algorithm with a clipped ratio: its loss, and GRPO's like as a whole.
+
+Formulas and sources: `objectives.policy_gradient`; settings: `policy_gradient`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ragen_apo.objectives.policy_gradient import (
+    aggregate,
+    clipped_policy_loss,
+    entropy_bonus,
+    penalize_rewards,
+    token_kl,
+)
+from ragen_apo.policy.scoring import TokenScores
+from ragen_apo.training.algorithms.base import Algorithm
+from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
+from ragen_apo.training.rollouts import MicroBatch, Rollouts
+from ragen_apo.training.step_metrics import LossPart, StepMetrics
+
+
+class ClippedRatio(Algorithm[Tensor]):
+    """An algorithm without a critic; its targets are advantages [B, T]."""
+
+    def __init__(self, settings: PolicyGradientConfig, *, max_tokens: int) -> None:
+        self._settings = settings
+        self._term = PolicyTerm(settings, max_tokens)
+        self.num_epochs = settings.num_epochs
+        self.num_minibatches = settings.num_minibatches
+        self.entropy_gradients = settings.entropy_coefficient > 0
+
+    def prepare(self, rollouts: Rollouts) -> Tensor:
+        return self._settings.advantages(self._term.with_kl_penalty(rollouts))
+
+    def loss(self, targets: Tensor, micro: MicroBatch, scores: TokenScores) -> LossPart:
+        return self._term.loss(micro, scores, advantages_BT=micro.cut(targets))
+
+    def metrics(
+        self, rollouts: Rollouts, targets: Tensor, collected: StepMetrics
+    ) -> dict[str, float]:
+        return advantage_metrics(targets, rollouts, collected)
+
+
+@dataclass(frozen=True)
+class PolicyTerm:
+    """What all algorithms with a ratio do with advantages."""
+
+    settings: PolicyGradientConfig
+    max_tokens: int
+    """What the aggregation `constant` divides by: the most that one context can hold."""
+
+    def with_kl_penalty(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with the KL of each token taken off its reward, if that is configured."""
+        if self.settings.kl_in != "reward" or self.settings.kl_coefficient == 0:
+            return rollouts
+        kl_BT = token_kl(
+            rollouts.tokens.sampled_logprobs_BT,
+            reference_logprobs_BT=rollouts.reference_logprobs_BT,
+            mask_BT=rollouts.mask_BT,
+            estimator=self.settings.kl_estimator or "k1",
+        )
+        rewards_BT = penalize_rewards(
+            rollouts.rewards_BT,
+            kl_BT=kl_BT,
+            mask_BT=rollouts.mask_BT,
+            coefficient=self.settings.kl_coefficient,
+        )
+        penalty_B = self.settings.kl_coefficient * kl_BT.sum(dim=1)
+        return replace(rollouts, rewards_BT=rewards_BT, returns_B=rollouts.returns_B - penalty_B)
+
+    def loss(self, micro: MicroBatch, scores: TokenScores, *, advantages_BT: Tensor) -> LossPart:
+        """Clipped surrogate, KL and entropy of a micro-batch."""
+        settings, mask_BT = self.settings, micro.mask_BT
+        policy = clipped_policy_loss(
+            scores.logprobs_BT,
+            old_logprobs_BT=micro.tokens.sampled_logprobs_BT,
+            advantages_BT=advantages_BT,
+            mask_BT=mask_BT,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            dual_clip=settings.dual_clip,
+        )
+        loss_BT = policy.loss_BT
+        if settings.kl_in == "loss" and settings.kl_coefficient > 0:
+            loss_BT = loss_BT + settings.kl_coefficient * token_kl(
+                scores.logprobs_BT,
+                reference_logprobs_BT=micro.reference_logprobs_BT,
+                mask_BT=mask_BT,
+                estimator=settings.kl_estimator or "k2",
+            )
+        if settings.entropy_coefficient > 0:
+            loss_BT = loss_BT + entropy_bonus(
+                scores.entropy_BT, mask_BT=mask_BT, coefficient=settings.entropy_coefficient
+            )
+        return LossPart(
+            loss=aggregate(
+                loss_BT,
+                mask_BT=mask_BT,
+                aggregation=settings.aggregation,
+                num_sequences=micro.num_sequences,
+                num_tokens=micro.num_tokens,
+                max_tokens=self.max_tokens,
+            ),
+            sums={"clipped_tokens": policy.clipped_BT.sum(), "tokens": mask_BT.sum()},
+        )
+
+
+def advantage_metrics(
+    advantages_BT: Tensor, rollouts: Rollouts, collected: StepMetrics
+) -> dict[str, float]:
+    """Monitors of all algorithms with a ratio."""
+    advantages_N = advantages_BT[rollouts.mask_BT].double()
+    return {
+        "advantage_mean": advantages_N.mean().item(),
+        "advantage_std": advantages_N.std(correction=0).item(),
+        "clip_fraction": collected.sums["clipped_tokens"] / max(collected.sums["tokens"], 1),
+    }
