@@ -37,7 +37,7 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for CPUs"
         raise ConfigError(
             f"machine.device is cuda, and torch {torch.__version__}, {built}, finds no GPU here. "
-            "Set machine.device to auto or cpu, or install a CUDA build of torch and check `nvidia-smi`"
+            "Set machine.device to auto or cpu, or install a CUDA build and check `nvidia-smi`"
         )
     return torch.device(name), getattr(torch, machine.dtype)
 

@@ -1,7 +1,7 @@
 """The algorithms by name, and what the settings of every algorithm have in common.
 
 An algorithm is one file in `training/algorithms/` and one row in `ALGORITHMS`; a package of your
-own names it in the entry point group `ragen_apo.algorithms` (docs/adding_an_algorithm.md). Its class
+own names it in the entry points `ragen_apo.algorithms` (docs/adding_an_algorithm.md). Its class
 is the section `algorithm` of a configuration, says for reports what it does, and makes the object
 that the trainer calls. These classes import torch only where they compute, so that a configuration
 and a report are read without it.
