@@ -21,7 +21,7 @@ from ragen_apo.environments.human.recordings import read_recordings
 # Cyclopts suspects a mistake when the real command line is read inside a test.
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "environment.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "adding_an_environment.md"
 Command = Callable[..., tuple[int, str, str]]
 """Status, what stands on the screen, and the message, on one line."""
 
@@ -53,7 +53,7 @@ def command(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with the environment of docs/environment.md in a file."""
+    """The current directory, with the environment of docs/adding_an_environment.md in a file."""
     text = re.search(r"^```python\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.M | re.S)
     assert text
     (tmp_path / "guess.py").write_text(text[1], encoding="utf-8")

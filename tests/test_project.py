@@ -20,6 +20,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "ragen_apo"
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md")]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 
@@ -82,6 +83,30 @@ def test_the_version_is_the_newest_of_the_changelog() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
+
+
+def anchors(page: Path) -> list[str]:
+    """What GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_contents_of_the_log_list_every_question_once_and_in_order() -> None:
+    text = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+    contents, entries = text.split("\n## Contents\n")[1].split("\n## ", 1)
+    listed = re.findall(r"^- \[(.+?)\]\(#", contents, re.MULTILINE)
+    assert listed == re.findall(r"^### (.+\?)$", entries, re.MULTILINE)
 
 
 def test_the_workflow_runs_what_ci_runs_on_the_oldest_and_the_newest_python() -> None:

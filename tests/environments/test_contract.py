@@ -1,7 +1,7 @@
 """Every environment keeps the contract, whatever its world is, and a little more.
 
 The cases are all built-in environments, some of them under several options, and the one that
-docs/environment.md shows, installed from the document as a user would install it.
+docs/adding_an_environment.md shows, installed from the document as a user would install it.
 """
 
 import json
@@ -43,7 +43,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "adding_an_environment.md"
 MAX_TURNS = 4
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=200)
 

@@ -171,7 +171,7 @@ def test_an_episode_of_webshop_is_truncated_after_15_turns_unless_asked_otherwis
 def test_the_documented_random_baseline_plays_an_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
+    document = Path(__file__).resolve().parents[2] / "docs" / "adding_an_environment.md"
     blocks = re.findall(r"^```python\n(.*?)^```", document.read_text("utf-8"), re.M | re.S)
     (tmp_path / "guess_number.py").write_text(blocks[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -41,12 +41,12 @@ def options_page() -> str:
         "ragen-apo play frozen_lake --size 5 --slippery false",
         "```",
         "",
-        "`path.py:function` names one of your own ([environment.md](environment.md)). WebShop has",
+        "`path.py:function` names [one of your own](adding_an_environment.md). WebShop has",
         "[a page](webshop.md). `python -m ragen_apo.environments` prints this page.",
         "",
         "In Gymnasium, the ids below make an environment whose observations and actions are text.",
         "`action_space.sample()` returns printable noise. A random baseline is the scripted policy",
-        "`random` ([an example](environment.md#train-on-it)).",
+        "`random` ([an example](adding_an_environment.md#train-on-it)).",
     ]
     ids = {name: gymnasium_id for gymnasium_id, name in REGISTERED.items()}
     for name, models in OPTIONS.items():

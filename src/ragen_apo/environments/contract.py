@@ -3,7 +3,7 @@
 A promise takes a factory of new, equal environments and raises `ContractError` with what it found;
 `PROMISES` has them all, `check_environment` asks for each, `policy_table` says how the scripted
 policies fare. `ragen-apo check NAME` does both for any environment, the tests of this project do so
-for the built-in ones. What a promise is good for: docs/environment.md.
+for the built-in ones. What a promise is good for: docs/adding_an_environment.md.
 
 Nothing found is no proof: a few tasks are played, with the scripted policies and with odd texts.
 """

@@ -135,7 +135,7 @@ def _refuse_what_makes_no_environment(path: Path, function: str, reference: str)
                 f"{path} belongs to ragen-apo, whose environments are named shortly, such as shop"
                 if is_ours
                 else f"{path} imports nothing from ragen_apo, as every environment does "
-                "(docs/environment.md)"
+                "(docs/adding_an_environment.md)"
             )
         )
 
@@ -199,7 +199,7 @@ def call_factory(name: str, factory: object, options: Mapping[str, Any]) -> obje
     if missing:
         raise EnvironmentFaultError(
             f"the environment {name!r}: its factory returned {type(made).__name__}, which has no "
-            f"{', no '.join(missing)}; {_HAS_TO_BE} (docs/environment.md)"
+            f"{', no '.join(missing)}; {_HAS_TO_BE} (docs/adding_an_environment.md)"
         )
     return made
 
