@@ -48,7 +48,7 @@ def row(run: RunDirectory) -> list[object]:
         return median(step[number] / step[per] for step in steps)
 
     return [
-        f"{config.environment.name}, {config.algorithm}",
+        f"{config.environment.name}, {config.algorithm.name}",
         f"{num_parameters(run.reference(0)) / 1e6:.2f} M",
         len(steps),
         f"{median(step['num_turns_mean'] for step in steps):.1f}",

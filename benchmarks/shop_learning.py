@@ -28,9 +28,9 @@ from ragen_apo.run_directory import RunDirectory
 CONFIG = Path("configs/shop.yaml")
 VARIANTS: dict[str, list[str]] = {
     "V* (A*-PO)": [],
-    "mean return": ["--apo.value_baseline", "mean"],
-    "zero": ["--apo.value_baseline", "zero"],
-    "shuffled returns": ["--apo.shuffle_returns", "true"],
+    "mean return": ["--values.baseline", "mean"],
+    "zero": ["--values.baseline", "zero"],
+    "shuffled returns": ["--training.shuffle_returns", "true"],
 }
 EPISODES = {"test": 100, "all": 497}
 
@@ -127,10 +127,10 @@ def main() -> None:
                 [
                     *("--seed", str(seed), "--warm_start.enabled", "false"),
                     *("--policy.path", str(base.reference(0))),
-                    *("--apo.value_store", str(base.values)),
+                    *("--values.store", str(base.values)),
                     *("--training.max_steps", str(arguments.ablation_steps)),
                     *("--training.eval_every", str(arguments.ablation_steps)),
-                    *("--apo.reference_refresh.every_steps", "null"),
+                    *("--reference.refresh_every_steps", "null"),
                     *overrides,
                 ],
             )

@@ -28,7 +28,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.objectives.apo import apo_loss
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
-from ragen_apo.training.algorithms.apo import objective_settings
+from ragen_apo.training.algorithms.apo import Apo
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.types import TrainingSample, training_samples
@@ -73,10 +73,10 @@ def apo_update(
     optimizer: Optimizer,
 ) -> None:
     """One Stage 2 update as the trainer makes it, with made-up returns and values."""
-    settings = objective_settings(config.apo)
-    for places in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
+    settings = Apo().objective()
+    for indices in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
         batch = collate(
-            [samples[place] for place in places], pad_id=policy.pad_id, device=policy.device
+            [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device
         )
         ids_BT, mask_BT = batch.token_ids_BT, batch.loss_mask_BT
         with torch.no_grad():
@@ -86,8 +86,8 @@ def apo_update(
             scores.logprobs_BT,
             reference_logprobs_BT=frozen.logprobs_BT,
             mask_BT=mask_BT,
-            returns_B=torch.ones(len(places)),
-            v_star_B=torch.full((len(places),), 0.5),
+            returns_B=torch.ones(len(indices)),
+            v_star_B=torch.full((len(indices),), 0.5),
             settings=settings,
             num_sequences=len(samples),
         )
@@ -103,9 +103,9 @@ def supervised_update(
 ) -> None:
     """One update on the responses of the same episodes."""
     parts = []
-    for places in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
+    for indices in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
         batch = collate(
-            [samples[place] for place in places], pad_id=model.pad_id, device=model.device
+            [samples[index] for index in indices], pad_id=model.pad_id, device=model.device
         )
         parts.append(SupervisedBatch(batch.token_ids_BT, batch.loss_mask_BT))
     accumulate_supervised_gradients(model, parts)
