@@ -40,7 +40,8 @@ MAX_JSON_DEPTH = 100
 """What is written here is nested a few levels deep; readers walk it by recursion."""
 
 
-def _partial_path(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
+    """A fresh name beside `path` for what is to become it."""
     return path.with_name(f"{path.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
 
 
@@ -70,7 +71,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Replaces `path` by a file with this content, or leaves it untouched and raises OSError."""
     _make_directory(path.parent)
-    partial = _partial_path(path)
+    partial = partial_path(path)
     try:
         partial.write_bytes(content)
         sync_to_disk(partial)
@@ -94,7 +95,7 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
     see a gap point to a fresh name each time (see `training.checkpoint`).
     """
     _make_directory(path.parent)
-    partial = _partial_path(path)
+    partial = partial_path(path)
     partial.mkdir()
     try:
         yield partial
@@ -102,7 +103,7 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
             sync_to_disk(file)
         sync_to_disk(partial)
         if path.exists():
-            retired = _partial_path(path)
+            retired = partial_path(path)
             path.rename(retired)
             partial.rename(path)
             shutil.rmtree(retired)
@@ -122,7 +123,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     _make_directory(path.parent)
-    partial = _partial_path(path)
+    partial = partial_path(path)
     partial.touch()
     partial.unlink()
 
@@ -159,7 +160,7 @@ def write_checksums(folder: Path) -> None:
     """Writes `SHA256SUMS` for all other files that are in the folder now."""
     sums = folder / CHECKSUMS
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != sums)
-    lines = [f"{_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    lines = [f"{sha256_of_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
     sums.write_text("".join(lines), encoding="utf-8")
 
 
@@ -180,7 +181,7 @@ def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
             raise ValueError(f"{CHECKSUMS} has no line for {name}")
         if not (folder / name).is_file():
             raise ValueError(f"{name} is missing")
-        found = _sha256(folder / name)
+        found = sha256_of_file(folder / name)
         if found != listed[name]:
             raise ValueError(
                 f"{name} is not what was written: its SHA-256 is {found[:16]}..., expected "
@@ -207,7 +208,8 @@ def _read_checksums(path: Path) -> dict[str, str]:
     return digests
 
 
-def _sha256(path: Path) -> str:
+def sha256_of_file(path: Path) -> str:
+    """The SHA-256 of a file's content in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):

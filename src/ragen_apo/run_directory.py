@@ -12,12 +12,12 @@ evaluation/        results.json, episodes.jsonl        report/             for p
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.errors import RunDirectoryError
@@ -142,13 +142,14 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Refuses a second process that would train the same run."""
-        with self.lock.open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunDirectoryError(
-                    f"another process is working on {self.path}; wait for it or stop it first."
-                ) from None
+        try:
+            # Never a soft lock: one is not free again when its process is killed.
+            lock = FileLock(self.lock, blocking=False, fallback_to_soft=False).acquire()
+        except Timeout:
+            raise RunDirectoryError(
+                f"another process is working on {self.path}; wait for it or stop it first."
+            ) from None
+        with lock:
             yield
 
 
