@@ -99,19 +99,24 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        for file in sorted(partial.rglob("*")):
-            sync_to_disk(file)
-        sync_to_disk(partial)
-        if path.exists():
-            retired = partial_path(path)
-            path.rename(retired)
-            partial.rename(path)
-            shutil.rmtree(retired)
-        else:
-            partial.rename(path)
+        replace_directory(path, partial)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def replace_directory(path: Path, made: Path) -> None:
+    """Flushes the directory `made` to disk and renames it to `path`; what was there is removed."""
+    for file in sorted(made.rglob("*")):
+        sync_to_disk(file)
+    sync_to_disk(made)
+    if path.exists() or path.is_symlink():
+        retired = partial_path(path)
+        path.rename(retired)
+        made.rename(path)
+        remove(retired)
+    else:
+        made.rename(path)
     sync_to_disk(path.parent)
 
 
@@ -145,15 +150,24 @@ def is_partial(path: Path) -> bool:
     return _PARTIAL_NAME.fullmatch(path.name) is not None
 
 
-def remove_partial_files(directory: Path) -> None:
-    """Removes what killed writers left directly in `directory`, and nothing else."""
-    for leftover in directory.glob(f"*{PARTIAL_MARK}*"):
-        if not is_partial(leftover):
-            continue
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+def partial_files(directory: Path, *, name: str = "*") -> list[Path]:
+    """What killed writers of the file or folder `name` (a glob) left directly in `directory`."""
+    return [path for path in directory.glob(f"{name}{PARTIAL_MARK}*") if is_partial(path)]
+
+
+def remove_partial_files(directory: Path, *, name: str = "*") -> None:
+    """Removes `partial_files`, where that is possible, and nothing else."""
+    for leftover in partial_files(directory, name=name):
+        with contextlib.suppress(OSError):
+            remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder, or a link, whose target stays, if there is one; raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_checksums(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from ragen_apo.files import partial_path, sha256_of_file, sync_to_disk
+from ragen_apo.files import partial_path, remove, sha256_of_file, sync_to_disk
 from ragen_apo.progress import Progress
 
 LIST_NAME = "checksums.json"
@@ -85,7 +85,4 @@ def _retire(folder: Path) -> None:
     with FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False):
         if folder.exists() and damage_of(folder):
             folder.rename(retired)
-    if retired.is_dir():
-        shutil.rmtree(retired)
-    else:
-        retired.unlink(missing_ok=True)
+    remove(retired)
