@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from ragen_apo.errors import RunDirectoryError
@@ -131,6 +132,20 @@ def check_writable(path: Path) -> None:
     partial = partial_path(path)
     partial.touch()
     partial.unlink()
+
+
+@contextlib.contextmanager
+def locked(path: Path, refusal: Exception) -> Iterator[None]:
+    """Holds the lock file `path`, which stays; raises `refusal` where another process holds it.
+
+    The operating system frees it with the process, however that ends.
+    """
+    try:
+        lock = FileLock(path, blocking=False, fallback_to_soft=False).acquire()
+    except Timeout:
+        raise refusal from None
+    with lock:
+        yield
 
 
 def _make_directory(path: Path) -> None:

@@ -11,19 +11,18 @@ evaluation/        results.json, episodes.jsonl        report/             for p
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     PARTIAL_MARK,
     is_partial,
+    locked,
     read_json,
     remove_partial_files,
     write_json_atomically,
@@ -139,18 +138,10 @@ class RunDirectory:
         entry["seconds"] = round(entry["seconds"] + seconds, 3)
         write_json_atomically(self.status, status)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Refuses a second process that would train the same run."""
-        try:
-            # Never a soft lock: one is not free again when its process is killed.
-            lock = FileLock(self.lock, blocking=False, fallback_to_soft=False).acquire()
-        except Timeout:
-            raise RunDirectoryError(
-                f"another process is working on {self.path}; wait for it or stop it first."
-            ) from None
-        with lock:
-            yield
+        reason = f"another process is working on {self.path}; wait for it or stop it first."
+        return locked(self.lock, RunDirectoryError(reason))
 
 
 def create_run(path: Path, *, config_yaml: str) -> RunDirectory:

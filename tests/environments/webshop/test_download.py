@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from ragen_apo.environments.webshop import download, fetch
 from ragen_apo.environments.webshop.download import RemoteFile, download_data
@@ -184,7 +185,7 @@ def get(server: Server, tmp_path: Path) -> Get:
         server.behaviours["/file"] = list(behaviours)
         fetch.fetch(
             f"{server.address}/file", path, max_bytes=len(DATA) + 100, patience=patience,
-            told=lambda done, total: None, say=lambda text: None,
+            progress=SilentProgress(),
         )  # fmt: skip
         return path
 
@@ -370,8 +371,8 @@ def test_the_proxy_of_the_environment_is_used(
 ) -> None:
     monkeypatch.setenv("http_proxy", server.address)
     path = tmp_path / "file"
-    quiet: dict[str, Any] = {"told": lambda *_: None, "say": lambda _: None, "max_bytes": 10**6}
-    fetch.fetch("http://nowhere.invalid/file", path, patience=CALM, **quiet)
+    address = "http://nowhere.invalid/file"
+    fetch.fetch(address, path, max_bytes=10**6, patience=CALM, progress=SilentProgress())
     assert path.read_bytes() == DATA
     assert server.requests == [("http://nowhere.invalid/file", None)]
 
@@ -662,7 +663,7 @@ def test_a_full_disk_is_said_before_the_download(
 ) -> None:
     usage = type("Usage", (), {"free": 5})
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(EnvironmentDataError, match=r"disk of .* is full: .*more bytes are needed"):
+    with pytest.raises(EnvironmentDataError, match=r"cannot be stored in .*more bytes are needed"):
         small()
 
 
@@ -674,7 +675,9 @@ def test_a_disk_that_fills_up_keeps_what_came(
 
     with monkeypatch.context() as patch:
         patch.setattr(download, "write_checksums", full)
-        with pytest.raises(EnvironmentDataError, match=r"disk of .* is full.*continues"):
+        with pytest.raises(
+            EnvironmentDataError, match=r"cannot be stored.*No space left.*continues"
+        ):
             small()
     upstream.requests.clear()
     small()
@@ -693,7 +696,7 @@ def test_a_folder_that_cannot_be_written_is_named(
 def test_a_second_download_at_the_same_time_is_refused(upstream: Server, tmp_path: Path) -> None:
     (tmp_path / "webshop").mkdir()
     with (
-        download._locked(tmp_path / "webshop" / "small"),
+        FileLock(tmp_path / "webshop" / ".small.lock"),
         pytest.raises(EnvironmentDataError, match="another process"),
     ):
         small()

@@ -10,17 +10,12 @@ Upstream publishes no checksums: what the first download brought is recorded and
 the command runs again. A checksum in `SOURCES` is compared as well.
 """
 
-import contextlib
-import errno
 import filecmp
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from filelock import FileLock, Timeout
 
 from ragen_apo.environments.webshop.fetch import (
     DEFAULT_PATIENCE,
@@ -36,6 +31,7 @@ from ragen_apo.files import (
     CHECKSUMS,
     check_checksums,
     directory_written_atomically,
+    locked,
     partial_files,
     remove,
     remove_partial_files,
@@ -46,7 +42,6 @@ from ragen_apo.files import (
 from ragen_apo.progress import Progress
 
 DRIVE_ADDRESS: Final = "https://drive.google.com/uc?export=download&id={drive_id}"
-_MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,8 @@ def download_data(
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists() and not folder.is_dir():
             raise EnvironmentDataError(f"{folder} is no folder; move it away, the data goes there")
-        with _locked(folder):
+        busy = f"another process is fetching the data of {folder}; wait for it or stop it first"
+        with locked(folder.with_name(f".{size}.lock"), EnvironmentDataError(busy)):
             remove_partial_files(folder.parent, name=size)
             if folder.is_dir() and not force:
                 _check_present(size, folder, source, progress)
@@ -122,7 +118,11 @@ def download_data(
                     write_checksums(partial)
                 remove(unfinished)
     except OSError as error:
-        raise _disk_error(error, folder.parent) from error
+        raise EnvironmentDataError(
+            f"the WebShop data cannot be stored in {folder.parent}: {error}; free space, or set "
+            "RAGEN_APO_DATA to another folder, and run the command again: it continues where it "
+            "stopped"
+        ) from error
     return folder
 
 
@@ -136,7 +136,9 @@ def _download(size: str, unfinished: Path, progress: Progress, patience: Patienc
             continue
         address = DRIVE_ADDRESS.format(drive_id=remote.drive_id)
         try:
-            _fetch_file(remote, address, partial, progress, patience)
+            fetch(
+                address, partial, max_bytes=remote.max_bytes, patience=patience, progress=progress
+            )
         except FetchError as error:
             kept = partial.stat().st_size if partial.exists() else 0
             raise EnvironmentDataError(
@@ -152,24 +154,6 @@ def _download(size: str, unfinished: Path, progress: Progress, patience: Patienc
         partial.replace(path)
         forget(partial)
     _prepare(unfinished, "what was downloaded", progress)
-
-
-def _fetch_file(
-    remote: RemoteFile, address: str, partial: Path, progress: Progress, patience: Patience
-) -> None:
-    begun = False
-
-    def told(done: int, total: int | None) -> None:
-        nonlocal begun
-        if not begun:
-            progress.start(f"download {remote.name} (MB)", -(-(total or 0) // _MEGABYTE))
-            begun = True
-        progress.update(-(-done // _MEGABYTE))
-
-    fetch(
-        address, partial, max_bytes=remote.max_bytes, patience=patience, told=told,
-        say=progress.say,
-    )  # fmt: skip
 
 
 def _copy(size: str, source: Path, partial: Path, progress: Progress) -> None:
@@ -198,32 +182,6 @@ def _prepare(staging: Path, origin: str, progress: Progress) -> None:
         raise EnvironmentDataError(
             f"{str(error).replace(str(staging), origin)} (a download is begun anew with --force)"
         ) from error
-
-
-def _disk_error(error: OSError, place: Path) -> EnvironmentDataError:
-    if error.errno == errno.ENOSPC:
-        return EnvironmentDataError(
-            f"the disk of {place} is full: {error.strerror}; free space, or set RAGEN_APO_DATA to "
-            "another disk, and run the command again: it continues where it stopped"
-        )
-    return EnvironmentDataError(
-        f"the WebShop data cannot be stored in {place}: {error}; expected a folder that can be "
-        "written; set RAGEN_APO_DATA to another one"
-    )
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Refuses a second download of the same size."""
-    path = folder.with_name(f".{folder.name}.lock")
-    try:
-        lock = FileLock(path, blocking=False, fallback_to_soft=False).acquire()
-    except Timeout:
-        raise EnvironmentDataError(
-            f"another process is fetching the data of {folder}; wait for it or stop it first"
-        ) from None
-    with lock:
-        yield
 
 
 def _check_source(size: str, source: Path, folder: Path, unfinished: Path) -> None:

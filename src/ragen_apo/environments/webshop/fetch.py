@@ -27,10 +27,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from ragen_apo.progress import Progress
 
 READ_BYTES = 1 << 18
 MAX_PAGE_BYTES = 1 << 20
@@ -42,8 +43,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _FORM_OR_FIELD = re.compile(r"<(form|input)\b([^>]*)>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 
-Told = Callable[[int, int | None], None]
-"""Told how many bytes are there and how many there will be, where that is known."""
+_MEGABYTE = 1_000_000
 
 
 class FetchError(Exception):
@@ -76,12 +76,11 @@ def fetch(
     *,
     max_bytes: int,
     patience: Patience = DEFAULT_PATIENCE,
-    told: Told,
-    say: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """Makes `path` the file at `url`, continuing what is there; raises FetchError.
 
-    Of a file of more than `max_bytes` nothing is kept. `say` hears why the server is asked again.
+    Of a file of more than `max_bytes` nothing is kept.
     OSError is left to the caller: it is about the disk, never about the network.
     """
     # Confirmations may hang on a cookie.
@@ -90,7 +89,7 @@ def fetch(
     in_vain = 0
     while True:
         try:
-            return _attempt(opener, url, path, max_bytes, patience.timeout_seconds, told)
+            return _attempt(opener, url, path, max_bytes, patience.timeout_seconds, progress)
         except urllib.error.HTTPError as error:
             reason = f"HTTP status {error.code} {error.reason}"
             with error:
@@ -113,7 +112,7 @@ def fetch(
             raise FetchError(f"{reason} ({in_vain} attempts in a row brought nothing new)")
         wait = patience.first_wait_seconds * 2 ** max(in_vain - 1, 0)
         wait = min(wait, patience.max_wait_seconds)
-        say(f"{reason}; asking again in {wait:.0f} s")
+        progress.say(f"{reason}; asking again in {wait:.0f} s")
         time.sleep(wait)
 
 
@@ -142,7 +141,7 @@ def _attempt(
     path: Path,
     max_bytes: int,
     timeout_seconds: float,
-    told: Told,
+    progress: Progress,
 ) -> None:
     """One try: the file is whole afterwards, or an exception says what happened."""
     state = _read_state(path)
@@ -173,11 +172,12 @@ def _attempt(
                 forget(path)
                 state_text = json.dumps({"total": total, "etag": etag})
                 _state_path(path).write_text(state_text, encoding="utf-8")
+            progress.start(f"download {path.stem} (MB)", -(-(total or 0) // _MEGABYTE))
             with path.open("ab") as stream:
                 while block:
                     stream.write(block)
                     done += len(block)
-                    told(done, total)
+                    progress.update(-(-done // _MEGABYTE))
                     block = response.read1(READ_BYTES)
                     _check_length(path, done + len(block), max_bytes)
             if total is not None and done < total:
