@@ -80,8 +80,8 @@ def fetch(
 ) -> None:
     """Makes `path` the file at `url`, continuing what is there; raises FetchError.
 
-    Of a file of more than `max_bytes` nothing is kept.
-    OSError is left to the caller: it is about the disk, never about the network.
+    Of a file of more than `max_bytes` nothing is kept. OSError is left to the caller: it is about
+    the disk, never about the network.
     """
     # Confirmations may hang on a cookie.
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
