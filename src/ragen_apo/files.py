@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from ragen_apo.errors import RunDirectoryError
@@ -40,7 +41,8 @@ MAX_JSON_DEPTH = 100
 """What is written here is nested a few levels deep; readers walk it by recursion."""
 
 
-def _partial_path(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
+    """A fresh name beside `path` for what is to become it."""
     return path.with_name(f"{path.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
 
 
@@ -70,7 +72,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Replaces `path` by a file with this content, or leaves it untouched and raises OSError."""
     _make_directory(path.parent)
-    partial = _partial_path(path)
+    partial = partial_path(path)
     try:
         partial.write_bytes(content)
         sync_to_disk(partial)
@@ -94,23 +96,28 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
     see a gap point to a fresh name each time (see `training.checkpoint`).
     """
     _make_directory(path.parent)
-    partial = _partial_path(path)
+    partial = partial_path(path)
     partial.mkdir()
     try:
         yield partial
-        for file in sorted(partial.rglob("*")):
-            sync_to_disk(file)
-        sync_to_disk(partial)
-        if path.exists():
-            retired = _partial_path(path)
-            path.rename(retired)
-            partial.rename(path)
-            shutil.rmtree(retired)
-        else:
-            partial.rename(path)
+        replace_directory(path, partial)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def replace_directory(path: Path, made: Path) -> None:
+    """Flushes the directory `made` to disk and renames it to `path`; what was there is removed."""
+    for file in sorted(made.rglob("*")):
+        sync_to_disk(file)
+    sync_to_disk(made)
+    if path.exists() or path.is_symlink():
+        retired = partial_path(path)
+        path.rename(retired)
+        made.rename(path)
+        remove(retired)
+    else:
+        made.rename(path)
     sync_to_disk(path.parent)
 
 
@@ -122,9 +129,23 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     _make_directory(path.parent)
-    partial = _partial_path(path)
+    partial = partial_path(path)
     partial.touch()
     partial.unlink()
+
+
+@contextlib.contextmanager
+def locked(path: Path, refusal: Exception) -> Iterator[None]:
+    """Holds the lock file `path`, which stays; raises `refusal` where another process holds it.
+
+    The operating system frees it with the process, however that ends.
+    """
+    try:
+        lock = FileLock(path, blocking=False, fallback_to_soft=False).acquire()
+    except Timeout:
+        raise refusal from None
+    with lock:
+        yield
 
 
 def _make_directory(path: Path) -> None:
@@ -144,22 +165,31 @@ def is_partial(path: Path) -> bool:
     return _PARTIAL_NAME.fullmatch(path.name) is not None
 
 
-def remove_partial_files(directory: Path) -> None:
-    """Removes what killed writers left directly in `directory`, and nothing else."""
-    for leftover in directory.glob(f"*{PARTIAL_MARK}*"):
-        if not is_partial(leftover):
-            continue
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+def partial_files(directory: Path, *, name: str = "*") -> list[Path]:
+    """What killed writers of the file or folder `name` (a glob) left directly in `directory`."""
+    return [path for path in directory.glob(f"{name}{PARTIAL_MARK}*") if is_partial(path)]
+
+
+def remove_partial_files(directory: Path, *, name: str = "*") -> None:
+    """Removes `partial_files`, where that is possible, and nothing else."""
+    for leftover in partial_files(directory, name=name):
+        with contextlib.suppress(OSError):
+            remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder, or a link, whose target stays, if there is one; raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_checksums(folder: Path) -> None:
     """Writes `SHA256SUMS` for all other files that are in the folder now."""
     sums = folder / CHECKSUMS
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != sums)
-    lines = [f"{_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    lines = [f"{sha256_of_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
     sums.write_text("".join(lines), encoding="utf-8")
 
 
@@ -180,7 +210,7 @@ def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
             raise ValueError(f"{CHECKSUMS} has no line for {name}")
         if not (folder / name).is_file():
             raise ValueError(f"{name} is missing")
-        found = _sha256(folder / name)
+        found = sha256_of_file(folder / name)
         if found != listed[name]:
             raise ValueError(
                 f"{name} is not what was written: its SHA-256 is {found[:16]}..., expected "
@@ -207,7 +237,8 @@ def _read_checksums(path: Path) -> dict[str, str]:
     return digests
 
 
-def _sha256(path: Path) -> str:
+def sha256_of_file(path: Path) -> str:
+    """The SHA-256 of a file's content in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):

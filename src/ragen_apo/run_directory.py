@@ -11,9 +11,7 @@ evaluation/        results.json, episodes.jsonl        report/             for p
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     PARTIAL_MARK,
     is_partial,
+    locked,
     read_json,
     remove_partial_files,
     write_json_atomically,
@@ -139,17 +138,10 @@ class RunDirectory:
         entry["seconds"] = round(entry["seconds"] + seconds, 3)
         write_json_atomically(self.status, status)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Refuses a second process that would train the same run."""
-        with self.lock.open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunDirectoryError(
-                    f"another process is working on {self.path}; wait for it or stop it first."
-                ) from None
-            yield
+        reason = f"another process is working on {self.path}; wait for it or stop it first."
+        return locked(self.lock, RunDirectoryError(reason))
 
 
 def create_run(path: Path, *, config_yaml: str) -> RunDirectory:

@@ -313,7 +313,7 @@ def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:
         assert other.stdout is not None and other.stdout.readline() == "locked\n"
         with pytest.raises(RunDirectoryError, match="another process is working on"):
             app(["train", "--run-dir", str(finished_run), "--resume"])
-        other.communicate("")
+        other.kill()
     with open_run(finished_run).locked():
         pass
 

@@ -112,13 +112,13 @@ def test_fault_a_pair_is_compared_instead_of_an_options_value(make_real: Make) -
     unreachable = {}
     for variant in ("upstream", "corrected"):
         environment = make_real(reward=variant)
-        rule = environment._reward_rule
+        rule, prices = environment._reward_rule, environment.prices()
         count = 0
         for index in range(environment.num_goals):
             goal = goal_of_task(environment.goal_task(index), environment.catalog)
             product = environment.catalog.product(goal.product)
             selected = dict(goal.options)
-            price = environment.prices_by_number[goal.product]
+            price = prices[product.asin]
             score = rule.score(goal, product, product, price=price, selected=selected)
             count += not score.success
         unreachable[variant] = count

@@ -5,16 +5,15 @@ folder, whole. One that lacks a file, or has a file with another content than wa
 anew. Writers work beside the place and rename; of two that finish together the first stays.
 """
 
-import fcntl
-import hashlib
 import json
 import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ragen_apo.files import PARTIAL_MARK, sync_to_disk
+from filelock import FileLock
+
+from ragen_apo.files import partial_path, remove, sha256_of_file, sync_to_disk
 from ragen_apo.progress import Progress
 
 LIST_NAME = "checksums.json"
@@ -30,7 +29,7 @@ def provide_folder(folder: Path, write: Callable[[Path], None], *, progress: Pro
             return
         progress.say(f"{folder} is damaged ({damage}); it is made anew")
         _retire(folder)
-    partial = _partial_name(folder)
+    partial = partial_path(folder)
     partial.mkdir()
     try:
         write(partial)
@@ -64,7 +63,7 @@ def damage_of(folder: Path) -> str:
 
 def _facts(path: Path) -> dict[str, Any]:
     status = path.stat()
-    return {"size": status.st_size, "time": status.st_mtime_ns, "sha256": file_checksum(path)}
+    return {"size": status.st_size, "time": status.st_mtime_ns, "sha256": sha256_of_file(path)}
 
 
 def _is_unchanged(path: Path, listed: Any) -> bool:
@@ -74,16 +73,7 @@ def _is_unchanged(path: Path, listed: Any) -> bool:
     if status.st_size != listed.get("size"):
         return False
     trusted = status.st_size > TRUSTED_BYTES and status.st_mtime_ns == listed.get("time")
-    return trusted or file_checksum(path) == listed.get("sha256")
-
-
-def file_checksum(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return trusted or sha256_of_file(path) == listed.get("sha256")
 
 
 def _retire(folder: Path) -> None:
@@ -91,16 +81,8 @@ def _retire(folder: Path) -> None:
 
     Who has it mapped keeps what was mapped.
     """
-    retired = _partial_name(folder)
-    with folder.with_name(f".{folder.name}.lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    retired = partial_path(folder)
+    with FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False):
         if folder.exists() and damage_of(folder):
             folder.rename(retired)
-    if retired.is_dir():
-        shutil.rmtree(retired)
-    else:
-        retired.unlink(missing_ok=True)
-
-
-def _partial_name(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
+    remove(retired)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import ConfigDict, Field
 
 from ragen_apo.config.section import Section
@@ -251,11 +249,6 @@ class WebShopEnvironment:
         """The price of each product by its id."""
         asins = (asin.decode() for asin in self._catalog.asins.tolist())
         return dict(zip(asins, self._book.prices.tolist(), strict=True))
-
-    @property
-    def prices_by_number(self) -> npt.NDArray[np.float64]:
-        """The price of each product by its number in the catalogue."""
-        return self._book.prices
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         """Starts an episode; the seed is accepted and not used, nothing here is random.

@@ -5,21 +5,19 @@ the address, or FetchError says why not and the path keeps what came, for the ne
 from. Beside it, `<name>.state` remembers of which version of the file the beginning is.
 
 - A server that stalls, cuts off, or answers 408, 429 or 5xx is asked again, with growing waits, as
-  long as it keeps sending something new; `max_attempts` counts the attempts without news.
+  long as it keeps sending something new.
 - A beginning is continued with `Range`; where the server ignores it, or has another version or
   length than before, the file starts over.
-- HTML is never stored. A page that asks for a confirmation (Google Drive's virus-scan warning) is
-  answered; any other page is an error that quotes its title.
+- HTML is never stored. A page with a form that asks for a confirmation (Google Drive's virus-scan
+  warning) is answered; any other page is an error that quotes its title.
 
-Proxies come from the environment (`https_proxy`, `no_proxy`), as urllib reads them. Nothing here
-judges the content: a length that the server understates, or a connection without a length, shows
-only when the file is read. What is longer than `max_bytes` is given up, whether the server says so
-or never comes to an end.
+Proxies come from the environment (`https_proxy`, `no_proxy`), as urllib reads them. A length that
+the server understates, or a connection without a length, shows only when the file is read.
 """
 
 import contextlib
 import errno
-import html.parser
+import html
 import http.client
 import json
 import re
@@ -29,38 +27,31 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ragen_apo.progress import Progress
+
 READ_BYTES = 1 << 18
 MAX_PAGE_BYTES = 1 << 20
 MAX_CONFIRMATIONS = 3
-SPARE_DISK_BYTES = 1 << 20
-_RETRIED_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE_NOT_SATISFIABLE = 416
+_RETRIED_STATUSES: Final = {408, _RANGE_NOT_SATISFIABLE, 425, 429, 500, 502, 503, 504}
 _PARTIAL_CONTENT = 206
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_FORM_OR_FIELD = re.compile(r"<(form|input)\b([^>]*)>", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 
-Told = Callable[[int, int | None], None]
-"""Told how many bytes are there and how many there will be, where that is known."""
+_MEGABYTE = 1_000_000
 
 
 class FetchError(Exception):
     """The file cannot be had; says what came instead."""
 
 
-class _TemporaryError(Exception):
-    """An attempt failed in a way that may pass."""
-
-    def __init__(self, reason: str, wait_seconds: float = 0.0) -> None:
-        super().__init__(reason)
-        self.wait_seconds = wait_seconds
-
-
-class _StartOverError(Exception):
-    """The beginning at hand belongs to another version of the file."""
+class _InterruptedError(Exception):
+    """An attempt ended before the file was whole."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +61,7 @@ class Patience:
     timeout_seconds: float = 30.0
     """For a connection, and for each next piece of data."""
     max_attempts: int = 6
+    """In a row that bring nothing new."""
     first_wait_seconds: float = 1.0
     """Doubles with each attempt in vain."""
     max_wait_seconds: float = 60.0
@@ -84,34 +76,43 @@ def fetch(
     *,
     max_bytes: int,
     patience: Patience = DEFAULT_PATIENCE,
-    told: Told,
-    say: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """Makes `path` the file at `url`, continuing what is there; raises FetchError.
 
-    Of a file of more than `max_bytes` nothing is kept. `say` hears why the server is asked again.
-    OSError is left to the caller: it is about the disk, never about the network.
+    Of a file of more than `max_bytes` nothing is kept. OSError is left to the caller: it is about
+    the disk, never about the network.
     """
-    download = _Download(url, path, max_bytes, patience, told)
+    # Confirmations may hang on a cookie.
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     most = path.stat().st_size if path.exists() else 0
     in_vain = 0
     while True:
         try:
-            download.attempt()
-            return
-        except _StartOverError:
-            download.discard()
-            reason, wait = "the server's file keeps changing", 0.0
-        except _TemporaryError as error:
-            reason, wait = str(error), error.wait_seconds
+            return _attempt(opener, url, path, max_bytes, patience.timeout_seconds, progress)
+        except urllib.error.HTTPError as error:
+            reason = f"HTTP status {error.code} {error.reason}"
+            with error:
+                if error.code not in _RETRIED_STATUSES:
+                    raise FetchError(reason + _title_of(error)) from error
+            if error.code == _RANGE_NOT_SATISFIABLE:
+                forget(path)
+        except (ValueError, OverflowError, http.client.InvalidURL) as error:
+            # What urllib and the sockets say to addresses such as http://[::1 or http://host:port.
+            raise FetchError(f"the server's answer leads nowhere: {error}") from error
+        except (
+            _InterruptedError, TimeoutError, ConnectionError, ssl.SSLError, urllib.error.URLError,
+            http.client.HTTPException,
+        ) as error:  # fmt: skip
+            reason = str(error) or type(error).__name__
         size = path.stat().st_size if path.exists() else 0
         in_vain = 0 if size > most else in_vain + 1
         most = max(most, size)
         if in_vain >= patience.max_attempts:
             raise FetchError(f"{reason} ({in_vain} attempts in a row brought nothing new)")
-        growing = patience.first_wait_seconds * 2 ** max(in_vain - 1, 0)
-        wait = min(max(growing, wait), patience.max_wait_seconds)
-        say(f"{reason}; asking again in {wait:.0f} s")
+        wait = patience.first_wait_seconds * 2 ** max(in_vain - 1, 0)
+        wait = min(wait, patience.max_wait_seconds)
+        progress.say(f"{reason}; asking again in {wait:.0f} s")
         time.sleep(wait)
 
 
@@ -125,160 +126,97 @@ def _state_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.state")
 
 
-class _Download:
-    """The attempts to fetch one file."""
+def _read_state(path: Path) -> dict | None:
+    """The `total` length and `etag` of the file whose beginning `path` is; None: unknown."""
+    try:
+        state = json.loads(_state_path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) and path.exists() else None
 
-    def __init__(
-        self, url: str, path: Path, max_bytes: int, patience: Patience, told: Told
-    ) -> None:
-        self._url, self._path, self._max_bytes = url, path, max_bytes
-        self._patience, self._told = patience, told
-        self._state = _state_path(path)
-        # Confirmations may hang on a cookie.
-        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
 
-    def attempt(self) -> None:
-        """One try: the file is whole afterwards, or an exception says what happened."""
-        offset = self._path.stat().st_size if self._path.exists() else 0
-        version = self._version() if offset else None
-        if offset and version is None:
-            raise _StartOverError
-        if version is not None and version["total"] == offset:
+def _attempt(
+    opener: urllib.request.OpenerDirector,
+    url: str,
+    path: Path,
+    max_bytes: int,
+    timeout_seconds: float,
+    progress: Progress,
+) -> None:
+    """One try: the file is whole afterwards, or an exception says what happened."""
+    state = _read_state(path)
+    offset = path.stat().st_size if state is not None else 0
+    if state is not None and state.get("total") == offset:
+        return
+    headers = {"User-Agent": "ragen-apo"} | ({"Range": f"bytes={offset}-"} if offset else {})
+    for _ in range(MAX_CONFIRMATIONS):
+        request = urllib.request.Request(url, headers=headers)
+        with opener.open(request, timeout=timeout_seconds) as response:
+            total = response.length
+            block = response.read1(READ_BYTES)
+            is_rest = response.status == _PARTIAL_CONTENT
+            if not is_rest and block.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+                page = (block + response.read(MAX_PAGE_BYTES)).decode("utf-8", "replace")
+                url = _confirmed(page, response.url)
+                continue
+            etag = response.headers.get("ETag")
+            if is_rest:
+                total = _total_of_the_same(response, offset, etag, state)
+                if total is None:
+                    forget(path)
+                    raise _InterruptedError("the server's file has changed")
+            done = offset if is_rest else 0
+            _check_length(path, max(total or 0, done + len(block)), max_bytes)
+            _check_room(path, (total or 0) - done)
+            if not is_rest:
+                forget(path)
+                state_text = json.dumps({"total": total, "etag": etag})
+                _state_path(path).write_text(state_text, encoding="utf-8")
+            progress.start(f"download {path.stem} (MB)", -(-(total or 0) // _MEGABYTE))
+            with path.open("ab") as stream:
+                while block:
+                    stream.write(block)
+                    done += len(block)
+                    progress.update(-(-done // _MEGABYTE))
+                    block = response.read1(READ_BYTES)
+                    _check_length(path, done + len(block), max_bytes)
+            if total is not None and done < total:
+                raise _InterruptedError(
+                    f"the connection broke off after {done:,} of {total:,} bytes"
+                )
             return
-        headers = {"User-Agent": "ragen-apo", "Accept": "*/*"}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-        try:
-            with contextlib.closing(self._open(headers)) as response:
-                self._receive(response, offset, version)
-        except urllib.error.HTTPError as error:
-            with error:
-                self._explain_status(error, offset)
-        except (ValueError, OverflowError, http.client.InvalidURL) as error:
-            # What urllib and the sockets say to addresses such as http://[::1 or http://host:port.
-            raise FetchError(f"the server's answer leads nowhere: {error}") from error
-        except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
-            raise _TemporaryError(_describe(error)) from error
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise FetchError(f"the server's certificate is not valid: {error.reason}") from None
-            raise _TemporaryError(_describe(error.reason)) from error
-
-    def discard(self) -> None:
-        """Forgets the beginning at hand."""
-        forget(self._path)
-
-    def _open(self, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """The answer that carries data: pages that ask for a confirmation are answered."""
-        url = self._url
-        for _ in range(MAX_CONFIRMATIONS):
-            request = urllib.request.Request(url, headers=headers)
-            response = self._opener.open(request, timeout=self._patience.timeout_seconds)
-            if response.headers.get_content_type() != "text/html":
-                return response
-            with contextlib.closing(response):
-                page = response.read(MAX_PAGE_BYTES).decode("utf-8", "replace")
-            url = _confirmation(page, response.url)
-        raise FetchError("the server asks for a confirmation again and again")
-
-    def _receive(
-        self, response: http.client.HTTPResponse, offset: int, version: dict | None
-    ) -> None:
-        """Stores the data of an answer behind, or instead of, what is there."""
-        start, total = _placement(response)
-        now = {"total": total, "etag": response.headers.get("ETag")}
-        if start not in (0, offset) or (start and not _same_version(now, version)):
-            raise _StartOverError
-        if total is not None:
-            self._check_size(total)
-            self._check_room(total - start)
-        first = response.read1(READ_BYTES)
-        if start == 0:
-            _refuse_html(first)
-            self._state.write_text(json.dumps(now), encoding="utf-8")
-        done = start
-        with self._path.open("ab" if start else "wb") as stream:
-            while first:
-                self._check_size(done + len(first))
-                stream.write(first)
-                done += len(first)
-                self._told(done, total)
-                first = response.read1(READ_BYTES)
-        if total is not None and done < total:
-            raise _TemporaryError(f"the connection broke off after {done:,} of {total:,} bytes")
-
-    def _version(self) -> dict | None:
-        try:
-            version = json.loads(self._state.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return version if isinstance(version, dict) and {"total", "etag"} <= set(version) else None
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max_bytes:
-            self.discard()
-            raise FetchError(
-                f"the file is longer than {self._max_bytes:,} bytes and so is not the one that is "
-                "expected"
-            )
-
-    def _check_room(self, needed: int) -> None:
-        free = shutil.disk_usage(self._path.parent).free
-        if free < needed + SPARE_DISK_BYTES:
-            raise OSError(
-                errno.ENOSPC,
-                f"{needed:,} more bytes are needed, {free:,} are free",
-                str(self._path),
-            )
-
-    def _explain_status(self, error: urllib.error.HTTPError, offset: int) -> None:
-        """Turns an HTTP error into the exception that fits; returns where the file is whole."""
-        if error.code == _RANGE_NOT_SATISFIABLE and offset:
-            match = _CONTENT_RANGE.fullmatch(error.headers.get("Content-Range", ""))
-            if match is not None and match[2] == str(offset):
-                return
-            raise _StartOverError
-        reason = f"HTTP status {error.code} {error.reason}"
-        if error.code in _RETRIED_STATUSES:
-            wait = error.headers.get("Retry-After", "")
-            raise _TemporaryError(reason, float(wait) if wait.isascii() and wait.isdigit() else 0.0)
-        raise FetchError(f"{reason}{_title_of(error)}")
+    raise FetchError("the server asks for a confirmation again and again")
 
 
-def _same_version(now: dict, before: dict | None) -> bool:
-    if before is None or now["etag"] != before["etag"]:
-        return False
-    return before["total"] is None or now["total"] == before["total"]
+def _total_of_the_same(
+    response: http.client.HTTPResponse, offset: int, etag: str | None, state: dict | None
+) -> int | None:
+    """The length of the file that this is the rest of; None if it is not the one at hand."""
+    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if match is None or state is None or int(match[1]) != offset or state.get("etag") != etag:
+        return None
+    return int(match[2]) if state.get("total") in (None, int(match[2])) else None
 
 
-def _describe(error: object) -> str:
-    text = str(error) or type(error).__name__
-    return f"no answer in time ({text})" if isinstance(error, TimeoutError) else text
-
-
-def _placement(response: http.client.HTTPResponse) -> tuple[int, int | None]:
-    """Where the data of an answer begins in the file, and the length of the file if it is told."""
-    if response.status == _PARTIAL_CONTENT:
-        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if match is None or match[1] is None:
-            raise FetchError("the server sent a part of the file and did not say which")
-        return int(match[1]), int(match[2]) if match[2] != "*" else None
-    length = response.headers.get("Content-Length", "")
-    return 0, int(length) if length.isascii() and length.isdigit() else None
-
-
-def _refuse_html(beginning: bytes) -> None:
-    if beginning.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+def _check_length(path: Path, length: int, max_bytes: int) -> None:
+    if length > max_bytes:
+        forget(path)
         raise FetchError(
-            "a page came instead of the file" + _title(beginning.decode(errors="replace"))
+            f"the file is longer than {max_bytes:,} bytes and so is not the one that is expected"
         )
 
 
+def _check_room(path: Path, needed: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        reason = f"{needed:,} more bytes are needed, {free:,} are free"
+        raise OSError(errno.ENOSPC, reason, str(path))
+
+
 def _title_of(error: urllib.error.HTTPError) -> str:
-    try:
+    with contextlib.suppress(OSError, http.client.HTTPException):
         return _title(error.read(MAX_PAGE_BYTES).decode("utf-8", "replace"))
-    except (OSError, http.client.HTTPException):
-        return ""
+    return ""
 
 
 def _title(page: str) -> str:
@@ -287,42 +225,25 @@ def _title(page: str) -> str:
     return f", titled {title!r}" if title else ""
 
 
-class _ConfirmationForm(html.parser.HTMLParser):
-    """Finds the form, or in older pages the link, that says to download anyway."""
+def _confirmed(page: str, url: str) -> str:
+    """The address that the form of a page leads to; raises FetchError where none asks to download.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.action = ""
-        self.fields: dict[str, str] = {}
-        self.link = ""
-        self._inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value or "" for name, value in attrs}
-        if tag == "form" and not self.action and "download" in values.get("id", ""):
-            self.action, self._inside = values.get("action", ""), True
-        elif tag == "input" and self._inside and values.get("name"):
-            self.fields[values["name"]] = values.get("value", "")
-        elif tag == "a" and "confirm=" in values.get("href", "") and not self.link:
-            self.link = values["href"]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "form":
-            self._inside = False
-
-
-def _confirmation(page: str, url: str) -> str:
-    """The address behind a page that asks for a confirmation; raises FetchError for others."""
-    form = _ConfirmationForm()
-    form.feed(page)
-    if form.action:
-        target = urllib.parse.urlsplit(urllib.parse.urljoin(url, form.action))
-        fields = dict(urllib.parse.parse_qsl(target.query)) | form.fields
-        target = target._replace(query=urllib.parse.urlencode(fields))
-    elif form.link:
-        target = urllib.parse.urlsplit(urllib.parse.urljoin(url, form.link))
-    else:
+    `url` is the page's own address.
+    """
+    tags = [
+        (tag.lower(), {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(text)})
+        for tag, text in _FORM_OR_FIELD.findall(page)
+    ]
+    actions = [
+        attributes.get("action", "")
+        for tag, attributes in tags
+        if tag == "form" and "download" in attributes.get("id", "")
+    ]
+    if not actions:
         raise FetchError("a page came instead of the file" + _title(page))
+    fields = {a["name"]: a.get("value", "") for tag, a in tags if tag == "input" and "name" in a}
+    target = urllib.parse.urlsplit(urllib.parse.urljoin(url, actions[0]))
     if target.scheme != urllib.parse.urlsplit(url).scheme:
         raise FetchError(f"the confirmation leads to {target.scheme!r}, which is not followed")
-    return target.geturl()
+    query = urllib.parse.urlencode(dict(urllib.parse.parse_qsl(target.query)) | fields)
+    return target._replace(query=query).geturl()

@@ -11,7 +11,6 @@ The folder is `$RAGEN_APO_DATA/webshop/prepared/<hash>`, or lies under the user'
 import hashlib
 import json
 import os
-import uuid
 import weakref
 from array import array
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from platformdirs import user_data_path
 
 from ragen_apo.environments.webshop.catalog import (
     Catalog,
@@ -28,12 +28,12 @@ from ragen_apo.environments.webshop.catalog import (
     product_to_json,
     read_products,
 )
-from ragen_apo.environments.webshop.checked_folders import file_checksum, provide_folder
+from ragen_apo.environments.webshop.checked_folders import provide_folder
 from ragen_apo.environments.webshop.generated import generated_name, write_generated_files
 from ragen_apo.environments.webshop.goals import GoalKind, count_goals, shuffled_order
 from ragen_apo.environments.webshop.index_builder import INDEX_FORMAT, IndexBuilder
 from ragen_apo.errors import EnvironmentDataError
-from ragen_apo.files import PARTIAL_MARK
+from ragen_apo.files import sha256_of_file, write_text_atomically
 from ragen_apo.progress import Progress, SilentProgress
 
 STORE_FORMAT = 5
@@ -56,10 +56,7 @@ _OPEN_CATALOGS: "weakref.WeakValueDictionary[Path, Catalog]" = weakref.WeakValue
 def data_root() -> Path:
     """The folder for data of this package: `$RAGEN_APO_DATA` or the user's data folder."""
     chosen = os.environ.get("RAGEN_APO_DATA")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "ragen-apo"
+    return Path(chosen) if chosen else user_data_path("ragen-apo", appauthor=False)
 
 
 def real_data_folder(size: str) -> Path:
@@ -162,10 +159,8 @@ def _file_hash(path: Path, stamps: Path) -> str:
         checksum, _, check = stamp.read_bytes().decode("utf-8", "replace").partition(" ")
         if check == _stamp_check(key, checksum):  # a damaged one would stand for other data
             return checksum
-    checksum = file_checksum(path)
-    partial = stamp.with_name(f"{stamp.name}{PARTIAL_MARK}{uuid.uuid4().hex[:8]}")
-    partial.write_text(f"{checksum} {_stamp_check(key, checksum)}", encoding="utf-8")
-    partial.replace(stamp)
+    checksum = sha256_of_file(path)
+    write_text_atomically(stamp, f"{checksum} {_stamp_check(key, checksum)}")
     return checksum
 
 
