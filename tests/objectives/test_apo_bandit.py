@@ -4,10 +4,13 @@ One decision, one token: the smallest place where the closed form can be reached
 uniform, the arms pay 0, 1/4, 1/2, 3/4 and 1, and beta = 0.3.
 """
 
+from typing import get_args
+
 import pytest
 import torch
 
-from ragen_apo.objectives.apo import ApoSettings, LossForm, apo_loss, regression_loss, residual
+from ragen_apo.choices import LossForm
+from ragen_apo.objectives.apo import ApoSettings, apo_loss, regression_loss, residual
 
 BETA = 0.3
 
@@ -66,7 +69,7 @@ def train_exactly(arms, *, wrong_by, on_policy, num_steps=1500, rate=3.0):
     return logits.log_softmax(0).detach()
 
 
-@pytest.mark.parametrize("form", LossForm)
+@pytest.mark.parametrize("form", get_args(LossForm))
 def test_sampled_sgd_at_a_constant_rate_reaches_the_optimum_with_the_exact_value(arms, form):
     # The residual is 0 for every arm at the optimum, so the noise of sampling dies out on the way.
     assert kl(train_on_samples(arms, form=form), arms[-1]) < 1e-10

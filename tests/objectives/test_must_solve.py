@@ -25,8 +25,6 @@ from ragen_apo.objectives.group_relative import (
     rloo_advantages,
 )
 from ragen_apo.objectives.policy_gradient import (
-    Aggregation,
-    KlEstimator,
     aggregate,
     clipped_policy_loss,
     penalize_rewards,
@@ -35,10 +33,7 @@ from ragen_apo.objectives.policy_gradient import (
 from ragen_apo.objectives.ppo import bi_level_gae, clipped_value_loss, gae
 from ragen_apo.objectives.reinforce import (
     brpo_advantages,
-    reinforce_advantages,
-    reinforce_loss,
     reinforce_plus_plus_advantages,
-    reinforce_plus_plus_baseline_advantages,
 )
 from ragen_apo.objectives.reward_normalization import normalize_returns
 from ragen_apo.objectives.tensors import (
@@ -164,7 +159,7 @@ def from_gigpo(rollouts):
 
 def from_reinforce(rollouts):
     baseline_B = torch.full((NUM_SEQUENCES,), 0.5)
-    return rollouts.spread(reinforce_advantages(rollouts.returns, baseline_B=baseline_B))
+    return rollouts.spread(rollouts.returns - baseline_B)
 
 
 def from_reinforce_plus_plus(rollouts):
@@ -195,12 +190,6 @@ ESTIMATORS = {
     "GiGPO": (from_gigpo, "token_mean"),
     "REINFORCE": (from_reinforce, "sequence_mean_token_sum"),
     "REINFORCE++": (from_reinforce_plus_plus, "token_mean"),
-    "REINFORCE++-baseline": (
-        lambda rollouts: reinforce_plus_plus_baseline_advantages(
-            rollouts.returns, group_B=GROUP_B, mask_BT=rollouts.mask
-        ),
-        "token_mean",
-    ),
     "BRPO": (
         lambda rollouts: rollouts.spread(brpo_advantages(rollouts.returns)),
         "token_mean",
@@ -261,7 +250,7 @@ def train(task, name, *, seed=0, shuffled=False):
         for _ in range(1 if name == "REINFORCE" else NUM_EPOCHS):
             current_BT = logprobs(state_BH, action_BH)
             if name == "REINFORCE":
-                loss_BT = reinforce_loss(current_BT, advantages_BT=advantages_BT, mask_BT=mask_BT)
+                loss_BT = torch.where(mask_BT, -advantages_BT * current_BT, 0.0)
             else:
                 loss_BT = clipped_policy_loss(
                     current_BT,

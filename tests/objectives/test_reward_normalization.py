@@ -2,14 +2,14 @@
 
 import math
 import statistics
+from typing import get_args
 
 import pytest
 import torch
 
+from ragen_apo.choices import NormalizationGrouping, NormalizationMethod
 from ragen_apo.objectives.group_relative import grpo_advantages
 from ragen_apo.objectives.reward_normalization import (
-    NormalizationGrouping,
-    NormalizationMethod,
     normalize_returns,
 )
 
@@ -19,7 +19,7 @@ ENVIRONMENT_B = torch.tensor([0, 0, 1, 1, 1, 0, 1])
 
 def normalize(returns_B, **options):
     return normalize_returns(
-        returns_B, **{"task_B": TASK_B, "environment_B": ENVIRONMENT_B, **options}
+        returns_B, **{"task_B": TASK_B, "category_B": ENVIRONMENT_B, **options}
     )
 
 
@@ -41,12 +41,12 @@ def slow(values, ids, method):
     return results
 
 
-@pytest.mark.parametrize("grouping", NormalizationGrouping)
-@pytest.mark.parametrize("method", NormalizationMethod)
+@pytest.mark.parametrize("grouping", get_args(NormalizationGrouping))
+@pytest.mark.parametrize("method", get_args(NormalizationMethod))
 def test_every_grouping_and_method_equals_its_definition(grouping, method):
-    ids = {"state": TASK_B, "environment": ENVIRONMENT_B, "batch": torch.zeros(7)}
+    ids = {"state": TASK_B, "category": ENVIRONMENT_B, "batch": torch.zeros(7)}
     returns_B = torch.randn(7)
-    expected = slow(returns_B.tolist(), ids[grouping.value].tolist(), method.value)
+    expected = slow(returns_B.tolist(), ids[grouping].tolist(), method)
     result_B = normalize(returns_B, grouping=grouping, method=method)
     assert result_B.tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -81,13 +81,13 @@ def test_refusals():
     returns_B = torch.rand(7)
     with pytest.raises(ValueError, match="grouping 'state' needs task_B, got None"):
         normalize_returns(returns_B, grouping="state", method="mean")
-    with pytest.raises(ValueError, match="grouping 'environment' needs environment_B"):
-        normalize_returns(returns_B, grouping="environment", method="mean", task_B=TASK_B)
+    with pytest.raises(ValueError, match="grouping 'category' needs category_B"):
+        normalize_returns(returns_B, grouping="category", method="mean", task_B=TASK_B)
     with pytest.raises(ValueError, match="7 groups of one"):
         normalize(returns_B, grouping="state", method="mean", task_B=torch.arange(7))
-    with pytest.raises(ValueError, match="NormalizationGrouping must be one of"):
+    with pytest.raises(ValueError, match="grouping must be one of"):
         normalize(returns_B, grouping="inductive", method="mean")
-    with pytest.raises(ValueError, match="NormalizationMethod must be one of"):
+    with pytest.raises(ValueError, match="method must be one of"):
         normalize(returns_B, grouping="batch", method="median")
     with pytest.raises(ValueError, match="must have 7 entries"):
         normalize(returns_B, grouping="state", method="mean", task_B=TASK_B[1:])

@@ -10,7 +10,6 @@ import math
 import pytest
 import torch
 
-from ragen_apo.errors import ConfigError
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
 from ragen_apo.objectives.turn_level import (
     TurnLevelSettings,
@@ -232,5 +231,5 @@ def test_the_clamp_bounds_what_one_segment_contributes():
 
 @pytest.mark.parametrize("trace", [-0.1, 1.5])
 def test_a_trace_out_of_range_is_refused(trace):
-    with pytest.raises(ConfigError, match="trace must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="trace must lie between 0 and 1"):
         Problem().turn_loss([0], trace=trace)

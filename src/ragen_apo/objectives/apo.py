@@ -62,18 +62,12 @@ class ApoSettings:
 
 @dataclass(frozen=True)
 class ApoLoss:
-    """What one (micro-)batch yields; all but `loss` have shape [B] and carry no gradient."""
+    """What one (micro-)batch yields."""
 
     loss: Tensor
     """Scalar; the part of the batch's loss that these sequences contribute."""
     residual: Tensor
-    """A, before any clamp."""
-    log_ratio: Tensor
-    """Delta as a sum over tokens, whatever the length normalisation."""
-    kl: Tensor
-    """Estimate of KL(pi || pi_ref) of each sequence; see `sequence_kl`."""
-    num_tokens: Tensor
-    """Sampled tokens of each sequence."""
+    """A of each sequence [B], before any clamp; carries no gradient."""
 
 
 def apo_loss(
@@ -116,14 +110,7 @@ def apo_loss(
         )
     if settings.kl_coefficient > 0:
         loss_B = loss_B + settings.kl_coefficient * kl_penalty(log_ratio_B)
-    kl_B = sequence_kl(logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT)
-    return ApoLoss(
-        loss=loss_B.sum() / num_sequences,
-        residual=residual_B.detach(),
-        log_ratio=log_ratio_B.detach(),
-        kl=kl_B,
-        num_tokens=num_tokens_B,
-    )
+    return ApoLoss(loss=loss_B.sum() / num_sequences, residual=residual_B.detach())
 
 
 def _check_shapes(

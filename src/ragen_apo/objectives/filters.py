@@ -96,6 +96,8 @@ def select_groups(score_G: Tensor, *, settings: RolloutFilterConfig) -> Tensor:
             f"{strategy} needs scores of at least 0, got {score_G.min().item()}: use"
             " top_p_softmax, top_k or top_fraction"
         )
+    if strategy == "none":
+        return torch.ones(num_groups, dtype=torch.bool, device=score_G.device)
     largest_first = settings.order == "largest"
     if strategy == "min_p":
         if largest_first:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen_apo.objectives.apo import ApoLoss, sequence_kl
+from ragen_apo.objectives.apo import ApoLoss
 from ragen_apo.objectives.tensors import sampled_or_zero, token_log_ratio
 
 
@@ -95,13 +95,7 @@ def turn_level_loss(
             min=-settings.advantage_clamp, max=settings.advantage_clamp
         )
     loss_B = -(advantage_BS * log_ratio_BS).sum(dim=1)
-    return ApoLoss(
-        loss=loss_B.sum() / num_sequences,
-        residual=residual_BS.sum(dim=1),
-        log_ratio=log_ratio_BS.detach().sum(dim=1),
-        kl=sequence_kl(logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT),
-        num_tokens=mask_BT.sum(dim=1),
-    )
+    return ApoLoss(loss=loss_B.sum() / num_sequences, residual=residual_BS.sum(dim=1))
 
 
 def segment_log_ratios(
