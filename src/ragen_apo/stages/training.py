@@ -16,7 +16,8 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
-from ragen_apo.stages.values import estimate_values, reference_values, selected_tasks
+from ragen_apo.stages.stored_values import reference_values, selected_tasks
+from ragen_apo.stages.values import estimate_values
 from ragen_apo.training.checkpoint import (
     ALGORITHM_FILE,
     Position,
@@ -43,7 +44,7 @@ def run_stage_two(
 ) -> None:
     """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
     config = session.config
-    trainer = _make_trainer(session, policy, tasks, position=position, moments=moments)
+    trainer = make_trainer(session, policy, tasks, position=position, moments=moments)
     version = position.counters.get("reference_version", 0)
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     session.progress.start("stage 2", config.training.max_steps)
@@ -80,7 +81,7 @@ def run_stage_two(
         _note_early_stop(session, stopped)
 
 
-def _make_trainer(
+def make_trainer(
     session: Session,
     policy: LanguageModel,
     tasks: Sequence[Task],
@@ -114,7 +115,7 @@ def _make_trainer(
 
 
 def _save(session: Session, trainer: Trainer, position: Position) -> None:
-    """A checkpoint from which `_make_trainer` goes on."""
+    """A checkpoint from which `make_trainer` goes on."""
     save_checkpoint(
         session.run.checkpoints,
         position=position,

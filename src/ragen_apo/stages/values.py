@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.config import RunConfig
 from ragen_apo.config.values import ValuesConfig
-from ragen_apo.errors import RunDirectoryError, TrainingError
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
@@ -20,14 +18,12 @@ from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.collect_values import collect_values
 from ragen_apo.stages.origin import require_same_origin
+from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.task_selection import select_stored_tasks
-from ragen_apo.task_order import missing_categories
 from ragen_apo.types import Task, Trajectory, TurnFlag
-from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.coverage import coverage_report, coverage_sentence, few_are_solved
 from ragen_apo.values.estimator import SampleSchedule
-from ragen_apo.values.reference_values import ReferenceValues
-from ragen_apo.values.state_values import state_coverage, state_values
+from ragen_apo.values.state_values import state_coverage
 from ragen_apo.values.store import ValueStore
 
 SECONDS_NOTED_EVERY = 10.0
@@ -40,94 +36,10 @@ def sample_schedule(settings: ValuesConfig) -> SampleSchedule:
     return SampleSchedule(first=first, cap=settings.max_samples if settings.adaptive else first)
 
 
-def reference_values(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task]
-) -> ReferenceValues:
-    """What the configured algorithm has to know of the reference: nothing, V* of tasks, of states.
-
-    What Stage 2 subtracts is V*, or one of its ablations. Raises MissingValueError if the store
-    lacks a task: a missing V* is never taken as 0.
-    """
-    config = session.config
-    if not config.needs_values:
-        return ReferenceValues()
-    task_ids = [task.task_id for task in tasks]
-    if config.values.baseline == "zero":
-        return ReferenceValues(dict.fromkeys(task_ids, 0.0))
-    beta = baseline_beta(config.values)
-    min_visits = config.algorithm.min_state_visits
-    conditions = sampling_conditions(config, reference, session.environments)
-    with ValueStore(store_path(session), create=False) as store:
-        by_task = store.values(conditions, task_ids, beta=beta)
-        if min_visits is None:
-            return ReferenceValues(by_task)
-        trajectories = _trajectories(store, conditions, tasks)
-        return ReferenceValues(
-            by_task, state_values(trajectories, beta=beta, min_visits=min_visits)
-        )
-
-
-def selected_tasks(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int = 0
-) -> Sequence[Task]:
-    """The tasks that Stage 2 trains on under this reference: all without `rollout_filter`.
-
-    All for algorithms without a Stage 1 as well, which filter the rollouts of each step. Empty
-    where a trained reference (`version` above 0) always solves every one. Raises TrainingError if
-    no task is left for other reasons and MissingValueError if the store lacks one.
-    """
-    config = session.config
-    if not config.needs_values or config.rollout_filter.strategy == "none":
-        return tasks
-    conditions = sampling_conditions(config, reference, session.environments)
-    with ValueStore(store_path(session), create=False) as store:
-        # A task without samples is an error, as it is for the values.
-        store.values(conditions, [task.task_id for task in tasks], beta=config.values.beta1)
-        selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
-    session.progress.say(selection.counts.sentence())
-    if version > 0 and selection.counts.always_solved == len(tasks):
-        return ()
-    if not selection.tasks:
-        raise TrainingError(
-            f"{selection.counts.sentence()} There is nothing to train on. Where most are never "
-            "solved, sample them more often (values.num_samples, values.adaptive), "
-            "warm-start longer or use a shaped reward; where most are always solved, use harder "
-            "tasks; or set rollout_filter.zero_variance to keep. To go on with this run, add "
-            f"samples to its store: `ragen-apo estimate-values {session.run.path} --samples N "
-            "--reference VERSION`, then --resume. The policy so far is the newest folder in "
-            f"{session.run.reference(0).parent}."
-        )
-    weights = session.environments.properties.category_weights
-    if missing := missing_categories(selection.tasks, weights):
-        raise TrainingError(
-            f"{selection.counts.sentence()} None is of {', '.join(missing)}, which should "
-            "come up by its weight; keep more tasks (rollout_filter.value), or sample more often"
-        )
-    return selection.tasks
-
-
-def _trajectories(
-    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task]
-) -> Iterator[Trajectory]:
-    for task in tasks:
-        yield from store.trajectories(conditions, task.task_id)
-
-
 def unreadable_share(trajectories: Iterable[Trajectory]) -> float:
     """The share of turns whose response held no thought and action that could be read."""
     turns = [turn.flags for trajectory in trajectories for turn in trajectory.turns]
     return sum(TurnFlag.FORMAT_ERROR.value in flags for flags in turns) / max(len(turns), 1)
-
-
-def baseline_beta(settings: ValuesConfig) -> float:
-    """The temperature of the value that is subtracted; infinite for the mean."""
-    return math.inf if settings.baseline == "mean" else settings.beta1
-
-
-def store_path(session: Session) -> Path:
-    """The run's own value store, or the one that the configuration names."""
-    configured = session.config.values.store
-    return Path(configured) if configured else session.run.values
 
 
 def estimate_run_values(
@@ -184,7 +96,7 @@ def estimate_values(
         solved = {task_id: successes[task_id] for task_id in task_ids}
         unreadable = None
         if few_are_solved(solved):  # reading every response back takes a while
-            unreadable = unreadable_share(_trajectories(store, conditions, tasks))
+            unreadable = unreadable_share(stored_trajectories(store, conditions, tasks))
         report = coverage_report(
             {task_id: returns[task_id] for task_id in task_ids},
             solved,
@@ -192,7 +104,7 @@ def estimate_values(
             unreadable_share=unreadable,
         )
         if (min_visits := config.algorithm.min_state_visits) is not None:
-            trajectories = _trajectories(store, conditions, tasks)
+            trajectories = stored_trajectories(store, conditions, tasks)
             report |= asdict(state_coverage(trajectories, min_visits=min_visits))
         selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
     report["selection"] = asdict(selection.counts)
