@@ -156,7 +156,7 @@ class MonitorsConfig(Section):
     """Measurements in Stage 2 that take time and change nothing else (docs/metrics.md)."""
 
     every_steps: Count | None = 10
-    """Measure in the first step and then each time after so many; null for never."""
+    """Measure in the first step and then after this many steps each; null for never."""
     num_thoughts: Annotated[int, BeforeValidator(whole_number), Field(ge=2, le=1000)] = 16
     """Tasks whose first thoughts are scored under each other's prompts; costs its square."""
 

@@ -139,10 +139,10 @@ def parse_yaml(text: str) -> tuple[Any, list[str]]:
         return loader.get_single_data(), loader.duplicates
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         reason = " ".join(part for part in (error.context, error.problem) if part)
         verdict = "cannot be used" if isinstance(error, _RefusedError) else "is not YAML"
-        raise ValueError(f"{verdict}: {place}{reason}") from error
+        raise ValueError(f"{verdict}: {where}{reason}") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # The last two are what Python says to escapes such as "\UFFFFFFFF".
         raise ValueError(f"is not YAML: {' '.join(str(error).split())}") from error

@@ -139,6 +139,6 @@ def _first_appearance(group_B: Tensor) -> tuple[Tensor, Tensor]:
     first_G = torch.full_like(ids, len(group_B))
     first_G = first_G.scatter_reduce(0, member_B, position_B, "amin")
     order_G = torch.argsort(first_G)
-    place_G = torch.empty_like(order_G)
-    place_G[order_G] = torch.arange(len(ids), device=group_B.device)
-    return first_G[order_G], place_G[member_B]
+    new_index_G = torch.empty_like(order_G)
+    new_index_G[order_G] = torch.arange(len(ids), device=group_B.device)
+    return first_G[order_G], new_index_G[member_B]

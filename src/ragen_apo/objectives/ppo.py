@@ -13,7 +13,7 @@ over turns first (VAGEN, 2510.16907; an option of RAGEN, 2504.20073), see `bi_le
 
 Assumes terminated trajectories (V = 0 after the end) unless `final_values_B` says otherwise.
 
-Axes: B sequences, T token positions, H turns. `rewards_BT` the reward at the token that earned it
+Axes: B sequences, T token positions, K turns. `rewards_BT` the reward at the token that earned it
 (a turn's reward at the turn's last sampled token; a KL penalty at every token), `values_BT` the
 critic, `mask_BT` True exactly at sampled tokens, `turn_index_BT` int64, -1 elsewhere.
 """
@@ -127,9 +127,9 @@ def bi_level_gae(
 
     turn_BT = turn_index_BT.clamp(min=0)
     inner_BT = torch.where(last_BT, torch.zeros_like(rewards_BT), rewards_BT)
-    inner_BH = rewards_BT.new_zeros(len(mask_BT), int(turn_BT.max()) + 1)
-    inner_BH = inner_BH.scatter_add(1, turn_BT, inner_BT)
-    reached_BT = inner_BH.gather(1, turn_BT) + values_BT
+    inner_BK = rewards_BT.new_zeros(len(mask_BT), int(turn_BT.max()) + 1)
+    inner_BK = inner_BK.scatter_add(1, turn_BT, inner_BT)
+    reached_BT = inner_BK.gather(1, turn_BT) + values_BT
     turn_delta_BT = rewards_BT - values_BT
     turn_delta_BT += gamma_turn * next_sampled(reached_BT, mask_BT=last_BT, end_B=end_B)
     turn_advantage_BT = discounted_sum(

@@ -221,17 +221,17 @@ def spread_turns_over_tokens(
     pairs = torch.stack([sequence_N, turn_N], dim=1)
     if len(torch.unique(pairs, dim=0)) < len(pairs):
         raise ValueError("a turn is given twice: the pairs (sequence_N, turn_N) must differ")
-    table_BH = values_N.new_zeros(num_sequences, last_turn + 1)
-    known_BH = torch.zeros_like(table_BH, dtype=torch.bool)
-    table_BH[sequence_N, turn_N] = values_N
-    known_BH[sequence_N, turn_N] = True
+    table_BK = values_N.new_zeros(num_sequences, last_turn + 1)
+    known_BK = torch.zeros_like(table_BK, dtype=torch.bool)
+    table_BK[sequence_N, turn_N] = values_N
+    known_BK[sequence_N, turn_N] = True
     mask_BT = turn_index_BT >= 0
     turn_BT = turn_index_BT.clamp(min=0, max=last_turn)
-    missing_BT = mask_BT & ~(known_BH.gather(1, turn_BT) & (turn_BT == turn_index_BT))
+    missing_BT = mask_BT & ~(known_BK.gather(1, turn_BT) & (turn_BT == turn_index_BT))
     if missing_BT.any():
         row, position = missing_BT.nonzero()[0].tolist()
         raise ValueError(
             f"turn {int(turn_index_BT[row, position])} of sequence {row} has sampled tokens and no"
             " value in values_N"
         )
-    return sampled_or_zero(table_BH.gather(1, turn_BT), mask_BT)
+    return sampled_or_zero(table_BK.gather(1, turn_BT), mask_BT)

@@ -81,7 +81,7 @@ def _play_missing(
                 chunk: Sequence[tuple[Task, int]] = chunk,
             ) -> None:
                 nonlocal num_done
-                store.add_many(conditions, [(chunk[place][1], episode) for place, episode in ended])
+                store.add_many(conditions, [(chunk[index][1], episode) for index, episode in ended])
                 num_done += len(ended)
                 report(num_done, len(wanted))
 

@@ -70,18 +70,18 @@ class EarlyStopWatch:
     def note(self, row: Mapping[str, Any]) -> None:
         """Takes the next row; nothing changes after the first rule that stopped the run."""
         self._best_return = max(self._best_return, row["return_mean"])
-        figures = {**row, "return_drop": self._best_return - row["return_mean"]}
+        values = {**row, "return_drop": self._best_return - row["return_mean"]}
         for rule in RULES:
             limit = rule.limit(self._settings)
-            if limit is None or rule.metric not in figures or self.stopped is not None:
+            if limit is None or rule.metric not in values or self.stopped is not None:
                 continue
-            value = figures[rule.metric]
+            value = values[rule.metric]
             holds = value < limit if rule.is_floor else value > limit
             self._num_held[rule.key] = self._num_held[rule.key] + 1 if holds else 0
             if self._num_held[rule.key] >= self._settings.patience:
-                self.stopped = EarlyStop(rule.key, row["step"], self._reason(rule, limit, figures))
+                self.stopped = EarlyStop(rule.key, row["step"], self._reason(rule, limit, values))
 
-    def _reason(self, rule: Rule, limit: float, figures: Mapping[str, Any]) -> str:
+    def _reason(self, rule: Rule, limit: float, values: Mapping[str, Any]) -> str:
         what = rule.metric
         if what == "return_drop":
             what = f"the fall of return_mean from its best ({self._best_return:.4g})"
@@ -89,5 +89,5 @@ class EarlyStopWatch:
         rows = "row" if self._settings.patience == 1 else "rows in succession"
         return (
             f"{what} was {side} {limit:g} in {self._settings.patience} {rows}, in the last one "
-            f"{figures[rule.metric]:.4g} (training.early_stop.{rule.key})"
+            f"{values[rule.metric]:.4g} (training.early_stop.{rule.key})"
         )

@@ -71,8 +71,8 @@ def copy_batch(
     num_letters = np.minimum(np.exp(log_sizes).astype(np.int64), length)
     letters = draws.integers(0, num_letters, size=(rows, length))
     segments = np.take_along_axis(alphabets, letters, axis=1)
-    places = np.arange(length)[None, :] % periods[:, None]
-    token_ids_BT = np.take_along_axis(segments, places, axis=1)
+    indices = np.arange(length)[None, :] % periods[:, None]
+    token_ids_BT = np.take_along_axis(segments, indices, axis=1)
     target_mask_BT = np.arange(length)[None, :] >= periods[:, None]
     return SupervisedBatch(torch.from_numpy(token_ids_BT), torch.from_numpy(target_mask_BT))
 

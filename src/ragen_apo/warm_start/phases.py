@@ -95,8 +95,8 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
             share, seed = config.relabel_share, session.config.seed
             chosen = relabel(chosen, token_ids=names, share=share, seed=seed, step=step)
         parts = [
-            collate([chosen[place] for place in places], pad_id=pad_id, device=session.device)
-            for places in micro_batches(
+            collate([chosen[index] for index in indices], pad_id=pad_id, device=session.device)
+            for indices in micro_batches(
                 [(sample,) for sample in chosen], size=session.config.training.micro_batch_size
             )
         ]
@@ -116,7 +116,7 @@ def _names(
     model: LanguageModel,
     samples: Sequence[TrainingSample],
 ) -> list[int]:
-    """The tokens that take each other's place; none to leave the demonstrations as they are."""
+    """The tokens that are exchanged for each other; none to leave the demonstrations as they are."""
     if config.relabel == "none":
         return []
     if config.relabel == "numbers":

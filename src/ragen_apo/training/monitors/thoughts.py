@@ -113,7 +113,7 @@ def first_turns(
     for trajectory in trajectories:
         of_task.setdefault(trajectory.task.task_id, trajectory.turns[0])
     turns = list(of_task.values())
-    return [turns[place] for place in rng.permutation(len(turns))[:num_tasks].tolist()]
+    return [turns[index] for index in rng.permutation(len(turns))[:num_tasks].tolist()]
 
 
 def thought_tokens(response_token_ids: TokenIds, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
@@ -149,16 +149,16 @@ def cross_scores(
         for thought, prompt in pairs
     ]
     score_of: dict[tuple[TokenIds, TokenIds], float] = {}
-    for places in micro_batches([(sample,) for sample in samples], size=micro_batch_size):
+    for indices in micro_batches([(sample,) for sample in samples], size=micro_batch_size):
         batch = collate(
-            [samples[place] for place in places], pad_id=policy.pad_id, device=policy.device
+            [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device
         )
         with torch.no_grad():
             scores = score_tokens(
                 policy, batch.token_ids_BT, batch.loss_mask_BT, temperature=temperature
             )
         sums = scores.logprobs_BT.double().sum(dim=1).tolist()
-        score_of |= {pairs[place]: total for place, total in zip(places, sums, strict=True)}
+        score_of |= {pairs[index]: total for index, total in zip(indices, sums, strict=True)}
     return torch.tensor(
         [[score_of[thought, prompt] for prompt in prompts] for thought in thoughts],
         dtype=torch.float64,
