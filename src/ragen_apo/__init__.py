@@ -1,3 +1,3 @@
 """Multi-turn A*-PO: reinforcement learning for language-model agents with one rollout per task."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
