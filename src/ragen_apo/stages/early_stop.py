@@ -7,7 +7,7 @@ rows one after the other; rows without its metric (no update, no measurement) ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,27 +20,17 @@ class Rule:
 
     key: str
     metric: str
-    limit: Callable[[EarlyStopConfig], float | None]
     is_floor: bool = False
     """The rule holds below the limit, not above."""
 
 
 RULES = (
-    Rule(
-        "min_mutual_information",
-        "mutual_information",
-        lambda settings: settings.min_mutual_information,
-        is_floor=True,
-    ),
-    Rule("min_entropy", "entropy", lambda settings: settings.min_entropy, is_floor=True),
-    Rule("max_entropy", "entropy", lambda settings: settings.max_entropy),
-    Rule("max_kl", "kl_per_sequence", lambda settings: settings.max_kl),
-    Rule(
-        "max_format_error_share",
-        "format_error_share",
-        lambda settings: settings.max_format_error_share,
-    ),
-    Rule("max_return_drop", "return_drop", lambda settings: settings.max_return_drop),
+    Rule("min_mutual_information", "mutual_information", is_floor=True),
+    Rule("min_entropy", "entropy", is_floor=True),
+    Rule("max_entropy", "entropy"),
+    Rule("max_kl", "kl_per_sequence"),
+    Rule("max_format_error_share", "format_error_share"),
+    Rule("max_return_drop", "return_drop"),
 )
 
 
@@ -72,7 +62,7 @@ class EarlyStopWatch:
         self._best_return = max(self._best_return, row["return_mean"])
         values = {**row, "return_drop": self._best_return - row["return_mean"]}
         for rule in RULES:
-            limit = rule.limit(self._settings)
+            limit = getattr(self._settings, rule.key)
             if limit is None or rule.metric not in values or self.stopped is not None:
                 continue
             value = values[rule.metric]
