@@ -130,37 +130,8 @@ class Trajectory:
         return self.num_response_tokens + sum(len(turn.prompt_token_ids) for turn in self.turns)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON values; `trajectory_from_json` is its inverse."""
+        """The record as JSON values; pydantic's `TypeAdapter(Trajectory)` reads it back."""
         return dataclasses.asdict(self)
-
-
-def task_from_json(values: Mapping[str, Any]) -> Task:
-    """The inverse of `dataclasses.asdict` for a task that went through JSON."""
-    return Task(**values)
-
-
-def trajectory_from_json(values: Mapping[str, Any]) -> Trajectory:
-    """The inverse of `Trajectory.to_json`, after a round through JSON as well."""
-    turns = tuple(
-        Turn(
-            **{
-                **turn,
-                "prompt_token_ids": tuple(turn["prompt_token_ids"]),
-                "response_token_ids": tuple(turn["response_token_ids"]),
-                "logprobs": tuple(turn["logprobs"]),
-                "flags": tuple(turn["flags"]),
-            }
-        )
-        for turn in values["turns"]
-    )
-    return Trajectory(
-        **{
-            **values,
-            "task": task_from_json(values["task"]),
-            "turns": turns,
-            "stop_reason": StopReason(values["stop_reason"]),
-        }
-    )
 
 
 @dataclass(frozen=True)

@@ -62,19 +62,6 @@ def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
-def leave_one_out_soft_values(returns: ArrayLike, *, beta: float) -> NDArray[np.float64]:
-    """For each return, the soft value of the others: a baseline that does not contain its sample.
-
-    `returns` has shape [N], N >= 2, and so has the result. A trained sample inside its own V_hat
-    shrinks the gradient, so this is what to use when values come from the training batch itself.
-    Raises ValueError for fewer than two returns, and where `soft_value` does.
-    """
-    values = _checked_returns(returns)
-    if len(values) < 2:
-        raise ValueError("leaving one return out needs at least 2 returns, got 1")
-    return np.array([soft_value(np.delete(values, i), beta=beta) for i in range(len(values))])
-
-
 def _checked_returns(returns: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
