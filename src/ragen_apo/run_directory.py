@@ -1,4 +1,4 @@
-"""The files of a run, by name. Whoever writes or reads one of them asks here where it is.
+"""The paths of a run's files, for all that write or read them.
 
 config.yaml        the resolved configuration          run.json            versions, seconds
 initial/           the untrained policy                references/N/       reference N, from 0
@@ -36,7 +36,7 @@ class _Phase(BaseModel, extra="allow"):
 
 
 class _Status(BaseModel, extra="allow"):
-    """The parts of run.json that are computed with; the rest is there to be read by people."""
+    """The parts of run.json that are read back; the rest is for people."""
 
     phases: dict[str, _Phase] = {}
     peak_memory_bytes: int = 0
@@ -51,7 +51,7 @@ _STATUS_ADVICE = (
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The places of one run's files."""
+    """The paths of one run's files."""
 
     path: Path
 
@@ -113,7 +113,7 @@ class RunDirectory:
 
     @property
     def has_begun(self) -> bool:
-        """Whether something was computed that a later attempt goes on from."""
+        """Whether there are results that a later attempt continues from."""
         return any(path.exists() for path in (self.initial, self.reference(0), self.checkpoints))
 
     def value_report_of(self, version: int) -> Path:
@@ -125,7 +125,7 @@ class RunDirectory:
         return self.path / "references" / str(version)
 
     def read_status(self) -> dict[str, Any]:
-        """What run.json says; empty before the first phase is over."""
+        """The content of run.json; empty before the first phase is over."""
         if not self.status.exists():
             return {}
         status = read_json(self.status, _STATUS, advice=_STATUS_ADVICE)

@@ -7,6 +7,7 @@ from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import generator
+from tests.generating import respond
 
 
 def sampled_batch(
@@ -22,7 +23,7 @@ def sampled_batch(
     ends = [0] * 4
     for turn in range(2):
         prompts = [[10 + index + turn] * (2 + index) for index in range(4)]
-        responses = engine.respond(rows, prompts, max_new_tokens=12, temperature=temperature)
+        responses = respond(engine, rows, prompts, max_new_tokens=12, temperature=temperature)
         for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
             start = ends[index] + len(prompt)
             ends[index] = start + len(response.token_ids)

@@ -2,9 +2,9 @@
 
     requests -> first prompts -> [respond -> parse -> step -> next prompt] ... -> trajectories
 
-An episode goes on with its next turn as soon as its response is over, and a row whose episode is
-over takes the next request at once, so nobody waits for the slowest response and the batch stays
-full. The order of requests fixes the batches, and with them every bit of the result.
+An episode continues as soon as its response is over, and a row whose episode is over takes the next
+request at once, so the batch stays full. The order of requests fixes the batches, and with them
+every bit of the result.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
 
 @dataclass(frozen=True)
 class EpisodeRequest:
-    """One episode to play: which task, and the seed of all its draws."""
+    """One episode to play: its task, and the seed of all its draws."""
 
     task: Task
     seed: int
 
 
 def stop_reason(outcome: Outcome) -> StopReason:
-    """Why an episode ended with this outcome: for a full context if its environment would go on."""
+    """Why an episode ended with this outcome; if the environment would continue: a full context."""
     if outcome.terminated:
         return StopReason.TERMINATED
     return StopReason.TURN_LIMIT if outcome.truncated else StopReason.CONTEXT_LIMIT
@@ -70,7 +70,7 @@ class _Episode:
         parsed: ParsedResponse,
         outcome: Outcome,
     ) -> None:
-        """Writes the turn down before the next observation replaces the present one."""
+        """Adds the turn; then the next observation replaces the present one."""
         truncated = () if response.stopped else (TurnFlag.RESPONSE_TRUNCATED.value,)
         self.turns.append(
             Turn(
@@ -128,8 +128,8 @@ class AgentProxy:
     ) -> list[Trajectory]:
         """One trajectory a request, in the order of the requests.
 
-        `on_finished` receives (index of the request, trajectory) pairs as soon as they have ended,
-        so a caller can save them at once.
+        `on_finished` receives (index of the request, trajectory) pairs as soon as they are over, so
+        that a caller can save them.
         """
         waiting = deque(enumerate(requests))
         active: dict[Row, _Episode] = {}

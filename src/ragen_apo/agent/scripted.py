@@ -1,9 +1,9 @@
 """Episodes played by scripted policies: demonstrations and baselines.
 
-They go through the same environment manager, context manager, parser and costs as the model, so
-their trajectories have the same tokens as a model's would have had. Their log-probabilities are
-zeros: nothing was sampled. The context manager's limits end an episode where they would have ended
-the model's, and before a response that has no room because it is longer than the model's may be.
+Environment manager, context manager, parser and costs are those of the model, so the trajectories
+have the tokens that a model with the same responses would have. Their log-probabilities are zeros:
+nothing was sampled. The context manager's limits end an episode as they end the model's; a longer
+response than the model may write counts with its own length.
 """
 
 from collections.abc import Callable, Iterable

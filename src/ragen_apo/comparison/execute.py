@@ -88,7 +88,7 @@ def finish_run(
     say: Callable[[str], None],
     quiet: bool = False,
 ) -> None:
-    """Starts, continues or reuses a run in processes that hang on the lifeline.
+    """Starts, continues or reuses a run, in processes that end with the lifeline.
 
     `quiet` keeps what they print in a file beside the run.
     """

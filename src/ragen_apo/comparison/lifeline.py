@@ -1,4 +1,4 @@
-"""Processes that end when the one that started them ends, whatever ends it.
+"""Child processes that end when their parent ends, however it ends.
 
 The parent holds the writing end of a pipe and each child the reading end. However the parent goes,
 SIGKILL included, the system closes its end; the child sees the end of the pipe and leaves. No
@@ -24,7 +24,7 @@ CUT_OFF = 143
 
 
 class Lifeline:
-    """What the children of this process hang on; `cut` ends all of them."""
+    """A pipe to the children of this process; `cut` ends all of them."""
 
     def __init__(self) -> None:
         # Neither end is inherited unless `call` says so: a child that held the writing end would

@@ -1,13 +1,13 @@
-"""Factories of environments that are not ours: found by a plugin or a reference, called with care.
+"""Factories of foreign environments: found by a plugin or a reference, called with care.
 
 A reference says where a factory is: `path.py:function`, a relative path from the current directory,
-or `module:function` for a module that Python can import. Whatever foreign code does when it is
-imported or called, the caller gets an environment or one sentence: ConfigError where the name or
-the options are wrong, EnvironmentFaultError where the code itself fails.
+or `module:function` for a module that Python can import. The caller gets an environment or an error
+in one sentence: ConfigError if the name or the options are wrong, EnvironmentFaultError if the
+foreign code fails.
 
-References also stand in configurations, with options of their writer's choice. So a reference names
-what the file itself defines, in a file that imports ragen_apo: not `subprocess:Popen`. That is read
-off the source before anything is imported.
+A configuration from elsewhere may hold a reference, with any options. So the file has to import
+ragen_apo and to define the function itself: `subprocess:Popen` is refused. Its source is checked
+before anything is imported.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _imported_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look for it there
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last: files beside it take nobody's place
+        sys.path.append(str(path.parent))  # last, so that files beside it hide no other module
     try:
         with _in_one_sentence(str(path), "importing it"):
             spec.loader.exec_module(module)

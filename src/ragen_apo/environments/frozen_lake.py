@@ -117,10 +117,10 @@ def neighbour(cell: Cell, direction: str, size: int) -> Cell:
 
 
 def outcomes(direction: str, certainty: float) -> list[tuple[float, str]]:
-    """Where an action leads and how probably: itself, then the sides counter- and clockwise."""
-    place = CLOCKWISE.index(direction)
+    """(probability, direction): the action itself, then the sides counter- and clockwise."""
+    index = CLOCKWISE.index(direction)
     aside = (1.0 - certainty) / 2.0
-    left, right = CLOCKWISE[place - 1], CLOCKWISE[(place + 1) % 4]
+    left, right = CLOCKWISE[index - 1], CLOCKWISE[(index + 1) % 4]
     return [(certainty, direction), (aside, left), (aside, right)]
 
 
@@ -298,10 +298,10 @@ Play = tuple[str, int]
 def best_plays(
     lake: Board, certainty: float, *, max_repeats: int, num_turns: int
 ) -> tuple[Mapping[Cell, Play], ...]:
-    """By the number of turns left: for each cell, the play most likely to reach the goal in time.
+    """By the number of turns left, for each cell: the play most likely to reach the goal in time.
 
-    Value iteration backwards over turns that repeat one action. A longer horizon changes a choice
-    only if that makes the goal more likely, so a certain way is a shortest one.
+    Value iteration over turns that repeat one action. With more turns left a play changes only if
+    that raises the probability, so a certain way is a shortest one.
     """
     size = len(lake)
     cells = [(row, column) for row in range(size) for column in range(size)]
@@ -361,8 +361,8 @@ class _Walker:
         return Reply(thought=self._thought(lake, cell, plan), action=join_actions(plan))
 
     def _thought(self, lake: Board, cell: Cell, plan: Sequence[str]) -> str:
-        """Where the player is; or, if the surroundings are shown, what they show in one direction
-        after the other, up to the one that is taken.
+        """The player's cell; or, if the surroundings are shown, what lies in the directions of
+        `LOOKS` up to the one that is taken.
         """
         if not self._options.surroundings:
             return f"at {cell[0]} {cell[1]}"

@@ -98,7 +98,7 @@ _COLORS = (
 def code_marked(text: str) -> Markup:
     """Escaped text in which what stands between backticks is marked as code."""
     parts = [
-        Markup("<code>{}</code>" if place % 2 else "{}") for place in range(text.count("`") + 1)
+        Markup("<code>{}</code>" if index % 2 else "{}") for index in range(text.count("`") + 1)
     ]
     return Markup("").join(
         part.format(piece) for part, piece in zip(parts, text.split("`"), strict=True)
@@ -178,7 +178,7 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
 
 
 def _episode(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the reader of the page shows of an episode."""
+    """An episode as the page's script reads it."""
     task, failure = mapping(row.get("task")), row.get("failure")
     return {
         "failure_name": failure_words(run, str(failure)).name if failure else None,

@@ -50,7 +50,7 @@ TITLE_ONLY = 5
 MAX_TABLE_ROWS = 6
 MAX_SLIDE_CATEGORIES = 9
 BASELINE_STATION = 4
-"""What a return is compared with: the station by which algorithms differ most."""
+"""The station with the baseline of a return, by which algorithms differ most."""
 ABLATIONS = {
     "mean": "R − the reference’s mean return (an ablation: no V*)",
     "zero": "R alone (an ablation: no V*)",
@@ -79,9 +79,9 @@ def _overview(slide: Any, run: RunData) -> None:
     _heading(slide, run, algorithm_of(run).sentence)
     width, height, gap = 2.72, 1.45, 0.42
     tops = (1.65, 3.85)
-    columns = [MARGIN + place * (width + gap) for place in range(4)]
-    places = [(x, tops[0]) for x in columns] + [(x, tops[1]) for x in reversed(columns)]
-    boxes = [Box(x, y, width, height) for x, y in places]
+    columns = [MARGIN + column * (width + gap) for column in range(4)]
+    corners = [(x, tops[0]) for x in columns] + [(x, tops[1]) for x in reversed(columns)]
+    boxes = [Box(x, y, width, height) for x, y in corners]
     for number, (box, (name, text)) in enumerate(zip(boxes, pipeline(run), strict=True), 1):
         is_baseline = number == BASELINE_STATION
         lines = [Line(f"{number}  {name}", size=16, bold=True, space_after=3)]
@@ -134,7 +134,7 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
 
 
 def _baseline(run: RunData) -> tuple[str, str]:
-    """Name and text of the station that a return is compared with."""
+    """Name and text of the station with the baseline of a return."""
     traits, apo = algorithm_of(run), mapping(run.config.get("apo"))
     if traits.has_values:
         beta = _setting("β₁", apo, "beta1")
@@ -153,7 +153,7 @@ def _advantage(run: RunData) -> str:
 
 
 def _loss(run: RunData) -> str:
-    """The formula with its settings; of algorithms without V* the clipped ratio."""
+    """The formula with its settings; for algorithms without V* the clipped ratio."""
     apo, ratio = mapping(run.config.get("apo")), mapping(run.config.get("policy_gradient"))
     if run.config.get("algorithm") == "apo_turn":
         trace = _setting("λ", mapping(run.config.get("turn_level")), "trace")
@@ -167,7 +167,7 @@ def _loss(run: RunData) -> str:
 
 
 def _samples(apo: Mapping[str, Any]) -> str:
-    """How many reference episodes a task has in Stage 1."""
+    """The number of reference episodes of a task in Stage 1."""
     samples, most = finite(apo.get("num_value_samples")), finite(apo.get("max_value_samples"))
     if apo.get("adaptive_vstar") and samples is not None and most is not None:
         return f"{compact(samples)} to {compact(most)} reference episodes a task"
@@ -193,9 +193,9 @@ def _tiles(slide: Any, run: RunData, area: Box) -> None:
     ]
     shown = [tile for tile in tiles if tile is not None]
     width = area.width / len(shown)
-    for place, (number, label) in enumerate(shown):
-        box = Box(area.left + place * width, area.top, width - 0.2, area.height)
-        color = ACCENT if place == 0 else INK
+    for index, (number, label) in enumerate(shown):
+        box = Box(area.left + index * width, area.top, width - 0.2, area.height)
+        color = ACCENT if index == 0 else INK
         lines = [Line(number, size=24, bold=True, color=color), Line(label, size=13, color=MUTED)]
         add_text(slide, box, lines)
 

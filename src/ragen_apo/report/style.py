@@ -20,7 +20,7 @@ WARM = "#c0721f"
 RED = "#b3382c"
 
 ABSENT = "–"
-"""What stands where a number is unknown."""
+"""Stands for an unknown number."""
 
 
 def percent(value: object, digits: int = 1) -> str:

@@ -158,9 +158,9 @@ def failure_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def failure_words(run: RunData, pattern: str) -> PatternWords:
-    """What a failure pattern is called, what it means and what to do about it.
+    """Name, meaning and advice of a failure pattern.
 
-    In the words that the environment declared, which the evaluation kept; else in neutral ones.
+    In the words that the environment declared, as the evaluation kept them; else in neutral ones.
     """
     if pattern in {known.value for known in FailurePattern}:
         neutral = NEUTRAL_WORDS[FailurePattern(pattern)]

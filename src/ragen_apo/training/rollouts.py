@@ -219,7 +219,7 @@ def gather_rollouts(
 def kept_by_filter(rollouts: Rollouts, config: RunConfig) -> Tensor:
     """Which episodes [B] to train on; none where all were dropped for having no variance.
 
-    All for A*-PO, which chooses its tasks after Stage 1 (`training.selection`).
+    All for A*-PO, which chooses its tasks after Stage 1 (`stages.task_selection`).
     """
     settings = config.rollout_filter
     if settings.strategy == "none" or config.needs_values:

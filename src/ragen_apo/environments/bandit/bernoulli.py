@@ -1,6 +1,6 @@
 """The Bernoulli bandit: find the best arm by trying.
 
-Each arm wins with a probability that the task fixes and nobody tells. An episode has `num_pulls`
+Each arm wins with an unknown probability that the task fixes. An episode has `num_pulls`
 pulls; success is to pull the best arm in more than half of them. Whether a pull wins is a function
 of the episode's seed, the arm and the number of pulls so far.
 """
@@ -196,7 +196,7 @@ def _tasks(
 def draw_win_shares(
     num_arms: int, min_gap: float, draws: np.random.Generator
 ) -> tuple[float, ...] | None:
-    """Probabilities in hundredths, or None where the best arm does not stand out."""
+    """Probabilities in hundredths, or None if the best arm leads by less than `min_gap`."""
     shares = tuple(int(share) / 100 for share in draws.integers(0, 101, size=num_arms))
     best, second = sorted(shares, reverse=True)[:2]
     return shares if best - second >= min_gap - 1e-9 else None

@@ -1,8 +1,8 @@
 """Countdown: make the target from the given numbers, each used once, with + - * / ( ).
 
-An action is an expression such as `(3 + 5) * 2`; ` = 16` after it is allowed and not needed. What
-an episode earns does not depend on how many attempts it has: the first readable expression earns
-`well_formed`, and the target the rest up to `correct`. Deterministic: seeds are not used.
+An action is an expression such as `(3 + 5) * 2`; ` = 16` after it is allowed and not needed. The
+first readable expression earns `well_formed`, and the target the rest up to `correct`, however many
+attempts an episode has. Deterministic: seeds are not used.
 """
 
 import functools
@@ -46,7 +46,7 @@ _INSTRUCTION = re.compile(r"Make (\d+) from ([\d, ]+)\.")
 
 
 class CountdownRewards(Section):
-    """What an episode earns."""
+    """The rewards of an episode."""
 
     correct: float = 1.0
     """Altogether, for an episode that makes the target."""

@@ -58,8 +58,8 @@ class Product:
     def listing(self) -> str:
         """How a results line names the product: the id to click or buy, then the title.
 
-        The id stands first because a title is often the end of another one: what follows an id is
-        one title, what follows the words of a title may be several ids.
+        The id comes first because a title is often the end of another one: one title follows an id,
+        but several ids may follow the words of a title.
         """
         return f"{self.product_id} {self.title}"
 

@@ -1,7 +1,7 @@
 """Writes the shop's catalogue: 497 generated products in 8 categories, the same on every machine.
 
-A title is a style, a material or both before a noun. Every choice is the smallest `derive_seed` of
-what it is about, so no generator's stream is involved. A fifth of the products of each category is
+A title is a style, a material or both before a noun. Choices are ordered by `derive_seed` of their
+text, so no generator's stream is involved. A fifth of the products of each category is
 held out (split "test") such that every word of a held-out title also stands in training titles: a
 held-out product is a new combination, not a new word.
 

@@ -1,7 +1,7 @@
-"""What a turn in the shop earns, as numbers, and the bounds of a return that follow from them.
+"""The rewards of the shop, and the bounds of a return that follow from them.
 
-Preset `slides` is the scheme this project's task was first described with: every helpful search
-pays, so searching without end earns more than buying. Preset `fixed` is the default: one search is
+Preset `slides` is the original scheme: every helpful search pays, so searching without end earns
+more than buying. Preset `fixed` is the default: one search is
 rewarded, every turn costs, and never buying earns less than 0.1.
 """
 

@@ -1,7 +1,7 @@
 """Scripted shoppers: a mediocre teacher, an oracle, and two baselines.
 
-All but the oracle read observations only. What they write can be copied from what they read: search
-words stand in the TASK line in the same spelling, the thought before buying (id and title) on the
+All but the oracle read observations only. Their replies can be copied from observations: search
+words are in the TASK line in the same spelling, the thought before buying (id and title) is in the
 results line.
 """
 

@@ -281,8 +281,8 @@ class _Mover:
         return Reply(thought=thought, action=join_actions(moves))
 
     def _read_out(self, room: Room, state: State, plan: list[str]) -> str:
-        """What the surroundings say of the box that is pushed next, of the way straight to it and,
-        where the player goes in another direction, of that.
+        """The surroundings' lines on the box that is pushed next, on the direction straight to it
+        and, if it differs, on the direction of the next move.
         """
         board = draw_board(room, state)
         player = divmod(state.player, room.num_columns)
@@ -317,9 +317,9 @@ class Heuristic(_Mover):
 
 
 class Hasty(_Mover):
-    """Straight at the nearest box that is on no target, and pushes on, whatever is there.
+    """Goes straight at the nearest box that is on no target and pushes on, one move a turn.
 
-    One move a turn; of the surroundings it reads what lies ahead, and not where the box has to go.
+    Of the surroundings it reads the cell ahead only.
     """
 
     def _plan(self, room: Room, state: State) -> list[str]:
@@ -375,7 +375,7 @@ def _box_in_hand(room: Room, state: State, plan: list[str]) -> int:
 
 
 def _describe(room: Room, state: State, moves: list[str]) -> str:
-    """`walk`, `push`, `walk, push` and so on: what the moves do."""
+    """The moves in words: `walk`, `push`, `walk, push` and so on."""
     doing: list[str] = []
     for direction in moves:
         after = move(room, state, direction)
