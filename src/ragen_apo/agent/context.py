@@ -117,7 +117,7 @@ class TokenLimits:
     max_context_tokens: int
     max_response_tokens: int
 
-    def leave_room(self, num_read_tokens: int, *, num_response_tokens: int = 0) -> bool:
+    def fit(self, num_read_tokens: int, *, num_response_tokens: int = 0) -> bool:
         """Whether the longest response, or the given one if longer, fits after the tokens read."""
         longest = max(num_response_tokens, self.max_response_tokens)
         return num_read_tokens + longest <= self.max_context_tokens

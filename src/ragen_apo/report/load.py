@@ -125,6 +125,14 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def pair(value: object) -> tuple[float, float] | None:
+    """Two numbers in a list, such as the bounds of an interval; None for anything else."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    low, high = finite(value[0]), finite(value[1])
+    return None if low is None or high is None else (low, high)
+
+
 def mapping(value: object) -> Mapping[str, Any]:
     """The value if it is a mapping, else an empty one, so that optional parts can be walked."""
     return value if isinstance(value, Mapping) else {}

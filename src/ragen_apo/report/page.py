@@ -26,13 +26,12 @@ from ragen_apo.report.findings import (
     phase_seconds,
     total_seconds,
 )
-from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.load import RunData, finite, mapping, pair
 from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
     failure_rows,
     failure_words,
-    interval_bounds,
     method_rows,
     monitor_rows,
     num_failures,
@@ -126,7 +125,7 @@ def _without_infinities(value: Any) -> Any:
 def _headline(run: RunData) -> dict[str, Any]:
     return {
         **summary_cells(run.results),
-        "bounds": interval_bounds(run.results),
+        "bounds": pair(run.results.get("success_ci95")),
         "rate": finite(run.results.get("success_rate")),
         "reference": _reference_rate(method_rows(run)),
     }
@@ -138,7 +137,7 @@ def _reference_rate(rows: Sequence[MethodRow]) -> float | None:
 
 def _bar_row(name: str, summary: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
     """A table row with its success rate as a bar and its interval as a line, in percent."""
-    rate, bounds = finite(summary.get("success_rate")), interval_bounds(summary)
+    rate, bounds = finite(summary.get("success_rate")), pair(summary.get("success_ci95"))
     return {
         "name": name,
         "evaluated": evaluated,

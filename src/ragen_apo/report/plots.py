@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes, title_above
-from ragen_apo.report.load import RunData, finite, mapping, series
+from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import (
     ACCENT,
     ACCENT_SOFT,
@@ -38,7 +38,6 @@ from ragen_apo.report.tables import (
     category_rows,
     failure_rows,
     failure_words,
-    interval_bounds,
     num_failures,
 )
 
@@ -148,7 +147,7 @@ def by_category(
     if not rows:
         return png_bytes(_say(figure, axes, "No categories were evaluated."))
     for row, (_, summary) in enumerate(rows):
-        rate, bounds = finite(summary.get("success_rate")), interval_bounds(summary)
+        rate, bounds = finite(summary.get("success_rate")), pair(summary.get("success_ci95"))
         axes.barh(row, rate or 0.0, height=0.62, color=ACCENT_SOFT)
         if bounds is not None:
             axes.plot(bounds, (row, row), color=ACCENT, linewidth=2, solid_capstyle="butt")

@@ -15,7 +15,7 @@ from typing import Any
 from ragen_apo.environments.base import PatternWords
 from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
 from ragen_apo.report.algorithm import algorithm_of
-from ragen_apo.report.load import RunData, finite, mapping, series
+from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
@@ -105,7 +105,7 @@ class MethodRow:
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The 95% interval of the success rate."""
-        return interval_bounds(self.summary)
+        return pair(self.summary.get("success_ci95"))
 
 
 def method_rows(run: RunData) -> list[MethodRow]:
@@ -132,15 +132,6 @@ def summary_csv(run: RunData) -> str:
         numbers = [finite(row.summary.get(column)) for column in CSV_COLUMNS[1:]]
         writer.writerow([row.method, *("" if n is None else f"{n:.4f}" for n in numbers)])
     return stream.getvalue()
-
-
-def interval_bounds(summary: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The `success_ci95` of a summary as two numbers."""
-    bounds = summary.get("success_ci95")
-    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
-        return None
-    low, high = finite(bounds[0]), finite(bounds[1])
-    return None if low is None or high is None else (low, high)
 
 
 def category_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
