@@ -145,7 +145,7 @@ def is_partial(path: Path) -> bool:
 
 
 def remove_partial_files(directory: Path) -> None:
-    """Removes what killed writers left directly in `directory`, and nothing else."""
+    """Removes the unfinished files of killed writers directly in `directory`."""
     for leftover in directory.glob(f"*{PARTIAL_MARK}*"):
         if not is_partial(leftover):
             continue
@@ -164,7 +164,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raises ValueError if one of these files is not what `SHA256SUMS` says.
+    """Raises ValueError if one of these files differs from `SHA256SUMS`.
 
     Without names, the folder must hold all listed files and no other, hidden ones aside: a file
     that is added may change what the others mean, as an adapter does beside a model's weights.
@@ -254,7 +254,7 @@ def parse_record(kind: TypeAdapter[Record], value: Any) -> Record:
 
 
 def read_json(path: Path, kind: TypeAdapter[Record], *, advice: str) -> Record:
-    """The record in a file with a JSON object; `advice` says what to do if it cannot be read.
+    """The record in a file with a JSON object; `advice` ends the message if it cannot be read.
 
     Raises RunDirectoryError for a file that is not JSON or holds other types, OSError for none.
     """

@@ -1,4 +1,4 @@
-"""What a text environment is, and where environments are found by name.
+"""The interface of text environments, and their names.
 
 An environment turns a `Task` into text observations and rewards with Gymnasium's five-tuple
 semantics. It holds one episode at a time; whatever many episodes share (a catalogue, an index) is
@@ -29,7 +29,7 @@ class PatternWords:
     name: str = ""
     meaning: str = ""
     advice: str = ""
-    """What to do about it; keys of the configuration in backticks."""
+    """The remedy; keys of the configuration in backticks."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _foreign_factory(name: str) -> object:
 def validate_options(
     model_class: type[_Options], options: Mapping[str, Any], where: str = "environment"
 ) -> _Options:
-    """The options as a checked record; ConfigError says for each wrong key what was expected."""
+    """The options as a checked record. Raises ConfigError with a line for each wrong key."""
     try:
         return model_class.model_validate(dict(options))
     except ValidationError as error:
@@ -195,7 +195,7 @@ def validate_options(
 
 
 def describe_problems(error: ValidationError, model_class: type[BaseModel], *, where: str) -> str:
-    """One line per problem: the key, what was got, what is expected, and a similar known key."""
+    """One line per problem: the key, got, expected, and a similar known key."""
     lines: list[str] = []
     for problem in error.errors(include_url=False):
         path = problem["loc"]

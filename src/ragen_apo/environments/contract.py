@@ -383,7 +383,7 @@ def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
 
 
 def properties_do_not_change(make: Factory) -> None:
-    """What an environment declares holds for its whole life, and it has rules."""
+    """The declared properties never change, and there are rules."""
     environment = make()
     before = environment.properties
     for make_policy in environment.scripted_policies().values():

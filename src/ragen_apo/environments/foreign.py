@@ -35,7 +35,7 @@ from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import exception_in_words
 
 FOREIGN_FAILURES = (Exception, SystemExit)
-"""What foreign code may raise; SystemExit would end this process, with status 0 at worst."""
+"""Exceptions of foreign code; SystemExit would end this process, perhaps with status 0."""
 MEMBERS = ("properties", "tasks", "reset", "step", "state_key", "scripted_policies")
 """Those of `TextEnvironment`."""
 OURS = Path(ragen_apo.__file__).resolve().parent
@@ -43,7 +43,7 @@ _HAS_TO_BE = "expected a function or class that takes the options and makes an e
 
 
 def plugin_factory(plugin: EntryPoint) -> object:
-    """What the entry point of an installed package names."""
+    """The factory of an installed package's entry point."""
     with _in_one_sentence(plugin.name, "importing it"):
         found: Any = importlib.import_module(plugin.module)
     for attribute in filter(None, (plugin.attr or "").split(".")):
@@ -57,7 +57,7 @@ def plugin_factory(plugin: EntryPoint) -> object:
 
 
 def referenced_factory(reference: str) -> object:
-    """What a reference names; each file and module is imported once."""
+    """The factory that a reference names; each file and module is imported once."""
     file, (module, _, function) = file_of(reference), reference.rpartition(":")
     if not function or reference.endswith(".py"):
         raise ConfigError(
@@ -167,7 +167,7 @@ def _imported_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _in_one_sentence(name: str, doing: str) -> Iterator[None]:
-    """What foreign code raises becomes one of our errors."""
+    """Turns exceptions of foreign code into errors of this package."""
     try:
         yield
     except RagenApoError:

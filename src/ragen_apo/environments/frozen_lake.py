@@ -151,7 +151,7 @@ class FrozenLakeWorld:
         return view(with_player(self._lake, self._cell), self._options, LANGUAGE)
 
     def key(self) -> str:
-        """Where the player is."""
+        """The player's cell."""
         return f"{self._cell[0]},{self._cell[1]}"
 
     def _direction(self, action: str) -> str:
@@ -340,7 +340,7 @@ def _transitions(lake: Board, certainty: float, direction: str) -> np.ndarray:
 
 
 class _Walker:
-    """Reads the map and plans from what it shows; no payload is needed."""
+    """Plans from the map in the observation; needs no payload."""
 
     def __init__(self, options: FrozenLakeOptions) -> None:
         self._options = options

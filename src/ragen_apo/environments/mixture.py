@@ -76,7 +76,7 @@ class MixtureEnvironment:
 
     @property
     def properties(self) -> EnvironmentProperties:
-        """What holds for all parts together."""
+        """The properties of all parts together."""
         return self._properties
 
     def tasks(self, split: str) -> Sequence[Task]:

@@ -1,4 +1,4 @@
-"""Why an episode failed, as one of six named patterns, and what they are called.
+"""Why an episode failed, as one of six patterns, and the words for them.
 
 Consumes finished trajectories of any environment; reads flags, actions and observations, never
 token ids. Each failed episode has exactly one pattern, the first of this list that fits:

@@ -129,7 +129,7 @@ class LanguageModel:
     def constant_weights(self) -> Iterator[None]:
         """Inside, no weight may change and nothing is trained: autocast converts each weight once.
 
-        It keeps what it has converted of weights that require a gradient, so all of them do inside.
+        Autocast only caches weights that require a gradient, so inside all of them do.
         """
         if self.autocast is None:
             yield
@@ -213,7 +213,7 @@ def load_language_model(
         )
         model, loading = found
     except Exception as error:
-        # Besides OSError and ValueError, transformers passes on what a broken folder runs into.
+        # A broken folder raises other types than OSError and ValueError as well.
         if "safetensor" in f"{type(error).__module__} {type(error).__name__}".lower():
             raise ModelError(
                 f"the weights in '{path}' are not a whole safetensors file: {error}. "
@@ -242,7 +242,7 @@ def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        # What a hand-made config.json runs into has many types, and all mean the same.
+        # A faulty config.json raises many types of exception.
         raise _not_loaded(path, error) from error
     check_positions(config, path, max_context_tokens=max_context_tokens)
 

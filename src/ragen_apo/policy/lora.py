@@ -110,7 +110,7 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what it computed before adapters were added."""
+    """Inside, the adapters have no effect."""
     layers = [layer for _, layer in _adapted_layers(model)]
     for layer in layers:
         layer.enable_adapters(False)

@@ -52,9 +52,7 @@ def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None
     ]
     if not problems:
         return
-    others = (
-        f" Tensors without a place in it: {len(unused)}, such as {unused[0]}." if unused else ""
-    )
+    others = f" Tensors that it does not use: {len(unused)}, such as {unused[0]}." if unused else ""
     raise ModelError(
         f"the weights in '{path}' are not those of its config.json: {'; '.join(problems[:2])} "
         f"({len(problems)} such tensors in all, which would be random numbers).{others} Copy the "

@@ -1,4 +1,4 @@
-"""The failed episodes as a document: each pattern, what it means, examples, what to do.
+"""The failed episodes as a document: each pattern with its meaning, examples and advice.
 
 Consumes `RunData`; produces Markdown. Text of the policy and the environment stands only inside
 code fences that are longer than any fence within it; control characters are escaped.
@@ -103,7 +103,7 @@ def _example(row: Mapping[str, Any]) -> str:
 
 
 def readable_episode(row: Mapping[str, Any]) -> str:
-    """An episode as plain text for people: what the agent read, thought, did and earned."""
+    """An episode as plain text: observation, thought, action and reward of each turn."""
     task = row.get("task") or {}
     lines = [
         f"{task.get('category', '')}: {task.get('instruction', '')}",

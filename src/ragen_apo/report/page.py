@@ -95,7 +95,7 @@ _COLORS = (
 
 
 def code_marked(text: str) -> Markup:
-    """Escaped text in which what stands between backticks is marked as code."""
+    """Escaped text; the parts between backticks are marked as code."""
     parts = [
         Markup("<code>{}</code>" if index % 2 else "{}") for index in range(text.count("`") + 1)
     ]

@@ -1,4 +1,4 @@
-"""Two slides about a run: how the system works, with this run's numbers; and what came out.
+"""Two slides about a run: the system with this run's numbers, and the results.
 
 Consumes `RunData`; produces the bytes of a `.pptx` file. The diagram is made of shapes, so that it
 can be edited; only the plots are pictures.

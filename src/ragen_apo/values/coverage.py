@@ -41,7 +41,7 @@ def coverage_report(
     beta: float,
     unreadable_share: float | None = None,
 ) -> dict[str, Any]:
-    """What the samples of each task say about the reference, as JSON values.
+    """Statistics of the samples of each task, as JSON values.
 
     Both mappings have the same tasks, each with at least one sample. Means are over tasks, each
     with the same weight however often it was sampled. pass@k is given for the k of `_available_ks`;

@@ -194,10 +194,8 @@ class ValueStore:
             )
         return {task: soft_value(stored[task][:num_samples], beta=beta) for task in task_ids}
 
-    # What follows is not part of the interface.
-
     def _prepare(self, *, deadline: float) -> None:
-        """Checks what the file is and makes the tables of a new one, once if two processes try."""
+        """Checks the file and makes the tables of a new one, once if two processes try."""
         if self._is_blank():
             self._switch_to_write_ahead_log(deadline=deadline)
             with self._transaction():
@@ -384,7 +382,7 @@ def _check_sample(
 
 
 def _advice(error: str) -> str:
-    """What a user can do about an error of SQLite or the file system."""
+    """Advice for an error of SQLite or the file system."""
     if "full" in error:
         return "What was stored before is safe: free some space and run the same command again."
     if "locked" in error:

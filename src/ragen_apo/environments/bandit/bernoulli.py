@@ -105,13 +105,13 @@ class BernoulliWorld:
         )
 
     def view(self) -> str:
-        """What the pulls since the last look paid, and how many are left."""
+        """The results of the pulls since the last view, and the number of pulls left."""
         results, self._results = self._results, []
         said = " ".join(results) if results else f"Arms: {', '.join(self._shares)}."
         return f"{said} Pulls left: {self._options.num_pulls - self._num_pulls}."
 
     def key(self) -> str:
-        """How many pulls there were, and how many of the best arm: success depends on them."""
+        """The number of pulls, and that of the best arm: success depends on both."""
         return f"{self._num_pulls}:{self._num_best}"
 
 
@@ -211,7 +211,7 @@ class Tally:
         self._num_pulls: dict[str, int] = {}
 
     def act(self, observation: str) -> Reply:
-        """Counts what the observation tells and names an arm."""
+        """Counts the results in the observation and names an arm."""
         listed = _ARM_LIST.search(observation)
         for arm in listed[1].split(", ") if listed else ():
             self._num_wins.setdefault(arm, 0)

@@ -103,11 +103,11 @@ class TwoArmedWorld:
         return Effect(reward, ended=True, success=is_better)
 
     def view(self) -> str:
-        """The arms, or what the pull paid."""
+        """The arms, or the result of the pull."""
         return self._result
 
     def key(self) -> str:
-        """Nothing is left to depend on after the pull."""
+        """The state: before or after the pull."""
         return "pulled" if self._is_over else "new"
 
 

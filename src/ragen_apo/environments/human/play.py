@@ -1,4 +1,4 @@
-"""A person plays an episode in the terminal: reads what an agent reads, types what it would do.
+"""A person plays an episode in the terminal: reads the observations, types the actions.
 
 Works for every text environment. `read` and `write` stand for the keyboard and the screen; control
 characters of an environment are escaped.

@@ -256,7 +256,7 @@ def _held_out(titles_by_category: Sequence[Sequence[str]]) -> set[str]:
 
 
 def _attributes(category: _Category, title: str) -> dict[str, str]:
-    """Colour and material, in agreement with what the title says."""
+    """Colour and material, in agreement with the title."""
     words = title.lower().split()
     noun = next(noun for noun in category.nouns if title.endswith(f" {noun}"))
     named = [word.lower() for word in category.nouns[noun] if word not in _TOPICS]

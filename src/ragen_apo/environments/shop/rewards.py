@@ -39,7 +39,7 @@ class RewardScheme(Section):
         return self.max_helpful_searches is None or num_rewarded < self.max_helpful_searches
 
     def search_bonus(self, num_rewarded: int) -> float:
-        """What the next helpful search earns besides the turn's cost."""
+        """The reward of the next helpful search, without the turn's cost."""
         if not self.rewards_search(num_rewarded):
             return 0.0
         return self.helpful_search * self.helpful_search_decay**num_rewarded

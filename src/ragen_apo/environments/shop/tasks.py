@@ -44,7 +44,7 @@ def with_synonyms(title: str) -> str:
 
 
 def instruction(product: Product, phrasing: int) -> str:
-    """What the user asks for, in words that suffice to find the product."""
+    """The user's request, in words that suffice to find the product."""
     return PHRASINGS[phrasing].format(
         title=product.title.lower(), synonym=with_synonyms(product.title)
     )

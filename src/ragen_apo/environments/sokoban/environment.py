@@ -72,7 +72,7 @@ LANGUAGE = BoardLanguage(
     errands={"box": ("push", "O*S")},
 )
 TEACHER_GOOD_SHARE = 0.2
-"""In how many episodes the teacher plays as the oracle; in the others it pushes what it meets."""
+"""The share of episodes that the teacher plays as the oracle; in the others it is `Hasty`."""
 
 
 class SokobanRewards(Section):
@@ -107,7 +107,7 @@ class SokobanRewards(Section):
     def _after_action(
         self, earned: dict[int, float], num_boxes: int, choose: Callable[[float, float], float]
     ) -> dict[int, float]:
-        """The extreme of what can have been earned, by the number of boxes on targets."""
+        """The extreme of the return so far, by the number of boxes on targets."""
         after: dict[int, float] = {}
         for num_on, so_far in earned.items():
             for change in (-1, 0, 1):
@@ -118,7 +118,7 @@ class SokobanRewards(Section):
         return after
 
     def of_action(self, change: int, *, solved: bool) -> float:
-        """What an action earns that puts `change` boxes more on targets than before."""
+        """The reward of an action that changes the number of boxes on targets by `change`."""
         placed = {1: self.box_on_target, 0: 0.0, -1: self.box_off_target}[change]
         return self.action + placed + (self.all_boxes if solved else 0.0)
 
@@ -146,7 +146,7 @@ class SokobanOptions(GridOptions):
 
     @property
     def demands(self) -> LevelDemands:
-        """What the generated levels are like."""
+        """The requirements of generated levels."""
         return LevelDemands(
             num_rows=self.num_rows,
             num_columns=self.num_columns,
@@ -178,7 +178,7 @@ class SokobanWorld:
         return view(draw_board(self._room, self._state), self._options, LANGUAGE)
 
     def key(self) -> str:
-        """Where the player and the boxes are."""
+        """The cells of the player and the boxes."""
         return f"{self._state.player}@{','.join(map(str, sorted(self._state.boxes)))}"
 
 
@@ -257,7 +257,7 @@ def _declare(options: SokobanOptions) -> EnvironmentProperties:
 
 
 class _Mover:
-    """Reads the board and plans from what it shows; no payload is needed."""
+    """Plans from the board in the observation; needs no payload."""
 
     def __init__(self, options: SokobanOptions) -> None:
         self._options = options

@@ -40,7 +40,7 @@ class Room:
 
     @functools.cached_property
     def offsets(self) -> dict[str, int]:
-        """What each direction adds to a cell's number."""
+        """The number that each direction adds to a cell's."""
         return {name: row * self.num_columns + column for name, (row, column) in DIRECTIONS.items()}
 
 

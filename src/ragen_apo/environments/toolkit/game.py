@@ -79,7 +79,7 @@ class GameEnvironment:
 
     @property
     def properties(self) -> EnvironmentProperties:
-        """What the environment declares about itself under its options."""
+        """The declared properties under its options."""
         return self._properties
 
     def tasks(self, split: str) -> Sequence[Task]:

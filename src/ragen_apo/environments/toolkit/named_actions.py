@@ -37,7 +37,7 @@ class World(Protocol):
         ...
 
     def view(self) -> str:
-        """What the agent sees now."""
+        """The present observation."""
         ...
 
     def key(self) -> str:
