@@ -49,67 +49,36 @@ _STATUS_ADVICE = (
 )
 
 
+class _File:
+    """The path of a file in a run, as an attribute of the run."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, run: RunDirectory, _: type[RunDirectory]) -> Path:
+        return run.path.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The paths of one run's files."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def initial(self) -> Path:
-        return self.path / "initial"
-
-    @property
-    def warm_start(self) -> Path:
-        return self.path / "warm_start.jsonl"
-
-    @property
-    def recordings(self) -> Path:
-        return self.path / "recordings.jsonl"
-
-    @property
-    def values(self) -> Path:
-        return self.path / "values.sqlite"
-
-    @property
-    def value_report(self) -> Path:
-        return self.path / "value_report.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def policy(self) -> Path:
-        return self.path / "policy"
-
-    @property
-    def results(self) -> Path:
-        return self.path / "evaluation" / "results.json"
-
-    @property
-    def episodes(self) -> Path:
-        return self.path / "evaluation" / "episodes.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
+    config = _File("config.yaml")
+    status = _File("run.json")
+    lock = _File(".lock")
+    initial = _File("initial")
+    warm_start = _File("warm_start.jsonl")
+    recordings = _File("recordings.jsonl")
+    values = _File("values.sqlite")
+    value_report = _File("value_report.json")
+    metrics = _File("metrics.jsonl")
+    checkpoints = _File("checkpoints")
+    policy = _File("policy")
+    results = _File("evaluation", "results.json")
+    episodes = _File("evaluation", "episodes.jsonl")
+    report = _File("report")
 
     @property
     def has_begun(self) -> bool:

@@ -361,7 +361,7 @@ def narrower(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ("change", "parts"),
     [
         (without_a_tensor, ["model.layers.0.mlp.up_proj.weight is missing", "1 such tensors"]),
-        (renamed, ["is missing", "without a place in it", "model.blocks.0"]),
+        (renamed, ["is missing", "that it does not use", "model.blocks.0"]),
         (narrower, ["model.norm.weight has shape (16,), expected (32,)"]),
     ],
 )

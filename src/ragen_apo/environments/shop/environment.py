@@ -1,8 +1,8 @@
 """The catalogue shop: find one product among 497 and buy it.
 
 Actions are `search <keywords>`, `click <id>` and `buy <id>`; everything else costs a turn and is
-answered with the possible actions. Only buying an existing product ends an episode; `max_turns` cuts
-it off. The shop is deterministic: seeds are accepted and not used.
+answered with the possible actions. Only buying an existing product ends an episode; `max_turns`
+cuts it off. The shop is deterministic: seeds are accepted and not used.
 """
 
 import functools
