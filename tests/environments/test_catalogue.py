@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import make_catalogue
 
-from ragen_apo.environments.shop import ShopEnvironment, make_catalogue
+from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.shop.catalogue import Product, load_catalogue
 from ragen_apo.environments.shop.search import SYNONYMS, normalise, singular
 from ragen_apo.errors import ConfigError, EnvironmentDataError

@@ -2,6 +2,7 @@
 
 A catalogue file is JSON: `{"name": text, "products": [{"id", "title", "category", "price",
 "attributes", "split"}, ...]}`. Loading refuses anything else with an `EnvironmentDataError`.
+`python -m benchmarks.make_catalogue` wrote the built-in one.
 """
 
 import functools

@@ -5,7 +5,7 @@ text, so no generator's stream is involved. A fifth of the products of each cate
 held out (split "test") such that every word of a held-out title also stands in training titles: a
 held-out product is a new combination, not a new word.
 
-Run `python -m ragen_apo.environments.shop.make_catalogue [path]` to write the file again.
+Run `python -m benchmarks.make_catalogue [path]` to write the file again.
 """
 
 import json
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragen_apo.environments.shop import catalogue
 from ragen_apo.environments.shop.search import normalise
 from ragen_apo.files import write_text_atomically
 from ragen_apo.seeding import derive_seed
 
 NUM_PRODUCTS = 497
 NUM_TEST_PRODUCTS = 100
-DEFAULT_PATH = Path(__file__).with_name("catalogue.json")
+DEFAULT_PATH = Path(catalogue.__file__).with_name("catalogue.json")
 
 _SHARE_OF_LONG_TITLES = 0.4
 _MIN_TRAINING_TITLES_PER_WORD = 2
@@ -301,10 +302,10 @@ def make_catalogue() -> dict[str, Any]:
     return {"name": "catalogue-497", "products": products}
 
 
-def catalogue_text(catalogue: dict[str, Any]) -> str:
+def catalogue_text(content: dict[str, Any]) -> str:
     """The file: JSON with one product a line, so that a change reads well as a difference."""
-    lines = ",\n".join(f"    {json.dumps(product)}" for product in catalogue["products"])
-    return f'{{\n  "name": {json.dumps(catalogue["name"])},\n  "products": [\n{lines}\n  ]\n}}\n'
+    lines = ",\n".join(f"    {json.dumps(product)}" for product in content["products"])
+    return f'{{\n  "name": {json.dumps(content["name"])},\n  "products": [\n{lines}\n  ]\n}}\n'
 
 
 def main(arguments: Sequence[str]) -> None:
