@@ -133,9 +133,9 @@ def _of_one_token(
 def in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> Tensor:
     """Causal attention over whole rows [R, A, T, D], in blocks of queries.
 
-    On an AMD EPYC with AVX-512, scoring and training passes of the WebShop model (2.3 M parameters,
-    512 to 2,700 tokens) take 10 to 28% more time with PyTorch's kernel. A forward pass alone is not
-    faster. It goes through the blocks as well: policy and reference have to be rounded alike.
+    With PyTorch's kernel, scoring and training passes of the small WebShop model take 8 to 24%
+    longer on an AMD EPYC (benchmarks/results/attention_passes.md). A forward pass alone is hardly
+    faster by blocks; it uses them as well, since policy and reference have to be rounded alike.
     """
     batch, num_heads, length, _ = query.shape
     groups = num_heads // key.shape[1]
