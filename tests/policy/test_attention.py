@@ -90,11 +90,11 @@ def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_slices_attend_to_their_own_contexts_alone(key_heads: int) -> None:
-    places, heads, width = 9, 4, 8
+    capacity, heads, width = 9, 4, 8
     rows = {2: (4, 4), 0: (3, 7), 1: (1, 5)}  # slot: new tokens, tokens of the context with them
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, heads, 8, width, generator=generator)
-    keys, values = (torch.randn(3, key_heads, places, width, generator=generator) for _ in "kv")
+    keys, values = (torch.randn(3, key_heads, capacity, width, generator=generator) for _ in "kv")
     prompt_slices: list[PromptSlice] = []
     expected: list[Tensor] = []
     for slot, (count, length) in rows.items():

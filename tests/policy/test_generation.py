@@ -163,26 +163,26 @@ def test_a_trajectory_does_not_depend_on_its_neighbours(
 def play_without_waiting(
     model: LanguageModel, names: Sequence[int], *, num_rows: int
 ) -> list[Conversation]:
-    """Each row goes on with its next turn, and its place with the next row, at once."""
+    """Each row goes on with its next turn, and its slot with the next row, at once."""
     engine = GenerationEngine(model, num_rows=num_rows, capacity=CAPACITY)
     engine.stop_rule.end_ids |= set(range(0, len(model.tokenizer), 3))
     played = conversations(names, len(model.tokenizer))
-    unopened, places = list(played), {}
-    while unopened or places:
+    unopened, row_of = list(played), {}
+    while unopened or row_of:
         while unopened and engine.num_free_rows:
             row = unopened.pop(0)
-            place = engine.open_row(generator(row.name, "draws"))
-            places[place] = row
-            engine.submit(place, row.prompts[0], max_new_tokens=MAX_NEW_TOKENS)
-        for place, response in engine.step(temperature=1.0):
-            row = places[place]
+            opened = engine.open_row(generator(row.name, "draws"))
+            row_of[opened] = row
+            engine.submit(opened, row.prompts[0], max_new_tokens=MAX_NEW_TOKENS)
+        for opened, response in engine.step(temperature=1.0):
+            row = row_of[opened]
             row.responses.append(response)
             if len(row.responses) < NUM_TURNS:
                 prompt = row.prompts[len(row.responses)]
-                engine.submit(place, prompt, max_new_tokens=MAX_NEW_TOKENS)
+                engine.submit(opened, prompt, max_new_tokens=MAX_NEW_TOKENS)
             else:
-                engine.close_row(place)
-                del places[place]
+                engine.close_row(opened)
+                del row_of[opened]
     return played
 
 
@@ -256,13 +256,13 @@ def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
 ) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=1000)
     row = engine.open_row(generator(0))
-    places = []
+    lengths = []
     for _ in range(27):
         respond(engine, [row], [[9] * 34], max_new_tokens=3, temperature=1.0)
-        places.append(stores(engine)[0].shape[2])
+        lengths.append(stores(engine)[0].shape[2])
     assert row.length == 27 * 37 - 1
-    assert len(set(places)) > 8
-    assert places[-1] == 1024, "the capacity in whole steps of 64"
+    assert len(set(lengths)) > 8
+    assert lengths[-1] == 1024, "the capacity in whole steps of 64"
     assert len(engine._memory.free) == 1
 
 
@@ -370,7 +370,7 @@ def test_few_finished_rows_are_computed_along(
     lengths = [len(row.responses[0].token_ids) for row in played]
     # Pass k computes the rows that sample a k-th token, and at most a third as many more.
     needed = [sum(n > k for n in lengths) for k in range(1, max(lengths))]
-    assert rows_per_pass[0] == 1, "the prompts are segments of one long row"
+    assert rows_per_pass[0] == 1, "the prompts are slices of one long row"
     assert len(rows_per_pass) == 1 + len(needed)
     spare = [computed - n for computed, n in zip(rows_per_pass[1:], needed, strict=True)]
     assert all(0 <= s <= n / 3 for s, n in zip(spare, needed, strict=True))

@@ -3,7 +3,8 @@
 Each row has a slot and writes its keys and values at its own positions there. A mask hides the
 positions that it has not written, or only its context is read.
 
-Axes: R and T are those of a forward pass, whose tokens may belong to different slots.
+Further axis (`ragen_apo.types` has the others): A attention heads. R and T are those of a forward
+pass, whose tokens may belong to different slots.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ragen_apo.environments.toolkit.named_actions import (
     NamedActionsGame,
     join_actions,
 )
-from ragen_apo.environments.toolkit.scripted import Mixture, RandomActions
+from ragen_apo.environments.toolkit.scripted import MixedPolicy, RandomActions
 from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
@@ -153,7 +153,7 @@ def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
         start=functools.partial(_start, options),
         policies={
             "teacher": functools.partial(
-                Mixture, Tally, make_random, good_share=TEACHER_GOOD_SHARE
+                MixedPolicy, Tally, make_random, good_share=TEACHER_GOOD_SHARE
             ),
             "oracle": functools.partial(Oracle, most),
             "random": make_random,

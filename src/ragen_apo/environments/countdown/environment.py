@@ -28,7 +28,7 @@ from ragen_apo.environments.countdown.arithmetic import (
     read_expression,
 )
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
-from ragen_apo.environments.toolkit.scripted import Mixture
+from ragen_apo.environments.toolkit.scripted import MixedPolicy
 from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
@@ -261,7 +261,7 @@ class Heuristic(_Counter):
 
 
 def _policies() -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    teacher = functools.partial(Mixture, Oracle, RandomCounter, good_share=TEACHER_GOOD_SHARE)
+    teacher = functools.partial(MixedPolicy, Oracle, RandomCounter, good_share=TEACHER_GOOD_SHARE)
     return {
         "teacher": teacher,
         "oracle": Oracle,

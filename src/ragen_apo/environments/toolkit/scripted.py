@@ -26,7 +26,7 @@ class RandomActions:
         return Reply(thought="try", action=join_actions([self._names[pick] for pick in picks]))
 
 
-class Mixture:
+class MixedPolicy:
     """Plays as a good policy with probability `good_share`, otherwise as a poor one.
 
     It chooses anew every turn, or once an episode. Both policies read every observation and reply;
@@ -71,12 +71,12 @@ def policies_around(
 ) -> Mapping[str, Callable[[], ScriptedPolicy]]:
     """The policies `teacher`, `oracle`, `random` and `heuristic`.
 
-    The teacher mixes the oracle and `make_poor` (by default random actions); see `Mixture`.
+    The teacher mixes the oracle and `make_poor` (by default random actions); see `MixedPolicy`.
     """
     make_random = functools.partial(RandomActions, tuple(names), max_per_turn)
     return {
         "teacher": functools.partial(
-            Mixture,
+            MixedPolicy,
             make_oracle,
             make_poor or make_random,
             good_share=teacher_good_share,
