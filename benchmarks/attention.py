@@ -1,30 +1,43 @@
 """Attention over whole rows in bfloat16 on a CPU: PyTorch's fused kernel against ours.
 
-    python -m benchmarks.attention [--threads 1] [--suffix _amx]
+    python -m benchmarks.attention [--passes] [--threads 1] [--suffix _amx]
 
 Two rows of heads as wide as those of the small models, forwards as scoring does it and forwards and
-backwards as training does. Times are processor seconds of the fastest of several repeats, so other
-work on the machine matters little; errors are relative to the same formula in float64, largest of
-output and gradients. The suffix names the page of another kind of processor.
+backwards as training does. `--passes` measures scoring and training passes of the small model of
+configs/webshop_small.yaml in place of attention alone. Times are processor seconds of the fastest
+of several repeats, so other work on the machine matters little; errors are relative to the same
+formula in float64, largest of output and gradients. The suffix names the page of another kind of
+processor.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import torch
 from benchmarks.tables import write_page
 from torch import Tensor
 
+from ragen_apo.config import load_config
+from ragen_apo.policy import attention
 from ragen_apo.policy.attention import in_blocks
+from ragen_apo.policy.language_model import LanguageModel, build_small_model
+from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.tokenizer import train_tokenizer
 
 NOTES = """Queries and keys are float32 and values bfloat16, as rotary positions leave them under
 autocast; the fused kernel gets all three in bfloat16, as transformers calls it then. Ratios above 1
 are in favour of ours."""
 SHAPES = [(length, heads, 192 // heads) for length in (512, 1024, 2048) for heads in (4, 6)]
 ROWS = 2
+PASSES = ((8, 512), (4, 1024), (2, 1800), (2, 2700))
+"""Rows and tokens."""
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -87,14 +100,64 @@ def row(length: int, heads: int, width: int, *, repeats: int) -> list[object]:
     ]
 
 
+def passes_row(model: LanguageModel, rows: int, length: int, *, repeats: int) -> list[object]:
+    """One line of the table of passes; blocks and fused kernel take turns."""
+    draws = torch.Generator().manual_seed(0)
+    ids_RT = torch.randint(0, len(model.tokenizer), (rows, length), generator=draws)
+    mask_RT = torch.zeros(rows, length, dtype=torch.bool)
+    mask_RT[:, length // 8 :: 8] = True
+
+    def scoring() -> None:
+        with torch.no_grad():
+            score_tokens(model, ids_RT, mask_RT)
+
+    def training() -> None:
+        score_tokens(model, ids_RT, mask_RT).logprobs_BT.sum().backward()
+        model.model.zero_grad()
+
+    best: dict[tuple[bool, Callable[[], None]], float] = {}
+    for _ in range(repeats):
+        for fused_kernel in (False, True):
+            # The fused kernel is what processors with matrix units get.
+            with mock.patch.object(attention, "has_matrix_units", lambda f=fused_kernel: f):
+                for work in (scoring, training):
+                    key = fused_kernel, work
+                    best[key] = min(best.get(key, math.inf), seconds(work, repeats=1))
+    ratios = [best[True, work] / best[False, work] for work in (scoring, training)]
+    both = sum(best[True, w] for w in (scoring, training)) / sum(
+        best[False, w] for w in (scoring, training)
+    )
+    return [f"{rows} rows of {length} tokens", *(f"{ratio:.2f}" for ratio in (*ratios, both))]
+
+
+def passes(*, repeats: int, suffix: str) -> None:
+    """The table of passes."""
+    small = load_config(Path("configs/webshop_small.yaml")).policy.small
+    text = " ".join(f"w{i} word{i * 7 % 1000} thing{i % 89}" for i in range(4000))
+    model = build_small_model(train_tokenizer([text], vocab_size=small.vocab_size), small, seed=0)
+    model = replace(model, autocast=torch.bfloat16)
+    write_page(
+        "attention",
+        title="Scoring and training passes in bfloat16 on a CPU",
+        notes="Time with the fused kernel over time with blocks: above 1 the blocks are faster.",
+        header=["shape", "scoring", "training", "both, as a step of A*-PO has them"],
+        rows=[passes_row(model, *shape, repeats=repeats) for shape in PASSES],
+        suffix=f"_passes{suffix}",
+    )
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--suffix", default="")
+    parser.add_argument("--passes", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.passes:
+        passes(repeats=arguments.repeats, suffix=arguments.suffix)
+        return
     write_page(
         "attention",
         title="Attention over whole rows in bfloat16 on a CPU",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 from rich.console import Console
 
@@ -11,7 +13,6 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.console import ConsoleProgress
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
-from ragen_apo.evaluation.statistics import mean_and_spread
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run, open_run
 from ragen_apo.session import open_session
@@ -49,3 +50,8 @@ def percent(shares: Iterable[float]) -> str:
     """Mean and spread over seeds in percent."""
     mean, spread = mean_and_spread(list(shares))
     return f"{100 * mean:.1f} ± {100 * spread:.1f}"
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and the sample standard deviation (n - 1), NaN for a single value."""
+    return fmean(values), stdev(values) if len(values) > 1 else math.nan

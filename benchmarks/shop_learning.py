@@ -16,11 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import finished_run, greedy_episodes, minutes, percent
+from benchmarks.runs import (
+    finished_run,
+    greedy_episodes,
+    mean_and_spread,
+    minutes,
+    percent,
+)
 from benchmarks.tables import RESULTS, machine
 
 from ragen_apo.config import load_config
-from ragen_apo.evaluation.statistics import mean_and_spread
 from ragen_apo.evaluation.summary import by_category, outcome_summary
 from ragen_apo.files import write_json_atomically
 from ragen_apo.run_directory import RunDirectory

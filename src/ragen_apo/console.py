@@ -29,7 +29,7 @@ DESCRIPTIONS = {
 
 
 class PrintableConsole(Console):
-    """A console on which text cannot steer the terminal: whatever it says may be foreign."""
+    """A console that escapes control characters, since its texts may be foreign."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As Rich does, with the texts made printable; tables bring printable cells themselves."""

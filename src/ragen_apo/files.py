@@ -1,10 +1,10 @@
-"""Files that are either whole or not there: write beside, flush to disk, rename.
+"""Atomic files: write beside, flush to disk, rename.
 
 A process killed at any moment leaves the old file or the new one, never half of one. What a killed
 writer left behind is named `NAME.partial-` and eight hexadecimal digits; every reader ignores it.
 
-What is read back is checked here: JSON that is none, is nested without end or holds other types
-than were written raises one error with its name. `SHA256SUMS` says what a folder's files were.
+Readers check: text that is not JSON, too deep nesting and wrong types raise an error with the
+file's name. `SHA256SUMS` holds the checksums of a folder's files.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _CHUNK_BYTES = 1 << 20
 _CLASS_NAME = re.compile(r" or (an )?instance of \w+")
 
 MAX_JSON_DEPTH = 100
-"""What is written here is nested a few levels deep; readers walk it by recursion."""
+"""Written files have a few levels; readers walk them by recursion."""
 
 
 def partial_path(path: Path) -> Path:
@@ -152,16 +152,16 @@ def _make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        place = Path(error.filename)
-        if not place.is_symlink() or place.exists():
+        link = Path(error.filename)
+        if not link.is_symlink() or link.exists():
             raise
         # That it exists would not help anybody.
         reason = "it is a link to something that is not there"
-        raise FileNotFoundError(errno.ENOENT, reason, str(place)) from error
+        raise FileNotFoundError(errno.ENOENT, reason, str(link)) from error
 
 
 def is_partial(path: Path) -> bool:
-    """Whether the name is one that writers here give to what they have not finished."""
+    """Whether the name is that of an unfinished file of a writer here."""
     return _PARTIAL_NAME.fullmatch(path.name) is not None
 
 
@@ -194,7 +194,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raises ValueError if one of these files is not what `SHA256SUMS` says.
+    """Raises ValueError if one of these files differs from `SHA256SUMS`.
 
     Without names, the folder must hold all listed files and no other, hidden ones aside: a file
     that is added may change what the others mean, as an adapter does beside a model's weights.
@@ -285,7 +285,7 @@ def parse_record(kind: TypeAdapter[Record], value: Any) -> Record:
 
 
 def read_json(path: Path, kind: TypeAdapter[Record], *, advice: str) -> Record:
-    """The record in a file with a JSON object; `advice` says what to do if it cannot be read.
+    """The record in a file with a JSON object; `advice` ends the message if it cannot be read.
 
     Raises RunDirectoryError for a file that is not JSON or holds other types, OSError for none.
     """

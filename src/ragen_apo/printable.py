@@ -1,7 +1,7 @@
-"""Foreign text made fit for a terminal: what would steer it, or hide, becomes a visible escape.
+"""Foreign text for a terminal: characters that steer it or are invisible become visible escapes.
 
-Foreign is what environments, catalogues, models and exceptions of other people's code say. Tokens,
-episodes and recordings keep the text as it is; only what people read goes through here.
+Foreign text comes from environments, catalogues, models and exceptions of foreign code. Tokens,
+episodes and recordings keep the text as it is; only output for people goes through here.
 """
 
 import reprlib
@@ -30,7 +30,7 @@ def _shown(character: str) -> str:
 
 
 def shortened(text: str, max_characters: int) -> str:
-    """The beginning of a text that is longer, and how much of it is left out."""
+    """The text; if it is too long, its beginning and the number of characters left out."""
     if len(text) <= max_characters:
         return text
     left_out = len(text) - max_characters

@@ -1,4 +1,4 @@
-"""How long work tells people how far it is, without knowing where they look."""
+"""Progress of long work, as an interface that the work calls and a console implements."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ class Progress(Protocol):
         ...
 
     def update(self, done: int, note: str = "") -> None:
-        """`done` units of the present phase are finished; `note` holds its latest figures."""
+        """`done` units of the present phase are finished; `note` holds its latest metrics."""
         ...
 
     def say(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The files of a run, by name. Whoever writes or reads one of them asks here where it is.
+"""The paths of a run's files, for all that write or read them.
 
 config.yaml        the resolved configuration          run.json            versions, seconds
 initial/           the untrained policy                references/N/       reference N, from 0
@@ -35,7 +35,7 @@ class _Phase(BaseModel, extra="allow"):
 
 
 class _Status(BaseModel, extra="allow"):
-    """The parts of run.json that are computed with; the rest is there to be read by people."""
+    """The parts of run.json that are read back; the rest is for people."""
 
     phases: dict[str, _Phase] = {}
     peak_memory_bytes: int = 0
@@ -48,71 +48,40 @@ _STATUS_ADVICE = (
 )
 
 
+class _File:
+    """The path of a file in a run, as an attribute of the run."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, run: RunDirectory, _: type[RunDirectory]) -> Path:
+        return run.path.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class RunDirectory:
-    """The places of one run's files."""
+    """The paths of one run's files."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def initial(self) -> Path:
-        return self.path / "initial"
-
-    @property
-    def warm_start(self) -> Path:
-        return self.path / "warm_start.jsonl"
-
-    @property
-    def recordings(self) -> Path:
-        return self.path / "recordings.jsonl"
-
-    @property
-    def values(self) -> Path:
-        return self.path / "values.sqlite"
-
-    @property
-    def value_report(self) -> Path:
-        return self.path / "value_report.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def policy(self) -> Path:
-        return self.path / "policy"
-
-    @property
-    def results(self) -> Path:
-        return self.path / "evaluation" / "results.json"
-
-    @property
-    def episodes(self) -> Path:
-        return self.path / "evaluation" / "episodes.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
+    config = _File("config.yaml")
+    status = _File("run.json")
+    lock = _File(".lock")
+    initial = _File("initial")
+    warm_start = _File("warm_start.jsonl")
+    recordings = _File("recordings.jsonl")
+    values = _File("values.sqlite")
+    value_report = _File("value_report.json")
+    metrics = _File("metrics.jsonl")
+    checkpoints = _File("checkpoints")
+    policy = _File("policy")
+    results = _File("evaluation", "results.json")
+    episodes = _File("evaluation", "episodes.jsonl")
+    report = _File("report")
 
     @property
     def has_begun(self) -> bool:
-        """Whether something was computed that a later attempt goes on from."""
+        """Whether there are results that a later attempt continues from."""
         return any(path.exists() for path in (self.initial, self.reference(0), self.checkpoints))
 
     def value_report_of(self, version: int) -> Path:
@@ -124,7 +93,7 @@ class RunDirectory:
         return self.path / "references" / str(version)
 
     def read_status(self) -> dict[str, Any]:
-        """What run.json says; empty before the first phase is over."""
+        """The content of run.json; empty before the first phase is over."""
         if not self.status.exists():
             return {}
         status = read_json(self.status, _STATUS, advice=_STATUS_ADVICE)

@@ -1,4 +1,4 @@
-"""Randomness that is a function of what it is for.
+"""Randomness as a function of seed, purpose and counters.
 
 Every random choice of a run draws from a generator that is made on the spot from the run's seed, a
 purpose and counters: `generator(seed, "task-order", epoch)`. Nothing carries generator state from

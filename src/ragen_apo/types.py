@@ -1,8 +1,16 @@
 """The records that travel along the path task -> rollout -> trajectory -> V* -> loss -> evaluation.
 
-All are frozen. A field keeps its meaning from where it is made to where it is read: token ids,
-log-probabilities and the loss mask are recorded when a token is sampled and never rebuilt from
-text.
+All are frozen. Token ids, log-probabilities and the loss mask are recorded when a token is sampled
+and never rebuilt from text.
+
+A tensor's name ends with its axes, as in `logprobs_BT`. In the whole package they are
+
+    B  episodes (trajectories)       M  training samples (contexts of an episode)
+    T  token positions               R  rows of a forward pass
+    K  turns                         V  vocabulary
+    S  segments of an episode        H  hidden width of the model
+
+A digit is a length (`_B1`). Axes that one module needs besides are named in its docstring.
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ class StopReason(str, Enum):
 
 
 class TurnFlag(str, Enum):
-    """What was noticed about one turn. An environment may add flags of its own as plain strings."""
+    """Events of one turn. An environment may add flags of its own as plain strings."""
 
     FORMAT_ERROR = "format_error"
     """The response was not `<think>...</think><answer>...</answer>`; no action could be read."""
@@ -36,7 +44,7 @@ class TurnFlag(str, Enum):
     TARGET_SHOWN = "target_shown"
     """The environment showed the goal in the observation that followed this turn's action."""
     MISTAKE = "mistake"
-    """A scripted teacher went wrong on purpose, to show how to go on: read, never imitated."""
+    """A scripted teacher erred on purpose, to show how to recover: read, never imitated."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Task:
     split: str
     category: str
     payload: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment needs to set the task up; JSON values only."""
+    """The data from which the environment sets the task up; JSON values only."""
 
 
 def make_task(
@@ -73,12 +81,12 @@ def make_task(
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange: what the agent read, wrote and got."""
+    """One exchange: observation, response, action and reward."""
 
     observation: str
-    """What the agent read before it wrote the response."""
+    """The text that the agent read before it wrote the response."""
     prompt_token_ids: tuple[int, ...]
-    """What this turn added to the context before the response, or all of it if it restarts."""
+    """The context before the response: the part that this turn added, or all if it restarts."""
     response_token_ids: tuple[int, ...]
     """Exactly the sampled tokens, the turn's end token included."""
     logprobs: tuple[float, ...]
@@ -87,14 +95,14 @@ class Turn:
     """The response as text, for people; never tokenised again."""
     thought: str
     action: str
-    """What was executed; empty after a format error."""
+    """The text that was executed; empty after a format error."""
     reward: float
-    """What the turn earned, costs for bad format or invalid actions included."""
+    """Of this turn, costs for bad format or invalid actions included."""
     flags: tuple[str, ...] = ()
     state_key: str | None = None
     """Identifies the state in which the response was written, where the environment can say."""
     restarts_context: bool = False
-    """Whether the tokens of earlier turns stand in front of the prompt no longer."""
+    """Whether the prompt is a new context, without the tokens of earlier turns."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ class Trajectory:
     success: bool
     """Decided by the environment, not by the return."""
     final_observation: str
-    """What the environment said last; the agent never read it."""
+    """The last observation, which the agent never read."""
     policy_version: str
     seed: int
     """The seed of this episode's draws: environment and sampling."""
@@ -130,44 +138,15 @@ class Trajectory:
         return self.num_response_tokens + sum(len(turn.prompt_token_ids) for turn in self.turns)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON values; `trajectory_from_json` is its inverse."""
+        """The record as JSON values; pydantic's `TypeAdapter(Trajectory)` reads it back."""
         return dataclasses.asdict(self)
-
-
-def task_from_json(values: Mapping[str, Any]) -> Task:
-    """The inverse of `dataclasses.asdict` for a task that went through JSON."""
-    return Task(**values)
-
-
-def trajectory_from_json(values: Mapping[str, Any]) -> Trajectory:
-    """The inverse of `Trajectory.to_json`, after a round through JSON as well."""
-    turns = tuple(
-        Turn(
-            **{
-                **turn,
-                "prompt_token_ids": tuple(turn["prompt_token_ids"]),
-                "response_token_ids": tuple(turn["response_token_ids"]),
-                "logprobs": tuple(turn["logprobs"]),
-                "flags": tuple(turn["flags"]),
-            }
-        )
-        for turn in values["turns"]
-    )
-    return Trajectory(
-        **{
-            **values,
-            "task": task_from_json(values["task"]),
-            "turns": turns,
-            "stop_reason": StopReason(values["stop_reason"]),
-        }
-    )
 
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """One context of a trajectory as model and loss see it; all tuples have length T.
+    """One context of a trajectory, as the model reads it; all tuples have length T.
 
-    The full context gives one sample a trajectory; a window gives another one whenever it moves.
+    The full context gives one sample a trajectory; a window begins another one whenever it moves.
     """
 
     token_ids: tuple[int, ...]
@@ -178,13 +157,13 @@ class TrainingSample:
 
 
 def training_samples(trajectory: Trajectory) -> tuple[TrainingSample, ...]:
-    """Joins the turns that share a context, mask and log-probabilities as recorded.
+    """One sample for each context, with mask and log-probabilities as recorded.
 
-    Every sampled token is in exactly one sample; as part of a later prompt it is not sampled. A
-    turn that is flagged as a teacher's mistake is read and not sampled.
+    The mask is True for every sampled token in exactly one sample, not where a later prompt repeats
+    it. It is False for a turn that is flagged as a teacher's mistake.
     """
     turns = trajectory.turns
-    cuts = [place for place, turn in enumerate(turns) if place > 0 and turn.restarts_context]
+    cuts = [index for index, turn in enumerate(turns) if index > 0 and turn.restarts_context]
     bounds = zip([0, *cuts], [*cuts, len(turns)], strict=True)
     return tuple(_joined(turns[start:end]) for start, end in bounds)
 

@@ -127,8 +127,8 @@ def turns(context: ContextManager, *, actions: Sequence[str], cut: int | None = 
 def conversation(tokenizer, *contents: str) -> list[int]:
     """The template's own rendering of a system prompt and messages of user and agent in turns."""
     messages = [{"role": "system", "content": "You shop."}]
-    for place, content in enumerate(contents):
-        messages.append({"role": ("user", "assistant")[place % 2], "content": content})
+    for index, content in enumerate(contents):
+        messages.append({"role": ("user", "assistant")[index % 2], "content": content})
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return encode(tokenizer, text)
 

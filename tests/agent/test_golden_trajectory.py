@@ -75,7 +75,7 @@ def test_stage_one_and_stage_two_score_it_identically(
             seed=0,
         )
         (stage_one,) = store.trajectories(conditions, request.task.task_id)
-        assert store.returns(conditions, request.task.task_id) == [pytest.approx(RETURN)]
+        assert store.returns_by_task(conditions)[request.task.task_id] == [pytest.approx(RETURN)]
     say(tiny_model, response_tokens(tiny_model))
     agent = build_proxy(CONFIG, tiny_model, build_environments(CONFIG))
     (stage_two,) = agent.rollout([request], temperature=CONFIG.apo.temperature, policy_version="p")

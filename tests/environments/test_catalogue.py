@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tools import make_catalogue
 
 from ragen_apo.environments.shop import ShopEnvironment

@@ -56,7 +56,7 @@ def test_interleaving_goes_by_weight_until_one_has_nothing_left() -> None:
 def test_interleaving_keeps_every_item_and_each_ones_order(
     items: dict[str, list[int]], weights: dict[str, float]
 ) -> None:
-    named = {name: [(name, place) for place in range(len(each))] for name, each in items.items()}
+    named = {name: [(name, index) for index in range(len(each))] for name, each in items.items()}
     merged = interleaved(named, weights)
     assert len(merged) == sum(map(len, items.values()))
     for name, each in named.items():

@@ -1,12 +1,10 @@
-"""Intervals and spreads against numbers worked out by hand."""
-
-import math
+"""The Wilson interval against numbers worked out by hand."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.evaluation.statistics import mean_and_spread, wilson_interval
+from ragen_apo.evaluation.statistics import wilson_interval
 
 # z = 1.959964, so z² = 3.841459 in all the arithmetic below.
 
@@ -35,12 +33,6 @@ def test_all_successes_mirror_no_success() -> None:
     assert (low, high) == (pytest.approx(1 - 0.277533, abs=1e-6), 1.0)
 
 
-def test_a_lower_confidence_gives_a_narrower_interval() -> None:
-    # At 90% z = 1.644854, z² = 2.705543: half = 1.644854 √(0.025 + 2.705543/400) / 1.2705543
-    #        = 1.644854 · 0.178224 / 1.270554 = 0.230728
-    assert wilson_interval(5, 10, confidence=0.9) == pytest.approx((0.269272, 0.730728), abs=1e-6)
-
-
 def test_no_episodes_say_nothing_about_the_success_rate() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
@@ -56,25 +48,3 @@ def test_the_interval_holds_the_rate_and_stays_within_zero_and_one(counts: tuple
 def test_counts_that_cannot_be_are_refused(successes: int, episodes: int) -> None:
     with pytest.raises(ValueError, match="successes must lie in"):
         wilson_interval(successes, episodes)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, math.nan])
-def test_a_confidence_that_cannot_be_is_refused(confidence: float) -> None:
-    with pytest.raises(ValueError, match="confidence must lie between"):
-        wilson_interval(1, 2, confidence)
-
-
-def test_mean_and_spread_use_the_sample_standard_deviation() -> None:
-    # mean 4; deviations -2, 0, 2; (4 + 0 + 4) / (3 - 1) = 4, whose root is 2
-    assert mean_and_spread([2.0, 4.0, 6.0]) == (4.0, 2.0)
-
-
-def test_one_value_has_a_mean_and_no_spread() -> None:
-    mean, spread = mean_and_spread([0.7])
-    assert mean == 0.7
-    assert math.isnan(spread)
-
-
-def test_no_values_have_no_mean() -> None:
-    with pytest.raises(ValueError, match="does not exist"):
-        mean_and_spread([])

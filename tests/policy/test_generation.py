@@ -25,6 +25,7 @@ from ragen_apo.policy.generation import (
 )
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import generator
+from tests.generating import respond
 
 CAPACITY = 128
 NUM_TURNS = 3
@@ -45,14 +46,14 @@ class Conversation:
         return [token for prompt, response in turns for token in (*prompt, *response.token_ids)]
 
     @property
-    def sampled_places(self) -> list[int]:
-        places: list[int] = []
+    def sampled_positions(self) -> list[int]:
+        positions: list[int] = []
         end = 0
         for prompt, response in zip(self.prompts, self.responses, strict=True):
             start = end + len(prompt)
             end = start + len(response.token_ids)
-            places += range(start, end)
-        return places
+            positions += range(start, end)
+        return positions
 
     @property
     def logprobs(self) -> list[float]:
@@ -80,7 +81,8 @@ def play(
     played = conversations(names, len(model.tokenizer))
     rows = [engine.open_row(generator(row.name, "draws")) for row in played]
     for turn in range(num_turns):
-        responses = engine.respond(
+        responses = respond(
+            engine,
             rows,
             [row.prompts[turn] for row in played],
             max_new_tokens=MAX_NEW_TOKENS,
@@ -97,11 +99,11 @@ def play(
 def logits_of(model: LanguageModel, row: Conversation) -> torch.Tensor:
     """Logits [sampled tokens, V] from the whole model on this row alone."""
     whole = model.model(input_ids=torch.tensor([row.token_ids])).logits[0]
-    return whole[torch.tensor(row.sampled_places) - 1]
+    return whole[torch.tensor(row.sampled_positions) - 1]
 
 
 def sampled_tokens(row: Conversation) -> list[int]:
-    return [row.token_ids[place] for place in row.sampled_places]
+    return [row.token_ids[position] for position in row.sampled_positions]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -161,26 +163,26 @@ def test_a_trajectory_does_not_depend_on_its_neighbours(
 def play_without_waiting(
     model: LanguageModel, names: Sequence[int], *, num_rows: int
 ) -> list[Conversation]:
-    """Each row goes on with its next turn, and its place with the next row, at once."""
+    """Each row goes on with its next turn, and its slot with the next row, at once."""
     engine = GenerationEngine(model, num_rows=num_rows, capacity=CAPACITY)
     engine.stop_rule.end_ids |= set(range(0, len(model.tokenizer), 3))
     played = conversations(names, len(model.tokenizer))
-    unopened, places = list(played), {}
-    while unopened or places:
+    unopened, row_of = list(played), {}
+    while unopened or row_of:
         while unopened and engine.num_free_rows:
             row = unopened.pop(0)
-            place = engine.open_row(generator(row.name, "draws"))
-            places[place] = row
-            engine.submit(place, row.prompts[0], max_new_tokens=MAX_NEW_TOKENS)
-        for place, response in engine.step(temperature=1.0):
-            row = places[place]
+            opened = engine.open_row(generator(row.name, "draws"))
+            row_of[opened] = row
+            engine.submit(opened, row.prompts[0], max_new_tokens=MAX_NEW_TOKENS)
+        for opened, response in engine.step(temperature=1.0):
+            row = row_of[opened]
             row.responses.append(response)
             if len(row.responses) < NUM_TURNS:
                 prompt = row.prompts[len(row.responses)]
-                engine.submit(place, prompt, max_new_tokens=MAX_NEW_TOKENS)
+                engine.submit(opened, prompt, max_new_tokens=MAX_NEW_TOKENS)
             else:
-                engine.close_row(place)
-                del places[place]
+                engine.close_row(opened)
+                del row_of[opened]
     return played
 
 
@@ -236,7 +238,7 @@ def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> Non
 
     def used_memory() -> set[int]:
         rows = [engine.open_row(generator(index)) for index in range(2)]
-        engine.respond(rows, [[9] * 70, [9, 9]], max_new_tokens=3, temperature=1.0)
+        respond(engine, rows, [[9] * 70, [9, 9]], max_new_tokens=3, temperature=1.0)
         found = {store.untyped_storage().data_ptr() for store in stores(engine)}
         engine.close_row(rows[0])
         assert len(stores(engine)) == 2 * len(engine.layers)
@@ -254,27 +256,27 @@ def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
 ) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=1000)
     row = engine.open_row(generator(0))
-    places = []
+    lengths = []
     for _ in range(27):
-        engine.respond([row], [[9] * 34], max_new_tokens=3, temperature=1.0)
-        places.append(stores(engine)[0].shape[2])
+        respond(engine, [row], [[9] * 34], max_new_tokens=3, temperature=1.0)
+        lengths.append(stores(engine)[0].shape[2])
     assert row.length == 27 * 37 - 1
-    assert len(set(places)) > 8
-    assert places[-1] == 1024, "the capacity in whole steps of 64"
+    assert len(set(lengths)) > 8
+    assert lengths[-1] == 1024, "the capacity in whole steps of 64"
     assert len(engine._memory.free) == 1
 
 
 def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: LanguageModel) -> None:
     mixed = dataclasses.replace(llama, autocast=torch.bfloat16)
     engine = GenerationEngine(mixed, num_rows=1, capacity=CAPACITY)
-    engine.respond([engine.open_row(generator(0))], [[9, 8, 7]], max_new_tokens=2, temperature=1.0)
+    respond(engine, [engine.open_row(generator(0))], [[9, 8, 7]], max_new_tokens=2, temperature=1.0)
     for layer in engine.layers:
         assert layer.keys is not None and layer.values is not None
         assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
     (row,) = play(mixed, [1])
     with torch.no_grad():
         whole = mixed.logits(mixed.hidden_states(torch.tensor([row.token_ids]))[0])
-    expected = whole[torch.tensor(row.sampled_places) - 1].log_softmax(-1)
+    expected = whole[torch.tensor(row.sampled_positions) - 1].log_softmax(-1)
     expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=0.05, rtol=0)
 
@@ -300,7 +302,7 @@ def test_in_a_rollout_each_weight_is_converted_once(llama: LanguageModel, traine
     )
     engine = GenerationEngine(mixed, num_rows=1, capacity=CAPACITY)
     with ConvertedWeights(mixed) as converted, engine.rollout():
-        engine.respond([engine.open_row(generator(0))], [[9]], max_new_tokens=5, temperature=1.0)
+        respond(engine, [engine.open_row(generator(0))], [[9]], max_new_tokens=5, temperature=1.0)
     num_linear_layers = 7 * len(engine.layers)
     assert len(converted.names) == len(set(converted.names)) == num_linear_layers
     assert all(weight.requires_grad is trained for weight in mixed.model.parameters())
@@ -314,7 +316,7 @@ def test_a_rollout_after_an_update_uses_the_new_weights(llama: LanguageModel) ->
     def written(engine: GenerationEngine) -> Response:
         with engine.rollout():
             row = engine.open_row(generator(0))
-            (response,) = engine.respond([row], [[9]], max_new_tokens=9, temperature=1.0)
+            (response,) = respond(engine, [row], [[9]], max_new_tokens=9, temperature=1.0)
         return response
 
     before = written(old_engine)
@@ -332,7 +334,7 @@ def test_logits_that_are_not_finite_are_an_error(llama: LanguageModel, temperatu
     engine = GenerationEngine(diverged, num_rows=1, capacity=CAPACITY)
     row = engine.open_row(generator(0))
     with pytest.raises(ModelError, match="logits are not finite"):
-        engine.respond([row], [[9]], max_new_tokens=2, temperature=temperature)
+        respond(engine, [row], [[9]], max_new_tokens=2, temperature=temperature)
 
 
 def test_a_model_in_half_precision_errs_no_more_than_separate_passes_do(
@@ -368,7 +370,7 @@ def test_few_finished_rows_are_computed_along(
     lengths = [len(row.responses[0].token_ids) for row in played]
     # Pass k computes the rows that sample a k-th token, and at most a third as many more.
     needed = [sum(n > k for n in lengths) for k in range(1, max(lengths))]
-    assert rows_per_pass[0] == 1, "the prompts are segments of one long row"
+    assert rows_per_pass[0] == 1, "the prompts are slices of one long row"
     assert len(rows_per_pass) == 1 + len(needed)
     spare = [computed - n for computed, n in zip(rows_per_pass[1:], needed, strict=True)]
     assert all(0 <= s <= n / 3 for s, n in zip(spare, needed, strict=True))
@@ -395,7 +397,7 @@ def test_a_context_that_restarts_is_answered_like_a_new_one_and_reads_what_is_ne
     engine = GenerationEngine(any_model, num_rows=2, capacity=CAPACITY)
     rows = [engine.open_row(generator(name, "draws")) for name in range(2)]
     prompts = [[9, 10, 11, 12], [20, 21]]
-    engine.respond(rows, prompts, max_new_tokens=6, temperature=1.0)
+    respond(engine, rows, prompts, max_new_tokens=6, temperature=1.0)
     restarted = [9, 10, 11, 30, 31]
     num_read = 0
     hidden_states = any_model.hidden_states
@@ -442,20 +444,20 @@ def engine_response(
     return finished[0][1]
 
 
-def test_a_place_that_was_given_back_starts_empty(llama: LanguageModel) -> None:
+def test_a_slot_that_was_freed_starts_empty(llama: LanguageModel) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=CAPACITY)
 
-    def respond(name: int) -> Response:
+    def fresh_response(name: int) -> Response:
         (row,) = conversations([name], len(llama.tokenizer))
-        place = engine.open_row(generator(name))
+        opened = engine.open_row(generator(name))
         prompt = row.prompts[0]
-        (response,) = engine.respond([place], [prompt], max_new_tokens=6, temperature=1.0)
-        engine.close_row(place)
+        (response,) = respond(engine, [opened], [prompt], max_new_tokens=6, temperature=1.0)
+        engine.close_row(opened)
         return response
 
-    fresh = respond(1)
-    respond(2)
-    assert respond(1).token_ids == fresh.token_ids
+    fresh = fresh_response(1)
+    fresh_response(2)
+    assert fresh_response(1).token_ids == fresh.token_ids
     assert engine.num_free_rows == 2
 
 
@@ -469,8 +471,8 @@ def test_rows_of_a_call_may_be_any_of_the_open_ones(llama: LanguageModel) -> Non
     for name in (2, 0, 3, 3, 1, 0, 2, 1, 2, 0, 3, 1):
         row = played[name]
         prompt = row.prompts[len(row.responses)]
-        (response,) = engine.respond(
-            [rows[name]], [prompt], max_new_tokens=MAX_NEW_TOKENS, temperature=1.0
+        (response,) = respond(
+            engine, [rows[name]], [prompt], max_new_tokens=MAX_NEW_TOKENS, temperature=1.0
         )
         row.responses.append(response)
     for row in played:
@@ -482,9 +484,9 @@ def test_a_context_that_does_not_fit_is_refused_and_changes_nothing(llama: Langu
     rows = [engine.open_row(generator(index)) for index in range(2)]
     # 12 prompt tokens and 8 sampled ones fill the cache of 20 exactly; one more does not fit.
     with pytest.raises(ContextError, match="21 tokens does not fit the cache of 20"):
-        engine.respond(rows, [[9] * 3, [9] * 13], max_new_tokens=8, temperature=1.0)
-    assert [row.unread for row in rows] == [[], []]
-    responses = engine.respond(rows, [[9] * 3, [9] * 12], max_new_tokens=8, temperature=1.0)
+        engine.submit(rows[1], [9] * 13, max_new_tokens=8)
+    assert rows[1].unread == []
+    responses = respond(engine, rows, [[9] * 3, [9] * 12], max_new_tokens=8, temperature=1.0)
     assert len(responses) == 2
 
 
@@ -493,7 +495,7 @@ def test_a_response_ends_at_the_token_limit(llama: LanguageModel, say: Callable)
     say(llama, token_ids)
     engine = GenerationEngine(llama, num_rows=1, capacity=64)
     row = engine.open_row(generator(0))
-    (cut,) = engine.respond([row], [[9]], max_new_tokens=3, temperature=1.0)
+    (cut,) = respond(engine, [row], [[9]], max_new_tokens=3, temperature=1.0)
     assert cut.token_ids == tuple(token_ids[:3])
     assert not cut.stopped
 
@@ -503,7 +505,7 @@ def test_a_response_ends_after_the_closing_tag(llama: LanguageModel, say: Callab
     say(llama, [*token_ids, 9, 9])
     engine = GenerationEngine(llama, num_rows=1, capacity=64)
     row = engine.open_row(generator(0))
-    (response,) = engine.respond([row], [[9]], max_new_tokens=30, temperature=1.0)
+    (response,) = respond(engine, [row], [[9]], max_new_tokens=30, temperature=1.0)
     assert response == Response(tuple(token_ids), (0.0,) * len(token_ids), stopped=True)
 
 
@@ -522,7 +524,7 @@ def test_a_closing_tag_of_several_tokens_ends_a_response(
     say(chat_model, [*token_ids, 9, 9, 9])
     engine = GenerationEngine(chat_model, num_rows=1, capacity=64)
     row = engine.open_row(generator(0))
-    (response,) = engine.respond([row], [[9]], max_new_tokens=50, temperature=1.0)
+    (response,) = respond(engine, [row], [[9]], max_new_tokens=50, temperature=1.0)
     assert response.stopped
     closed = "<think>a</think><answer>buy 3</answer>"
     assert chat_model.tokenizer.decode(list(response.token_ids)).rstrip() == closed

@@ -40,6 +40,7 @@ from ragen_apo.policy.language_model import (
     load_language_model,
 )
 from ragen_apo.seeding import generator
+from tests.generating import respond
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -80,7 +81,7 @@ def test_a_saved_model_writes_the_same_text_in_plain_transformers(
     prompts = [context.first_prompt(observation) for observation in observations]
     engine = GenerationEngine(ours, num_rows=3, capacity=100)
     rows = [engine.open_row(generator(index)) for index in range(3)]
-    responses = engine.respond(rows, prompts, max_new_tokens=24, temperature=0.0)
+    responses = respond(engine, rows, prompts, max_new_tokens=24, temperature=0.0)
     assert len({response.token_ids for response in responses}) == 3
     for prompt, response in zip(prompts, responses, strict=True):
         written = plain.generate(torch.tensor([prompt]), max_new_tokens=24)[0, len(prompt) :]
@@ -360,7 +361,7 @@ def narrower(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ("change", "parts"),
     [
         (without_a_tensor, ["model.layers.0.mlp.up_proj.weight is missing", "1 such tensors"]),
-        (renamed, ["is missing", "without a place in it", "model.blocks.0"]),
+        (renamed, ["is missing", "that it does not use", "model.blocks.0"]),
         (narrower, ["model.norm.weight has shape (16,), expected (32,)"]),
     ],
 )

@@ -17,6 +17,7 @@ from ragen_apo.policy.lora import add_adapters, freeze_all_but_adapters, trained
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import generator
 from ragen_apo.training.checkpoint import load_trained_tensors
+from tests.generating import respond
 
 CPU = torch.device("cpu")
 QWEN_LAYERS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -99,8 +100,8 @@ def test_adapters_are_float32_over_rounded_weights(qwen_folder: Path) -> None:
 def test_generation_and_scoring_see_the_adapters(qwen_folder: Path) -> None:
     model = trained(adapted(qwen_folder))
     engine = GenerationEngine(model, num_rows=1, capacity=80)
-    response = engine.respond(
-        [engine.open_row(generator(0))], [[10, 11, 12]], max_new_tokens=20, temperature=1.0
+    response = respond(
+        engine, [engine.open_row(generator(0))], [[10, 11, 12]], max_new_tokens=20, temperature=1.0
     )[0]
     token_ids = torch.tensor([[10, 11, 12, *response.token_ids]])
     mask = torch.arange(token_ids.shape[1])[None] >= 3

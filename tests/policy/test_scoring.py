@@ -1,4 +1,4 @@
-"""Scores of recorded tokens: equal to the sampler's, and read at the sampled places only."""
+"""Scores of recorded tokens: equal to the sampler's, and read at the sampled positions only."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import generator
+from tests.generating import respond
 
 
 def sampled_batch(
@@ -22,7 +23,7 @@ def sampled_batch(
     ends = [0] * 4
     for turn in range(2):
         prompts = [[10 + index + turn] * (2 + index) for index in range(4)]
-        responses = engine.respond(rows, prompts, max_new_tokens=12, temperature=temperature)
+        responses = respond(engine, rows, prompts, max_new_tokens=12, temperature=temperature)
         for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
             start = ends[index] + len(prompt)
             ends[index] = start + len(response.token_ids)
@@ -62,10 +63,10 @@ def test_entropy_equals_the_sum_over_the_vocabulary(llama: LanguageModel) -> Non
     assert not scores.entropy_BT.requires_grad
     with torch.no_grad():
         logits = llama.model(input_ids=token_ids).logits.double() / 0.8
-    for row, place in mask.nonzero().tolist():
-        probability = torch.softmax(logits[row, place - 1], dim=-1)
+    for row, position in mask.nonzero().tolist():
+        probability = torch.softmax(logits[row, position - 1], dim=-1)
         entropy = -(probability * probability.log()).sum().item()
-        assert scores.entropy_BT[row, place].item() == pytest.approx(entropy, abs=1e-4)
+        assert scores.entropy_BT[row, position].item() == pytest.approx(entropy, abs=1e-4)
 
 
 def test_padding_changes_nothing(llama: LanguageModel) -> None:

@@ -18,6 +18,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
 from ragen_apo.session import open_session
 from ragen_apo.training.checkpoint import list_checkpoints
+from tests.generating import respond
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "webshop_qwen.yaml"
 
@@ -103,7 +104,7 @@ def test_the_saved_policy_is_a_plain_model_that_writes_the_same_text(
     ours = load_language_model(run.policy, device=torch.device("cpu"))
     engine = GenerationEngine(ours, num_rows=len(prompts), capacity=2048)
     rows = [engine.open_row(generator(index)) for index in range(len(prompts))]
-    responses = engine.respond(rows, prompts, max_new_tokens=24, temperature=0.0)
+    responses = respond(engine, rows, prompts, max_new_tokens=24, temperature=0.0)
     for prompt, response in zip(prompts, responses, strict=True):
         written = plain.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
         assert written[0, len(prompt) :].tolist() == list(response.token_ids)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ragen_apo.values.estimator import (
     SampleSchedule,
     effective_sample_size,
-    leave_one_out_soft_values,
     next_num_samples,
     soft_value,
     success_rate_error,
@@ -153,32 +152,18 @@ def test_the_limits_of_the_effective_sample_size_have_names():
         effective_sample_size(returns, beta=-1.0)
 
 
-def test_leave_one_out_is_the_soft_value_of_the_others():
-    values = leave_one_out_soft_values([1.0, 0.0, 0.5], beta=0.5)
-    others = ([0.0, 0.5], [1.0, 0.5], [1.0, 0.0])
-    assert values.tolist() == [soft_value(pair, beta=0.5) for pair in others]
-
-
-def test_leave_one_out_of_a_single_return_is_rejected():
-    with pytest.raises(ValueError, match="at least 2"):
-        leave_one_out_soft_values([1.0], beta=0.5)
-
-
 @pytest.mark.parametrize(("p", "shrunk"), [(0.1, 0.77), (0.5, 0.90), (0.9, 0.94)])
-def test_a_sample_inside_its_own_value_shrinks_the_gradient_and_left_out_it_does_not(p, shrunk):
+def test_a_sample_inside_its_own_value_shrinks_the_gradient(p, shrunk):
     # Two outcomes with chance p of success: d E[R] / dp = 1, and its estimate from a sample is
     # (r - V) score with score = 1/p for a success and -1/(1-p) for a failure, so in expectation
     # sum over the other seven of P(others) ((1 - V with a success) - (0 - V with a failure)).
-    inside = outside = 0.0
+    inside = 0.0
     for count in range(8):
         chance = binomial(count, n=7, p=p)
         success = [1.0, *returns_with(count, n=7)]
         failure = [0.0, *returns_with(count, n=7)]
         inside += chance * (1 - soft_value(success, beta=0.5) + soft_value(failure, beta=0.5))
-        left_out = [leave_one_out_soft_values(r, beta=0.5)[0] for r in (success, failure)]
-        outside += chance * (1 - left_out[0] + left_out[1])
     assert inside == pytest.approx(shrunk, abs=5e-3)
-    assert outside == pytest.approx(1.0, abs=1e-12)
 
 
 def test_rounds_double_up_to_the_cap():

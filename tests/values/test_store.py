@@ -47,10 +47,10 @@ def store(path):
 def test_a_stored_trajectory_comes_back_equal_after_reopening(path, conditions, episodes):
     played = episodes.play("a mug", rewards=(-0.1, 0.7))
     with ValueStore(path) as store:
-        assert store.add(conditions, 0, played)
+        assert store.add_many(conditions, [(0, played)])
     with ValueStore(path, create=False) as store:
         assert store.trajectories(conditions, played.task.task_id) == [played]
-        assert store.returns(conditions, played.task.task_id) == [played.episode_return]
+        assert store.returns_by_task(conditions)[played.task.task_id] == [played.episode_return]
         assert store.returns_by_task(conditions) == {played.task.task_id: [-0.1 + 0.7]}
         assert store.successes_by_task(conditions) == {played.task.task_id: [True]}
 
@@ -59,17 +59,17 @@ def test_returns_come_in_the_order_of_their_index_whatever_the_order_of_writing(
     store, conditions, episodes
 ):
     for index in (2, 0, 5):
-        store.add(conditions, index, episodes.play("a mug", rewards=(float(index),)))
+        store.add_many(conditions, [(index, episodes.play("a mug", rewards=(float(index),)))])
     task_id = episodes.task("a mug").task_id
-    assert store.returns(conditions, task_id) == [0.0, 2.0, 5.0]
+    assert store.returns_by_task(conditions)[task_id] == [0.0, 2.0, 5.0]
     assert store.sample_indices(conditions, task_id) == [0, 2, 5]
     assert [t.episode_return for t in store.trajectories(conditions, task_id)] == [0.0, 2.0, 5.0]
 
 
 def test_the_first_sample_under_a_key_stays(store, conditions, episodes):
     first, second = episodes.play("a mug", rewards=(1.0,)), episodes.play("a mug", rewards=(0.0,))
-    assert store.add(conditions, 0, first) is True
-    assert store.add(conditions, 0, second) is False
+    assert store.add_many(conditions, [(0, first)]) == 1
+    assert store.add_many(conditions, [(0, second)]) == 0
     assert store.add_many(conditions, [(0, second), (1, second)]) == 1
     assert store.trajectories(conditions, first.task.task_id) == [first, second]
 
@@ -78,7 +78,7 @@ def test_values_are_the_soft_values_of_the_stored_returns_at_any_beta(store, con
     task_id = episodes.task("a mug").task_id
     returns = [0.0, 1.0, 0.25, 0.0]
     for index, reward in enumerate(returns):
-        store.add(conditions, index, episodes.play("a mug", rewards=(reward,)))
+        store.add_many(conditions, [(index, episodes.play("a mug", rewards=(reward,)))])
     for beta in (0.0, 0.1, 0.5, math.inf):
         values = store.values(conditions, [task_id], beta=beta)
         assert values == {task_id: soft_value(returns, beta=beta)}
@@ -95,9 +95,9 @@ def test_a_change_of_any_key_field_misses_and_the_error_names_the_field(
     store, conditions, episodes, field
 ):
     task_id = episodes.task("a mug").task_id
-    store.add(conditions, 0, episodes.play("a mug"))
+    store.add_many(conditions, [(0, episodes.play("a mug"))])
     asked = dataclasses.replace(conditions, **{field: CHANGED[field]})
-    assert store.returns(asked, task_id) == []
+    assert store.returns_by_task(asked) == {}
     assert store.returns_by_task(asked) == {}
     with pytest.raises(MissingValueError) as raised:
         store.values(asked, [task_id], beta=0.5)
@@ -111,8 +111,8 @@ def test_a_change_of_any_key_field_misses_and_the_error_names_the_field(
 def test_the_error_for_missing_values_says_how_many_which_why_and_what_to_do(
     store, conditions, episodes
 ):
-    store.add(conditions, 0, episodes.play("a mug"))
-    store.add(conditions, 0, episodes.play("a hat"))
+    store.add_many(conditions, [(0, episodes.play("a mug"))])
+    store.add_many(conditions, [(0, episodes.play("a hat"))])
     mug, hat, new = (episodes.task(name).task_id for name in ("a mug", "a hat", "a book"))
     asked = dataclasses.replace(conditions, reference_fingerprint="def", temperature=0.5)
     with pytest.raises(MissingValueError) as raised:
@@ -127,7 +127,7 @@ def test_the_error_for_missing_values_says_how_many_which_why_and_what_to_do(
 
 
 def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, conditions, episodes):
-    store.add(conditions, 0, episodes.play("a mug"))
+    store.add_many(conditions, [(0, episodes.play("a mug"))])
     mug, new = episodes.task("a mug").task_id, episodes.task("a book").task_id
     with pytest.raises(MissingValueError, match="no return of these tasks under other conditions"):
         store.values(conditions, [mug, new], beta=0.5)
@@ -136,7 +136,7 @@ def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, condition
 def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(
     store, conditions, episodes
 ):
-    store.add(conditions, 0, episodes.play("a mug"))
+    store.add_many(conditions, [(0, episodes.play("a mug"))])
     mug = episodes.task("a mug").task_id
     with pytest.raises(
         MissingValueError, match=rf"fewer than 8 sampled returns.*{mug} \(1\)"
@@ -147,7 +147,7 @@ def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(
 
 def test_long_texts_that_differ_look_different_in_the_error(store, conditions, episodes):
     long = dataclasses.replace(conditions, system_prompt="Be careful. " * 50 + "A")
-    store.add(long, 0, episodes.play("a mug"))
+    store.add_many(long, [(0, episodes.play("a mug"))])
     asked = dataclasses.replace(conditions, system_prompt="Be careful. " * 50 + "B")
     with pytest.raises(MissingValueError) as raised:
         store.values(asked, [episodes.task("a mug").task_id], beta=0.5)
@@ -200,14 +200,14 @@ def test_a_return_that_is_not_finite_is_refused_and_nothing_of_the_batch_is_stor
 def test_a_trajectory_of_another_environment_is_refused(store, conditions, episodes):
     other = dataclasses.replace(conditions, environment="sokoban")
     with pytest.raises(ValueStoreError, match="environment 'shop', expected 'sokoban'"):
-        store.add(other, 0, episodes.play("a mug"))
+        store.add_many(other, [(0, episodes.play("a mug"))])
 
 
 def test_a_negative_index_and_an_impossible_number_of_samples_are_refused(
     store, conditions, episodes
 ):
     with pytest.raises(ValueStoreError, match="counts from 0"):
-        store.add(conditions, -1, episodes.play("a mug"))
+        store.add_many(conditions, [(-1, episodes.play("a mug"))])
     with pytest.raises(ValueStoreError, match="num_samples must be at least 1 or None, got 0"):
         store.values(conditions, [], beta=0.5, num_samples=0)
 
@@ -264,7 +264,7 @@ def test_an_empty_file_becomes_a_store(path, conditions):
 def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space(
     store, conditions, episodes
 ):
-    store.add(conditions, 0, episodes.play("a mug"))
+    store.add_many(conditions, [(0, episodes.play("a mug"))])
     connection = store._connection
     num_pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count={num_pages}")
@@ -275,7 +275,7 @@ def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space(
     assert store.returns_by_task(conditions) == {mug: [1.0]}
     connection.execute("PRAGMA max_page_count=1000000")
     assert store.add_many(conditions, long) == 200
-    assert len(store.returns(conditions, hat)) == 200
+    assert len(store.returns_by_task(conditions)[hat]) == 200
 
 
 def test_a_damaged_file_is_an_error_of_the_store(path, conditions, episodes):
@@ -326,7 +326,7 @@ def test_a_trajectory_that_was_made_by_hand_is_one_line_too(
     path, conditions, episodes, text, problem
 ):
     with ValueStore(path) as store:
-        store.add(conditions, 0, episodes.play("a mug"))
+        store.add_many(conditions, [(0, episodes.play("a mug"))])
     change(path, "UPDATE trajectories SET zlib_json = ?", zlib.compress(text.encode()))
     with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
         store.num_response_tokens()
@@ -338,7 +338,7 @@ def test_a_return_that_is_no_number_is_named_and_not_computed_with(
     path, conditions, episodes, value
 ):
     with ValueStore(path) as store:
-        store.add(conditions, 0, episodes.play("a mug"))
+        store.add_many(conditions, [(0, episodes.play("a mug"))])
     change(path, "UPDATE samples SET episode_return = ?", value)
     task_id = episodes.task("a mug").task_id
     with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
@@ -348,7 +348,7 @@ def test_a_return_that_is_no_number_is_named_and_not_computed_with(
 
 def test_conditions_with_a_flipped_byte_are_named(path, conditions, episodes):
     with ValueStore(path) as store:
-        store.add(conditions, 0, episodes.play("a mug"))
+        store.add_many(conditions, [(0, episodes.play("a mug"))])
     task_id = episodes.task("a mug").task_id
     asked = dataclasses.replace(conditions, temperature=0.5)
     for text in ('{"temp', json.dumps({**conditions.to_json(), "temperature": 9})):
@@ -375,12 +375,3 @@ def test_pages_of_the_file_with_other_bytes_are_an_error_of_the_store_or_are_not
         except ValueStoreError:
             num_refused += 1
     assert num_refused > 10
-
-
-def test_synchronous_has_two_settings(path):
-    for setting, number in (("FULL", 2), ("NORMAL", 1)):
-        with ValueStore(path, synchronous=setting) as store:
-            assert store._connection.execute("PRAGMA synchronous").fetchone() == (number,)
-            assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    with pytest.raises(ValueStoreError, match="'FULL' or 'NORMAL', got 'OFF'"):
-        ValueStore(path, synchronous="OFF")

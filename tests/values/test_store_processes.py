@@ -11,20 +11,22 @@ import threading
 import pytest
 
 from ragen_apo.errors import ValueStoreError
+from ragen_apo.values import store as store_module
 from ragen_apo.values.store import ValueStore
 
 WRITER = """
 import json, sys
-from ragen_apo.types import trajectory_from_json
+from pydantic import TypeAdapter
+from ragen_apo.types import Trajectory
 from ragen_apo.values.conditions import conditions_from_json
 from ragen_apo.values.store import ValueStore
 
 path, conditions, trajectory, first, last = sys.argv[1:]
 conditions = conditions_from_json(json.loads(conditions))
-trajectory = trajectory_from_json(json.loads(trajectory))
+trajectory = TypeAdapter(Trajectory).validate_json(trajectory)
 with ValueStore(path) as store:
     for index in range(int(first), int(last)):
-        print(index, store.add(conditions, index, trajectory), flush=True)
+        print(index, store.add_many(conditions, [(index, trajectory)]) == 1, flush=True)
 """
 
 
@@ -52,7 +54,7 @@ def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, episode
         assert stored in (reported, [*reported, reported[-1] + 1])
         assert store.trajectories(conditions, played.task.task_id) == [played] * len(stored)
         assert store._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert store.add(conditions, stored[-1] + 1, played)
+        assert store.add_many(conditions, [(stored[-1] + 1, played)])
 
 
 def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions, episodes):
@@ -83,7 +85,7 @@ def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions, ep
 def test_reading_goes_on_while_another_one_writes(tmp_path, conditions, episodes):
     path, played = tmp_path / "values.sqlite", episodes.play("a mug")
     with ValueStore(path) as writer, ValueStore(path) as reader:
-        writer.add(conditions, 0, played)
+        writer.add_many(conditions, [(0, played)])
         with writer._transaction():
             writer._insert(conditions.digest, 1, played)
             assert reader.sample_indices(conditions, played.task.task_id) == [0]
@@ -100,14 +102,17 @@ def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes, store_ex
     release = threading.Timer(0.2, lambda: other.execute("COMMIT"))
     release.start()
     with ValueStore(path) as store:
-        assert store.add(conditions, 0, played)
+        assert store.add_many(conditions, [(0, played)])
     release.join()
     other.close()
 
 
-def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, conditions, episodes):
+def test_a_writer_that_waits_too_long_says_who_is_in_the_way(
+    tmp_path, conditions, episodes, monkeypatch
+):
     path = tmp_path / "values.sqlite"
-    with ValueStore(path) as store, ValueStore(path, busy_timeout_seconds=0.05) as waiting:
+    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_SECONDS", 0.05)
+    with ValueStore(path) as store, ValueStore(path) as waiting:
         with store._transaction(), pytest.raises(ValueStoreError, match="Another process kept it"):
-            waiting.add(conditions, 0, episodes.play("a mug"))
-        assert waiting.add(conditions, 0, episodes.play("a mug"))
+            waiting.add_many(conditions, [(0, episodes.play("a mug"))])
+        assert waiting.add_many(conditions, [(0, episodes.play("a mug"))])

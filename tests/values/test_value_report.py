@@ -31,12 +31,12 @@ def test_pass_at_k_of_fewer_than_k_samples_is_rejected():
 
 
 def test_the_report_of_three_tasks_computed_by_hand():
-    result = report([True] * 4, [True, False, False, False], [False] * 8, ks=(1, 2))
+    result = report([True] * 4, [True, False, False, False], [False] * 8)
     assert result["num_tasks"] == 3
     assert result["num_samples"] == 16
     assert result["tasks_by_num_samples"] == {"4": 2, "8": 1}
-    # pass@1: (1 + 1/4 + 0) / 3; pass@2: (1 + (1 - C(3,2)/C(4,2)) + 0) / 3 = (1 + 1/2) / 3
-    assert result["pass_at_k"] == pytest.approx({"1": 1.25 / 3, "2": 0.5})
+    # pass@1: (1 + 1/4 + 0) / 3; of four samples and more, two of the three tasks have a success
+    assert result["pass_at_k"] == pytest.approx({"1": 1.25 / 3, "4": 2 / 3, "8": 2 / 3})
     assert result["share_never_solved"] == pytest.approx(1 / 3)
     assert result["share_always_solved"] == pytest.approx(1 / 3)
     assert result["mean_return"] == pytest.approx(1.25 / 3)
@@ -70,9 +70,9 @@ def test_a_line_for_people_names_the_largest_k_that_all_tasks_have():
 
 
 def test_a_task_with_fewer_than_k_samples_counts_with_what_it_has_and_is_reported():
-    result = report([True, False, False, False], [False] * 16, ks=(4, 16))
-    assert result["pass_at_k"] == {"4": 0.5, "16": 0.5}
-    assert result["tasks_below_k"] == {"4": 0, "16": 1}
+    result = report([True, False, False, False], [False] * 16)
+    assert result["pass_at_k"] == {"1": 0.125, "4": 0.5, "8": 0.5, "16": 0.5}
+    assert result["tasks_below_k"] == {"1": 0, "4": 0, "8": 1, "16": 1}
 
 
 def test_the_report_is_json():

@@ -1,9 +1,9 @@
 """The context manager: renders observations to tokens and parses responses to actions.
 
 Consumes the tokenizer's chat template and the turns so far; produces the tokens that a turn adds to
-the context, or all of them where a window has moved and left turns out. Sampled tokens stay as they
-were sampled: only the text between two responses is ever tokenised. What a message says is text
-and nothing else: special tokens come from the template alone (see `plain_text`).
+the context, or the whole context where a window has moved. Only the text between two responses is
+tokenised, sampled tokens stay as they were sampled. Special tokens come from the template alone,
+not from the messages (see `plain_text`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ragen_apo.types import Task, Turn
 _RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
 _SENTINEL = "\u241f"
-"""Stands for a response while the template is asked what it puts around one."""
+"""Stands for a response when the template is rendered to find the text around it."""
 _NUM_CACHED_PAGES = 4096
 
 
@@ -31,12 +31,12 @@ RESPONSE_FORMAT = (
     "Answer every message in this form and write nothing else:\n"
     "<think>what you think</think><answer>one action</answer>"
 )
-"""What a system prompt says of the form that `parse_response` reads."""
+"""The description, for a system prompt, of the form that `parse_response` reads."""
 
 
 @dataclass(frozen=True)
 class ParsedResponse:
-    """What could be read in a response; `is_valid` is False if it does not have the agreed form."""
+    """Thought and action of a response; `is_valid` is False if it does not have the agreed form."""
 
     thought: str
     action: str
@@ -65,29 +65,32 @@ def system_prompt(configured: str, *, rules: str) -> str | None:
 
 
 def render_response(*, thought: str, action: str) -> str:
-    """The response that says this; the inverse of `parse_response`."""
+    """The response with this thought and action; the inverse of `parse_response`."""
     return f"<think>{thought}</think><answer>{action}</answer>"
 
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """Which earlier turns a prompt holds, besides the first and the present observation."""
+    """The earlier turns in a prompt, besides the first and the present observation."""
 
     num_turns: int | None = None
-    """The last ones that it holds whole; None for all, the full context."""
+    """The number of last turns that are whole; None for all, the full context."""
     num_actions: int = 0
-    """Of the turns before those, the last ones whose actions it lists: the memory."""
+    """The memory: of the turns before those, the number of last ones whose actions are listed."""
 
     def num_left_out(self, num_turns: int) -> int:
-        """How many of so many turns it does not hold whole."""
+        """The number of turns that are not whole, of `num_turns`."""
         return 0 if self.num_turns is None else max(num_turns - self.num_turns, 0)
 
     def mention(self, left_out: Sequence[Turn]) -> list[str]:
-        """The lines that stand for turns that are left out.
+        """The lines that replace the turns that are left out: `...`, or the memory.
 
-        The memory is what the agent did, read from the record and written by nobody: it works for
-        every model and for scripted demonstrations, and it changes neither what a response looks
-        like nor how it is parsed.
+            Actions so far:
+            1. search red mug
+            Now:
+
+        The memory comes from the recorded actions, so it works for every model and for scripted
+        demonstrations, and responses have the same form with it.
         """
         if not self.num_actions:
             return ["..."]
@@ -100,7 +103,7 @@ class ContextWindow:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is new before a response."""
+    """The tokens that precede a response and are not in the context yet."""
 
     token_ids: tuple[int, ...]
     restarts: bool
@@ -109,20 +112,20 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """How long a context and a response may be."""
+    """Upper limits of a context and of a response."""
 
     max_context_tokens: int
     max_response_tokens: int
 
-    def leave_room(self, num_read_tokens: int, *, num_response_tokens: int = 0) -> bool:
-        """Whether a full response, or the given one if it is longer, fits after what was read."""
+    def fit(self, num_read_tokens: int, *, num_response_tokens: int = 0) -> bool:
+        """Whether the longest response, or the given one if longer, fits after the tokens read."""
         longest = max(num_response_tokens, self.max_response_tokens)
         return num_read_tokens + longest <= self.max_context_tokens
 
     def refusal(
         self, task: Task, num_read_tokens: int, *, num_response_tokens: int = 0
     ) -> ContextError:
-        """The error for a task whose first response has no room."""
+        """The error for a task whose first response does not fit into the context."""
         return ContextError(
             f"task {task.task_id} opens with {num_read_tokens} tokens, which with a response of "
             f"{max(num_response_tokens, self.max_response_tokens)} exceed "
@@ -132,9 +135,9 @@ class TokenLimits:
 
 
 class ContextManager:
-    """Says what the model reads before each response.
+    """Makes the prompt of each response.
 
-    `limits` end episodes that are not generated; those that are have their engine's.
+    `limits` are for scripted episodes; generated ones have the limits of their engine.
     """
 
     def __init__(
@@ -153,11 +156,11 @@ class ContextManager:
         self._tokens_between = functools.lru_cache(_NUM_CACHED_PAGES)(self._between)
 
     def prompt(self, turns: Sequence[Turn], observation: str) -> Prompt:
-        """What is read before the response to `observation`, after these turns of the episode.
+        """The prompt of the response to `observation`, after these turns of the episode.
 
-        As long as no turn is left out, the context goes on. From then on each prompt is a context
-        of its own: system prompt, first observation (which states the task), the lines for what is
-        left out and the first observation of the window as one message, then the turns that follow.
+        Until a turn is left out, the context continues. From then on each prompt is a new context:
+        system prompt; one message with the first observation (which states the task), the lines of
+        `mention` and the first observation of the window; then the turns that follow.
         """
         num_left_out = self.window.num_left_out(len(turns))
         if not turns:
@@ -193,7 +196,7 @@ class ContextManager:
         return list(token_ids)
 
     def _between(self, observation: str) -> tuple[int, ...]:
-        """What the template puts between two responses, and the observation in it."""
+        """The template's tokens between two responses, with the observation."""
         messages = [
             {"role": "user", "content": "."},
             {"role": "assistant", "content": _SENTINEL},

@@ -1,4 +1,4 @@
-"""The environment manager: steps many environments in lockstep and prices what the agent did wrong.
+"""The environment manager: steps many environments and adds the costs of faulty responses.
 
 Consumes parsed responses, produces observations and rewards. Costs for a bad format or an invalid
 action are added here, once, so Stage 1, Stage 2 and evaluation cannot score differently.
@@ -31,7 +31,7 @@ FORMAT_HINT = "Answer with <think>...</think><answer>action</answer>."
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one environment answered to one response."""
+    """The answer of one environment to one response."""
 
     observation: str
     reward: float
@@ -73,8 +73,8 @@ class EnvironmentManager:
     def start(self, task: Task, *, seed: int) -> tuple[TextEnvironment, str]:
         """An environment in which this task has begun, and its first observation.
 
-        Here and in `step`, EnvironmentFaultError is raised for an environment that does what none
-        may: ends the process, says what is no text, or never ends an episode.
+        Here and in `step`, EnvironmentFaultError is raised for an environment that ends the
+        process, answers something else than text, or never ends an episode.
         """
         environment = self._idle.pop() if self._idle else self._make_environment()
         with self._stays_alive():
@@ -117,7 +117,7 @@ class EnvironmentManager:
     def _answer(
         self, environment: TextEnvironment, action: str
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """The environment's answer, after a look at what would make trouble later."""
+        """The environment's answer, checked for text, flags and an end of the episode."""
         with self._stays_alive():
             answer = observation, _, terminated, truncated, info = environment.step(action)
         self._refuse(problem_with_text(observation) or problem_with_flags(info))

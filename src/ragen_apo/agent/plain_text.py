@@ -1,9 +1,8 @@
-"""Text that others wrote, as tokens that stand for nothing but text.
+"""Foreign text as tokens without special ones.
 
-A tokenizer reads the name of a special token wherever it stands, so a page that says `<|im_end|>`
-would end the message that shows it and go on in any role. Here such a name is cut behind its first
-character, and the parts are tokenised one by one: the same characters, none of them special. Text
-without such a name is tokenised as ever, together with the template around it.
+A page that says `<|im_end|>` would otherwise end the message that shows it and continue in any
+role. So each name of a special token in a text is cut after its first character, and the parts are
+tokenised one by one. Text without such a name is tokenised together with the template around it.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from transformers import PreTrainedTokenizerBase
 from ragen_apo.policy.tokenizer import TAGS
 
 _CUT = "\udfff"
-"""Marks a cut until the text is tokenised. A lone surrogate: no text for a tokenizer has one."""
+"""Marks a cut until the text is tokenised: a lone surrogate, which no valid text contains."""
 _MARKUP = re.compile(r"[<\[].+[>\]]")
 
 
 def structural_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The tokens that make up a conversation, or mean something else than their text.
+    """The tokens that structure a conversation.
 
-    Those are the special ones, and those in brackets that the chat template names: some models'
-    role tokens are not marked as special. The tags of a response are text, whatever the tokenizer
-    says of them.
+    These are the special ones, and those in brackets that the chat template names: some models'
+    role tokens are not marked as special. The tags of a response always count as text.
     """
     template = str(tokenizer.chat_template)
     return sorted(
@@ -45,15 +43,15 @@ class PlainTextEncoder:
         self._tokenizer = tokenizer
         names = [name for name in structural_tokens(tokenizer) if len(name) > 1]
         starts = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names]
-        # The part behind the start is looked at only: names that overlap are all cut.
+        # A lookahead, so that names that overlap are all cut.
         self._starts = re.compile("|".join(starts) or "(?!)")
 
     def mark(self, content: str) -> str:
-        """The content with a mark where `encode` has to cut it."""
+        """The content with a mark at each cut."""
         return self._starts.sub(lambda start: start[0] + _CUT, content)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of marked contents and what a template put around them."""
+        """The tokens of marked contents and of the template around them."""
         return [
             token_id
             for part in text.split(_CUT)

@@ -2,9 +2,9 @@
 
     requests -> first prompts -> [respond -> parse -> step -> next prompt] ... -> trajectories
 
-An episode goes on with its next turn as soon as its response is over, and a row whose episode is
-over takes the next request at once, so nobody waits for the slowest response and the batch stays
-full. The order of requests fixes the batches, and with them every bit of the result.
+An episode continues as soon as its response is over, and a row whose episode is over takes the next
+request at once, so the batch stays full. The order of requests fixes the batches, and with them
+every bit of the result.
 """
 
 from __future__ import annotations
@@ -29,17 +29,28 @@ from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
 
 @dataclass(frozen=True)
 class EpisodeRequest:
-    """One episode to play: which task, and the seed of all its draws."""
+    """One episode to play: its task, and the seed of all its draws."""
 
     task: Task
     seed: int
 
 
-def stop_reason(outcome: Outcome) -> StopReason:
-    """Why an episode ended with this outcome: for a full context if its environment would go on."""
-    if outcome.terminated:
-        return StopReason.TERMINATED
-    return StopReason.TURN_LIMIT if outcome.truncated else StopReason.CONTEXT_LIMIT
+def finished_trajectory(
+    request: EpisodeRequest, turns: Sequence[Turn], last: Outcome, *, policy_version: str
+) -> Trajectory:
+    """The trajectory of an episode; one that its environment did not end has a full context."""
+    at_limit = StopReason.TURN_LIMIT if last.truncated else StopReason.CONTEXT_LIMIT
+    return Trajectory(
+        task=request.task,
+        turns=tuple(turns),
+        terminated=last.terminated,
+        truncated=not last.terminated,
+        stop_reason=StopReason.TERMINATED if last.terminated else at_limit,
+        success=last.success,
+        final_observation=last.observation,
+        policy_version=policy_version,
+        seed=request.seed,
+    )
 
 
 @dataclass(eq=False)
@@ -70,7 +81,7 @@ class _Episode:
         parsed: ParsedResponse,
         outcome: Outcome,
     ) -> None:
-        """Writes the turn down before the next observation replaces the present one."""
+        """Adds the turn; then the next observation replaces the present one."""
         truncated = () if response.stopped else (TurnFlag.RESPONSE_TRUNCATED.value,)
         self.turns.append(
             Turn(
@@ -89,19 +100,6 @@ class _Episode:
         )
         self.num_context_tokens = self.num_read_tokens + len(response.token_ids)
         self.observation = outcome.observation
-
-    def finish(self, outcome: Outcome, *, policy_version: str) -> Trajectory:
-        return Trajectory(
-            task=self.request.task,
-            turns=tuple(self.turns),
-            terminated=outcome.terminated,
-            truncated=not outcome.terminated,
-            stop_reason=stop_reason(outcome),
-            success=outcome.success,
-            final_observation=outcome.observation,
-            policy_version=policy_version,
-            seed=self.request.seed,
-        )
 
 
 class AgentProxy:
@@ -128,8 +126,8 @@ class AgentProxy:
     ) -> list[Trajectory]:
         """One trajectory a request, in the order of the requests.
 
-        `on_finished` receives (index of the request, trajectory) pairs as soon as they have ended,
-        so a caller can save them at once.
+        `on_finished` receives (index of the request, trajectory) pairs as soon as they are over, so
+        that a caller can save them.
         """
         waiting = deque(enumerate(requests))
         active: dict[Row, _Episode] = {}
@@ -151,7 +149,7 @@ class AgentProxy:
     def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, _Episode]:
         environment, observation = self.environments.start(request.task, seed=request.seed)
         prompt = self.context.prompt((), observation)
-        if not self.limits.leave_room(len(prompt.token_ids)):
+        if not self.limits.fit(len(prompt.token_ids)):
             raise self.limits.refusal(request.task, len(prompt.token_ids))
         episode = _Episode(
             index, request, environment, observation, prompt, environment.state_key()
@@ -180,8 +178,10 @@ class AgentProxy:
             played, texts, parsed, outcomes, strict=True
         ):
             episode.record(response, text, reading, outcome)
-            if outcome.terminated or outcome.truncated or not self._has_room(episode):
-                ended[episode.index] = episode.finish(outcome, policy_version=policy_version)
+            if outcome.terminated or outcome.truncated or not self._fits(episode):
+                ended[episode.index] = finished_trajectory(
+                    episode.request, episode.turns, outcome, policy_version=policy_version
+                )
                 self.engine.close_row(row)
                 self.environments.release(episode.environment)
             else:
@@ -189,7 +189,7 @@ class AgentProxy:
                 self._submit(row, episode)
         return ended
 
-    def _has_room(self, episode: _Episode) -> bool:
+    def _fits(self, episode: _Episode) -> bool:
         """Prepares the next prompt and says whether it and a full response fit into the context."""
         episode.prompt = self.context.prompt(episode.turns, episode.observation)
-        return self.limits.leave_room(episode.num_read_tokens)
+        return self.limits.fit(episode.num_read_tokens)

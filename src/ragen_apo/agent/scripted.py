@@ -1,16 +1,16 @@
 """Episodes played by scripted policies: demonstrations and baselines.
 
-They go through the same environment manager, context manager, parser and costs as the model, so
-their trajectories have the same tokens as a model's would have had. Their log-probabilities are
-zeros: nothing was sampled. The context manager's limits end an episode where they would have ended
-the model's, and before a response that has no room because it is longer than the model's may be.
+Environment manager, context manager, parser and costs are those of the model, so the trajectories
+have the tokens that a model with the same responses would have. Their log-probabilities are zeros:
+nothing was sampled. The context manager's limits end an episode as they end the model's; a longer
+response than the model may write counts with its own length.
 """
 
 from collections.abc import Callable, Iterable
 
 from ragen_apo.agent.context import ContextManager, Prompt, parse_response, render_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
-from ragen_apo.agent.proxy import EpisodeRequest, stop_reason
+from ragen_apo.agent.proxy import EpisodeRequest, finished_trajectory
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.types import Trajectory, Turn, TurnFlag
 
@@ -61,7 +61,7 @@ def _play_episode(
         text = render_response(thought=reply.thought, action=reply.action)
         response = context.encode_response(text) if context else []
         num_read_tokens = len(prompt.token_ids) + (0 if prompt.restarts else num_context_tokens)
-        if limits and not limits.leave_room(num_read_tokens, num_response_tokens=len(response)):
+        if limits and not limits.fit(num_read_tokens, num_response_tokens=len(response)):
             if outcome is None:
                 raise limits.refusal(
                     request.task, num_read_tokens, num_response_tokens=len(response)
@@ -86,14 +86,4 @@ def _play_episode(
         observation = outcome.observation
         num_context_tokens = num_read_tokens + len(response)
     environments.release(environment)
-    return Trajectory(
-        task=request.task,
-        turns=tuple(turns),
-        terminated=outcome.terminated,
-        truncated=not outcome.terminated,
-        stop_reason=stop_reason(outcome),
-        success=outcome.success,
-        final_observation=outcome.observation,
-        policy_version=policy_version,
-        seed=request.seed,
-    )
+    return finished_trajectory(request, turns, outcome, policy_version=policy_version)

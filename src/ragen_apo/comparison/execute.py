@@ -30,7 +30,7 @@ def play_comparison(
     """Brings every run to its end, `parallel` at a time, and returns them by (name, seed).
 
     Raises RunDirectoryError where a run in `out` was started with another configuration, and
-    RagenApoError where one fails; what is under way then is ended first.
+    RagenApoError where one fails; the runs in progress are ended first.
     """
     if parallel < 1:
         raise ConfigError(f"parallel must be at least 1, got {parallel}")
@@ -53,7 +53,7 @@ def play_comparison(
 def _finish(jobs: Sequence[_Job], parallel: int, play: Callable[..., None]) -> None:
     """Plays all; after a failure nothing new is begun, and the failure is raised.
 
-    An interruption ends what is under way as well, and so does the end of this process.
+    An interruption ends the runs in progress as well, and so does the end of this process.
     """
     failed = threading.Event()
 
@@ -88,9 +88,9 @@ def finish_run(
     say: Callable[[str], None],
     quiet: bool = False,
 ) -> None:
-    """Starts, continues or reuses a run in processes that hang on the lifeline.
+    """Starts, continues or reuses a run, in processes that end with the lifeline.
 
-    `quiet` keeps what they print in a file beside the run.
+    `quiet` writes their output to a file beside the run.
     """
     if run.config.exists() and load_config(run.config) != config:
         raise RunDirectoryError(

@@ -1,4 +1,4 @@
-"""Processes that end when the one that started them ends, whatever ends it.
+"""Child processes that end when their parent ends, however it ends.
 
 The parent holds the writing end of a pipe and each child the reading end. However the parent goes,
 SIGKILL included, the system closes its end; the child sees the end of the pipe and leaves. No
@@ -24,7 +24,7 @@ CUT_OFF = 143
 
 
 class Lifeline:
-    """What the children of this process hang on; `cut` ends all of them."""
+    """A pipe to the children of this process; `cut` ends all of them."""
 
     def __init__(self) -> None:
         # Neither end is inherited unless `call` says so: a child that held the writing end would
@@ -40,7 +40,7 @@ class Lifeline:
         os.close(self._reading)
 
     def cut(self) -> None:
-        """Ends what is running, and what is started from now on."""
+        """Ends all children, and those started from now on."""
         if not self._is_cut:
             self._is_cut = True
             os.close(self._writing)
@@ -48,7 +48,7 @@ class Lifeline:
     def call(self, module: str, arguments: Sequence[str], *, log: IO[bytes] | None = None) -> int:
         """Runs a module in a process of its own and returns its exit status.
 
-        What it prints goes to this process's output, or to `log`.
+        Its output goes to this process's output, or to `log`.
         """
         command = [sys.executable, "-m", __name__, str(self._reading), module, *arguments]
         errors = None if log is None else subprocess.STDOUT
@@ -60,8 +60,7 @@ def leave_with_the_parent(reading: int) -> None:
 
     def watch() -> None:
         os.read(reading, 1)  # nothing is ever written
-        # Not an exception: this thread has no way into the others. What a run writes is whole after
-        # any kill.
+        # Not an exception: this thread has no way into the others. Files are whole after any kill.
         os._exit(CUT_OFF)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

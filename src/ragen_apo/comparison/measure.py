@@ -1,4 +1,4 @@
-"""What a finished run has cost and reached, Stage 1 included.
+"""Cost and success of a finished run, Stage 1 included.
 
 Seconds are those of Stage 1, rollouts and updates: not the warm start, which all runs share, and
 not the evaluations. What a new reference costs (the section `reference`) is counted at the start.
@@ -28,14 +28,14 @@ class _Baselines(BaseModel):
 
 
 class _Results(_Rate):
-    """What a comparison takes from results.json."""
+    """The part of results.json that a comparison reads."""
 
     success_ci95: tuple[float, float]
     baselines: _Baselines
 
 
 class _Step(BaseModel):
-    """What it takes from every row of metrics.jsonl."""
+    """The part of each row of metrics.jsonl that it reads."""
 
     rollout_seconds: float
     training_seconds: float
@@ -58,7 +58,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run; figures that a run has not recorded are None."""
+    """One run; numbers that it has not recorded are None."""
 
     name: str
     seed: int
@@ -89,9 +89,9 @@ class Measurement:
         return next((point for point in self.points if point.success >= success), None)
 
     def mean_success(self, tokens: int) -> float:
-        """The area under success against tokens up to a number of tokens, over that number.
+        """The mean of success over the first `tokens` tokens: the area under the curve.
 
-        Straight lines between evaluations; what the last one reached holds from there on.
+        Straight lines between evaluations, constant after the last one.
         """
         ends = [point.tokens for point in self.points]
         cut = [end for end in ends if end < tokens]
@@ -101,7 +101,7 @@ class Measurement:
 
 
 def reachable_by_all(measurements: Sequence[Measurement]) -> float:
-    """The best success of the run that reaches least."""
+    """The highest success that every run reaches."""
     return min(run.best for run in measurements)
 
 
@@ -118,7 +118,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     reference_success = results.baselines.reference.success_rate
     points = [Point(0.0, 0, reference_success)]
     if tokens > 0 and _within(budget, seconds, tokens):
-        # Stage 1 is over, and the policy what it was.
+        # After Stage 1 the policy is still the reference.
         points.append(Point(seconds, tokens, reference_success))
     for row in rows:
         seconds += row["rollout_seconds"] + row["training_seconds"]

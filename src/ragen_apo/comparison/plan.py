@@ -1,8 +1,8 @@
-"""What `ragen-apo compare` reads: one base configuration, and what each run changes in it.
+"""The file that `ragen-apo compare` reads: a base configuration, and the changes of each run.
 
 base: shop.yaml            # beside this file: environment, agent, model, warm start, evaluation
 seeds: [0, 1, 2]
-budget: {seconds: 600, tokens: 1500000}   # what comes later in a run is not looked at
+budget: {seconds: 600, tokens: 1500000}   # later evaluations are ignored
 target: 0.9                # success whose time and tokens are reported
 shared: {training: {eval_every: 10}}      # changed for all
 runs:

@@ -128,7 +128,7 @@ def _common(measurements: Sequence[Measurement]) -> tuple[float, int]:
 
 
 def _costs(points: Sequence[Point | None]) -> tuple[str, str]:
-    """Mean seconds and tokens of those that are there, and how many are not."""
+    """Mean seconds and tokens of the seeds that reached the success, and their number."""
     reached = [point for point in points if point is not None]
     if not reached:
         return ABSENT, ABSENT
@@ -152,9 +152,9 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     axes = figure.subplots()
     style_axes(axes, f"Success against {axis}, Stage 1 included")
     names = list(dict.fromkeys(run.name for run in measurements))
-    for place, name in enumerate(names):
-        lap, place_of_color = divmod(place, len(COLORS))
-        color, (line_style, marker) = COLORS[place_of_color], _LAPS[lap % len(_LAPS)]
+    for index, name in enumerate(names):
+        lap, color_index = divmod(index, len(COLORS))
+        color, (line_style, marker) = COLORS[color_index], _LAPS[lap % len(_LAPS)]
         lines = [
             [(float(getattr(point, axis)), point.success) for point in run.points]
             for run in measurements

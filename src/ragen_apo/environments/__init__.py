@@ -1,1 +1,1 @@
-"""Text worlds: find them by name with `ragen_apo.environments.base.make_environment`."""
+"""Text environments; `ragen_apo.environments.base.make_environment` makes one by name."""

@@ -1,4 +1,4 @@
-"""What an environment may answer, asked wherever its answers come in. None means: nothing wrong."""
+"""Checks of an environment's answers; each returns the problem in words, or None."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,18 +7,18 @@ from ragen_apo.environments.base import EnvironmentProperties
 from ragen_apo.printable import shortened
 
 MAX_UNDECLARED_TURNS = 1_000
-"""An episode that lasts longer counts as endless, where its environment declares no `max_turns`."""
+"""The turn limit of an environment that declares no `max_turns`."""
 MAX_SHOWN_CHARACTERS = 80
 
 
 def turn_limit(properties: EnvironmentProperties) -> int:
-    """After so many turns every episode has to be over."""
+    """The number of turns after which an episode has to be over."""
     declared = properties.max_turns
     return MAX_UNDECLARED_TURNS if declared is None else declared
 
 
 def endlessness(properties: EnvironmentProperties) -> str:
-    """What is wrong with an episode that is not over after `turn_limit` turns, and what to do."""
+    """The problem with an episode that is not over after `turn_limit` turns, and the remedy."""
     limit = f"an episode was not over after {turn_limit(properties):,} turns"
     if properties.max_turns is None:
         return (

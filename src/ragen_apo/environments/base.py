@@ -1,4 +1,4 @@
-"""What a text environment is, and where environments are found by name.
+"""The interface of text environments, and their names.
 
 An environment turns a `Task` into text observations and rewards with Gymnasium's five-tuple
 semantics. It holds one episode at a time; whatever many episodes share (a catalogue, an index) is
@@ -24,17 +24,17 @@ ENTRY_POINT_GROUP = "ragen_apo.environments"
 
 @dataclass(frozen=True)
 class PatternWords:
-    """What a report says of one way to fail; empty where its own neutral words will do."""
+    """A report's words for one failure pattern; empty for its own neutral words."""
 
     name: str = ""
     meaning: str = ""
     advice: str = ""
-    """What to do about it; keys of the configuration in backticks."""
+    """The remedy; keys of the configuration in backticks."""
 
 
 @dataclass(frozen=True)
 class FailureWords:
-    """An environment's words for the ways to fail in it (`evaluation.failures`)."""
+    """An environment's words for the failure patterns (`evaluation.failures`)."""
 
     unreadable: PatternWords = PatternWords()
     """Most responses held no action that could be read."""
@@ -52,39 +52,39 @@ class FailureWords:
 
 @dataclass(frozen=True)
 class EnvironmentProperties:
-    """What an environment declares about itself."""
+    """The declared properties of an environment."""
 
     name: str
     version: str
     """Changes whenever data, text or dynamics change: it is part of the key of a stored return."""
     reward_version: str
-    """Changes whenever the same episode would earn something else."""
+    """Changes whenever the rewards of the same episode change."""
     deterministic: bool
     """The same task and actions always give the same observations and rewards."""
     return_range: tuple[float, float]
     """Bounds of the return of one episode."""
     splits: tuple[str, ...]
     rules: str
-    """What an agent has to know to play; offered to the context manager as system prompt."""
+    """How to act and what counts; offered to the context manager as system prompt."""
     category_weights: Mapping[str, float] = field(default_factory=dict)
-    """How often tasks of each category come up in training, relative to each other; empty where
-    every task comes up equally often. Positive, and all categories or none."""
+    """Relative frequency of each category's tasks in training; positive, for all categories. Empty
+    if all tasks are equally frequent."""
     data: str = ""
-    """Which data its tasks are made of, in words, where the machine or an option decides it."""
+    """The data of its tasks in words, where the machine or an option decides it."""
     max_turns: int | None = None
-    """After so many turns every episode is over; null where that is not known."""
+    """The longest episode in turns; None if unknown."""
     failure_words: FailureWords = FailureWords()
-    """How reports speak of its failures, where the neutral words do not fit."""
+    """Words for reports, where the neutral ones do not fit."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a scripted policy says in one turn."""
+    """One turn of a scripted policy."""
 
     thought: str
     action: str
     is_mistake: bool = False
-    """Made on purpose, for the sake of what follows: no demonstration to imitate."""
+    """An error on purpose, to show how to recover: not imitated."""
 
 
 class ScriptedPolicy(Protocol):
@@ -104,7 +104,7 @@ class TextEnvironment(Protocol):
 
     @property
     def properties(self) -> EnvironmentProperties:
-        """What the environment declares about itself; the same for its whole life."""
+        """The declared properties; they never change."""
         ...
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -118,14 +118,14 @@ class TextEnvironment(Protocol):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Executes any text: observation, reward, terminated, truncated, info.
 
-        Never raises because of what the text is. Text that is no action changes nothing, costs a
-        turn and is answered with what is possible. `info` may hold `success` (bool, at the end),
+        No text makes it raise. Text that is no action changes nothing, costs a turn and is answered
+        with the possible actions. `info` may hold `success` (bool, at the end),
         `invalid_action` (bool) and `flags` (strings for `Turn.flags`).
         """
         ...
 
     def state_key(self) -> str:
-        """Equal keys mean equal futures: task, page and everything that rewards still depend on."""
+        """Equal keys mean equal futures: task, page and all that later rewards depend on."""
         ...
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
@@ -134,7 +134,7 @@ class TextEnvironment(Protocol):
 
 
 def splits_with_tasks(environment: TextEnvironment) -> list[str]:
-    """The splits from which there is something to play, in the environment's order."""
+    """The splits that have tasks, in the environment's order."""
     return [name for name in environment.properties.splits if environment.tasks(name)]
 
 
@@ -160,10 +160,9 @@ def environment_names() -> tuple[str, ...]:
 def make_environment(name: str, options: Mapping[str, Any]) -> TextEnvironment:
     """A new environment by name; raises ConfigError for an unknown name or unusable options.
 
-    A name is that of a built-in environment, of a plugin (an entry point of the group
-    `ragen_apo.environments`, which cannot take over a built-in name), or says itself where the
-    factory is: `path.py:function` or `module:function`. Raises EnvironmentFaultError where code
-    that is not ours fails.
+    `name` is a built-in environment, a plugin (an entry point of the group
+    `ragen_apo.environments`; built-in names come first), or a reference to a factory:
+    `path.py:function` or `module:function`. Raises EnvironmentFaultError if foreign code fails.
     """
     keywords = {str(key): value for key, value in options.items()}
     if name in _BUILT_IN:
@@ -188,7 +187,7 @@ def _foreign_factory(name: str) -> object:
 def validate_options(
     model_class: type[_Options], options: Mapping[str, Any], where: str = "environment"
 ) -> _Options:
-    """The options as a checked record; ConfigError says for each wrong key what was expected."""
+    """The options as a checked record. Raises ConfigError with a line for each wrong key."""
     try:
         return model_class.model_validate(dict(options))
     except ValidationError as error:
@@ -196,7 +195,7 @@ def validate_options(
 
 
 def describe_problems(error: ValidationError, model_class: type[BaseModel], *, where: str) -> str:
-    """One line per problem: the key, what was got, what is expected, and a similar known key."""
+    """One line per problem: the key, got, expected, and a similar known key."""
     lines: list[str] = []
     for problem in error.errors(include_url=False):
         path = problem["loc"]

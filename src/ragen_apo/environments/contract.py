@@ -1,11 +1,11 @@
-"""What every environment promises, as functions that look for a case where it is not kept.
+"""The contract of environments: promises, as functions that look for a violation.
 
-A promise takes a factory of new, equal environments and raises `ContractError` with what it found;
-`PROMISES` has them all, `check_environment` asks for each, `policy_table` says how the scripted
-policies fare. `ragen-apo check NAME` does both for any environment, the tests of this project do so
-for the built-in ones. What a promise is good for: docs/adding_an_environment.md.
+A promise takes a factory of new, equal environments and raises `ContractError` with a violation.
+`check_environment` tries all `PROMISES`, `policy_table` gives the results of the scripted policies.
+`ragen-apo check NAME` does both for any environment, the tests do so for the built-in ones. The
+reason for each promise is in docs/adding_an_environment.md.
 
-Nothing found is no proof: a few tasks are played, with the scripted policies and with odd texts.
+Only a few tasks are played, with the scripted policies and with odd texts: no finding is no proof.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Promise = Callable[[Factory], None]
 Situation = tuple[str, str]
 """The key of a state, and an action."""
 Future = tuple[Any, ...]
-"""What `step` answered, and the key of the state after it."""
+"""The answer of `step`, and the key of the state after it."""
 
 NUM_TASKS = 5
 """Tasks of a split that are played."""
 MAX_TURNS = 200
-"""Where an environment ends no episode by itself, for all promises but that it does."""
+"""Cuts off episodes that their environment does not end, except in `every_episode_ends`."""
 MAX_PROBLEM_CHARACTERS = 4_000
 CAN_BE_MADE = "the environment can be made"
 NO_ACTION = "\x00"
@@ -52,7 +52,7 @@ NUM_WALKS, WALK_LENGTH = 300, 5
 
 
 class ContractError(RagenApoError):
-    """A case in which an environment does not do what every environment promises."""
+    """A violation of the contract."""
 
 
 class Step(NamedTuple):
@@ -69,7 +69,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Episode:
-    """What a scripted policy did in one task."""
+    """The episode of a scripted policy in one task."""
 
     task: Task
     first_observation: str
@@ -247,7 +247,7 @@ def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
 
 
 class _SaysNothing:
-    """Writes what is no action in any environment, as a model may that is not trained yet."""
+    """Writes text that is no action in any environment, like an untrained model."""
 
     def begin(self, task: Task, *, seed: int) -> None: ...
 
@@ -346,7 +346,7 @@ def equal_state_keys_mean_equal_futures(make: Factory) -> None:
 
 
 def random_walks(make: Factory) -> Iterator[tuple[Situation, Future]]:
-    """What came of each action, on walks of actions that scripted policies take in a task."""
+    """Each situation and its future, on random walks over the actions of scripted policies."""
     environment = make()
     task = _first_task(environment)
     actions = {NO_ACTION}
@@ -383,7 +383,7 @@ def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
 
 
 def properties_do_not_change(make: Factory) -> None:
-    """What an environment declares holds for its whole life, and it has rules."""
+    """The declared properties never change, and there are rules."""
     environment = make()
     before = environment.properties
     for make_policy in environment.scripted_policies().values():
@@ -414,10 +414,10 @@ PROMISES: tuple[Promise, ...] = (
 
 
 def check_environment(make: Factory) -> dict[str, str | None]:
-    """For each promise, in words, what was found against it; None for nothing.
+    """The violation of each promise, by the promise in words; None for no finding.
 
-    An environment that cannot be made keeps none, and that is the only finding. Wrong options are
-    none: they raise ConfigError.
+    An environment that cannot be made has that as its only finding. Wrong options raise
+    ConfigError.
     """
     try:
         make()
@@ -443,7 +443,7 @@ def _problem_against(promise: Promise, make: Factory) -> str | None:
 
 
 class PolicyResult(NamedTuple):
-    """How a scripted policy fares on training tasks: means over its episodes."""
+    """Means over the episodes of a scripted policy on training tasks."""
 
     success_rate: float
     episode_return: float

@@ -1,13 +1,13 @@
-"""Factories of environments that are not ours: found by a plugin or a reference, called with care.
+"""Factories of foreign environments: found by a plugin or a reference, called with care.
 
 A reference says where a factory is: `path.py:function`, a relative path from the current directory,
-or `module:function` for a module that Python can import. Whatever foreign code does when it is
-imported or called, the caller gets an environment or one sentence: ConfigError where the name or
-the options are wrong, EnvironmentFaultError where the code itself fails.
+or `module:function` for a module that Python can import. The caller gets an environment or an error
+in one sentence: ConfigError if the name or the options are wrong, EnvironmentFaultError if the
+foreign code fails.
 
-References also stand in configurations, with options of their writer's choice. So a reference names
-what the file itself defines, in a file that imports ragen_apo: not `subprocess:Popen`. That is read
-off the source before anything is imported.
+A configuration from elsewhere may hold a reference, with any options. So the file has to import
+ragen_apo and to define the function itself: `subprocess:Popen` is refused. Its source is checked
+before anything is imported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import exception_in_words
 
 FOREIGN_FAILURES = (Exception, SystemExit)
-"""What foreign code may raise; SystemExit would end this process, with status 0 at worst."""
+"""Exceptions of foreign code; SystemExit would end this process, perhaps with status 0."""
 MEMBERS = ("properties", "tasks", "reset", "step", "state_key", "scripted_policies")
 """Those of `TextEnvironment`."""
 OURS = Path(ragen_apo.__file__).resolve().parent
@@ -43,7 +43,7 @@ _HAS_TO_BE = "expected a function or class that takes the options and makes an e
 
 
 def plugin_factory(plugin: EntryPoint) -> object:
-    """What the entry point of an installed package names."""
+    """The factory of an installed package's entry point."""
     with _in_one_sentence(plugin.name, "importing it"):
         found: Any = importlib.import_module(plugin.module)
     for attribute in filter(None, (plugin.attr or "").split(".")):
@@ -57,7 +57,7 @@ def plugin_factory(plugin: EntryPoint) -> object:
 
 
 def referenced_factory(reference: str) -> object:
-    """What a reference names; each file and module is imported once."""
+    """The factory that a reference names; each file and module is imported once."""
     file, (module, _, function) = file_of(reference), reference.rpartition(":")
     if not function or reference.endswith(".py"):
         raise ConfigError(
@@ -155,7 +155,7 @@ def _imported_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look for it there
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last: files beside it take nobody's place
+        sys.path.append(str(path.parent))  # last, so that files beside it hide no other module
     try:
         with _in_one_sentence(str(path), "importing it"):
             spec.loader.exec_module(module)
@@ -167,7 +167,7 @@ def _imported_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _in_one_sentence(name: str, doing: str) -> Iterator[None]:
-    """What foreign code raises becomes one of our errors."""
+    """Turns exceptions of foreign code into errors of this package."""
     try:
         yield
     except RagenApoError:

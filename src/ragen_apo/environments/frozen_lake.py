@@ -117,10 +117,10 @@ def neighbour(cell: Cell, direction: str, size: int) -> Cell:
 
 
 def outcomes(direction: str, certainty: float) -> list[tuple[float, str]]:
-    """Where an action leads and how probably: itself, then the sides counter- and clockwise."""
-    place = CLOCKWISE.index(direction)
+    """(probability, direction): the action itself, then the sides counter- and clockwise."""
+    index = CLOCKWISE.index(direction)
     aside = (1.0 - certainty) / 2.0
-    left, right = CLOCKWISE[place - 1], CLOCKWISE[(place + 1) % 4]
+    left, right = CLOCKWISE[index - 1], CLOCKWISE[(index + 1) % 4]
     return [(certainty, direction), (aside, left), (aside, right)]
 
 
@@ -151,7 +151,7 @@ class FrozenLakeWorld:
         return view(with_player(self._lake, self._cell), self._options, LANGUAGE)
 
     def key(self) -> str:
-        """Where the player is."""
+        """The player's cell."""
         return f"{self._cell[0]},{self._cell[1]}"
 
     def _direction(self, action: str) -> str:
@@ -298,10 +298,10 @@ Play = tuple[str, int]
 def best_plays(
     lake: Board, certainty: float, *, max_repeats: int, num_turns: int
 ) -> tuple[Mapping[Cell, Play], ...]:
-    """By the number of turns left: for each cell, the play most likely to reach the goal in time.
+    """By the number of turns left, for each cell: the play most likely to reach the goal in time.
 
-    Value iteration backwards over turns that repeat one action. A longer horizon changes a choice
-    only if that makes the goal more likely, so a certain way is a shortest one.
+    Value iteration over turns that repeat one action. With more turns left a play changes only if
+    that raises the probability, so a certain way is a shortest one.
     """
     size = len(lake)
     cells = [(row, column) for row in range(size) for column in range(size)]
@@ -340,7 +340,7 @@ def _transitions(lake: Board, certainty: float, direction: str) -> np.ndarray:
 
 
 class _Walker:
-    """Reads the map and plans from what it shows; no payload is needed."""
+    """Plans from the map in the observation; needs no payload."""
 
     def __init__(self, options: FrozenLakeOptions) -> None:
         self._options = options
@@ -361,8 +361,8 @@ class _Walker:
         return Reply(thought=self._thought(lake, cell, plan), action=join_actions(plan))
 
     def _thought(self, lake: Board, cell: Cell, plan: Sequence[str]) -> str:
-        """Where the player is; or, if the surroundings are shown, what they show in one direction
-        after the other, up to the one that is taken.
+        """The player's cell; or, if the surroundings are shown, what lies in the directions of
+        `LOOKS` up to the one that is taken.
         """
         if not self._options.surroundings:
             return f"at {cell[0]} {cell[1]}"

@@ -3,9 +3,9 @@
     environment: {name: mixture, parts: {shop: {weight: 2, max_turns: 6}, frozen_lake: {size: 4}}}
 
 A task of the mixture wraps a task of one part and has the part's name as its category, so results
-by category are results by environment. Everything else is the part's: text, rewards, turn limit,
-scripted policies. Weights say how often the parts come up in training
-(`EnvironmentProperties.category_weights`) and in what order a split lists their tasks.
+by category are results by environment. Text, rewards, turn limit and scripted policies are the
+part's. Weights are the parts' relative frequency in training
+(`EnvironmentProperties.category_weights`), and set the order in which a split lists their tasks.
 """
 
 import functools
@@ -76,11 +76,11 @@ class MixtureEnvironment:
 
     @property
     def properties(self) -> EnvironmentProperties:
-        """What holds for all parts together."""
+        """The properties of all parts together."""
         return self._properties
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of all parts, in turns by weight as long as each part has some left.
+        """The tasks of all parts, interleaved by weight as long as each part has some left.
 
         Raises ConfigError for a split that not all parts have.
         """
@@ -218,7 +218,7 @@ def _longest(limits: Sequence[int | None]) -> int | None:
 
 
 def _of_parts(texts: Mapping[str, str]) -> str:
-    """What the parts say, with their labels; without those that say nothing."""
+    """The parts' texts with their labels, empty ones left out."""
     return ", ".join(f"{label}={text}" for label, text in texts.items() if text)
 
 

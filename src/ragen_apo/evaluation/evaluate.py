@@ -40,10 +40,10 @@ class EvaluationPlan:
     def requests(
         self, environments: EnvironmentManager, *, repeat: int = 0
     ) -> list[EpisodeRequest]:
-        """The split's tasks in order, from the start again if there are fewer than episodes.
+        """The split's tasks in order, starting over if there are fewer tasks than episodes.
 
-        Where nothing is drawn a second episode of a task would be the first one again, and an
-        interval over both too narrow: then each task is played once at most.
+        Greedy play in a deterministic environment would repeat an episode exactly, which would make
+        the interval too narrow: then each task is played once at most.
         """
         tasks = environments.tasks(self.split)
         num_episodes = self.num_episodes

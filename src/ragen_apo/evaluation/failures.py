@@ -1,11 +1,11 @@
-"""Why an episode failed, as one of six named patterns, and what they are called.
+"""Why an episode failed, as one of six patterns, and the words for them.
 
 Consumes finished trajectories of any environment; reads flags, actions and observations, never
 token ids. Each failed episode has exactly one pattern, the first of this list that fits:
 
-1. `unreadable`: half or more of the turns have a format error or an invalid action, and at least as
-   many have the former. Such a policy has hardly played, so nothing else it did is worth a name.
-2. `impossible`: the same, and more turns have an invalid action: it was read and not executed.
+1. `unreadable`: half or more of the turns have a format error or an invalid action, and format
+   errors are not fewer.
+2. `impossible`: half or more of the turns have one, and invalid actions are more.
 3. `wrong_final_action`: the environment ended the episode and it was no success.
 4. `loop`: half or more of the turns (at least two) repeat an earlier turn: nearly the same action,
    answered with nearly the same text. An action that is repeated and brings something new (the next
@@ -88,11 +88,11 @@ NEUTRAL_WORDS: Mapping[FailurePattern, PatternWords] = {
         "(`warm_start.demonstrations.num_steps`), or set `agent.invalid_action_penalty` below 0.",
     ),
 }
-"""What is said where the environment declares nothing."""
+"""The words where the environment declares none."""
 
 
 def declared_words(words: FailureWords) -> dict[FailurePattern, dict[str, str]]:
-    """What the environment says of its patterns, by field; without what it leaves to others."""
+    """The environment's words for its patterns, by field; without the empty ones."""
     return {
         pattern: {name: text for name, text in dataclasses.asdict(chosen).items() if text}
         for pattern in FailurePattern
@@ -123,10 +123,10 @@ def failure_pattern(trajectory: Trajectory, *, target_reported: bool) -> Failure
 
 
 def reports_target(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether these episodes come from an environment that flags the goal when it is on screen.
+    """Whether the environment of these episodes flags the goal when it is on screen.
 
-    Read from the episodes themselves: one flag anywhere is proof. Where no episode at all saw its
-    goal the answer is no, and those episodes are called timeouts.
+    One flag in any episode is proof. Without one the answer is no, and the episodes count as
+    timeouts.
     """
     return any(_target_shown(trajectory) for trajectory in trajectories)
 
@@ -146,7 +146,7 @@ def _is_loop(trajectory: Trajectory) -> bool:
 
 
 def _num_repeats(trajectory: Trajectory) -> int:
-    """The number of turns whose action and answer were both nearly there before."""
+    """The number of turns whose action and answer nearly equal those of an earlier turn."""
     observations = [turn.observation for turn in trajectory.turns]
     answers = [*observations, trajectory.final_observation][1:]
     seen: list[tuple[frozenset[str], frozenset[str]]] = []

@@ -1,8 +1,7 @@
 """From finished episodes to the evaluation's two documents, `results.json` and `episodes.jsonl`.
 
-Pure functions of `Sequence[Trajectory]`: nothing is played and nothing is written here. All values
-are JSON values. An episode's number is its place in the given sequence, counted from 0, and is the
-same in both documents.
+Pure functions of `Sequence[Trajectory]`. All values are JSON values. An episode's number is its
+index in the given sequence, from 0, the same in both documents.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_FAILURE_EXAMPLES = 3
 
 
 def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What every group of episodes is judged by: the policy, a category or a baseline.
+    """The summary of a group of episodes: the policy's, a category's or a baseline's.
 
     Keys: episodes, successes, success_rate, success_ci95 (Wilson), avg_reward (the mean return of
     an episode), avg_steps (the mean number of turns). Raises ValueError without episodes.

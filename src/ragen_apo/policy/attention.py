@@ -1,13 +1,14 @@
-"""Attention as generation, scoring and training need it, on every device.
+"""Attention for generation, scoring and training, on every device.
 
-Generation reads several rows one after another as segments of one pass; each attends to its own
-context by PyTorch's kernel. On a CPU, where that kernel is not always the fastest way, two more
-passes have a way of their own: one new token a row, as generation makes it, and whole rows in mixed
-precision, as scoring and training make them: rotary positions leave queries and keys in float32,
-values are bfloat16. Where the processor has matrix units for bfloat16 (AMX), PyTorch's kernel uses
-them and is faster at both. Everything else is PyTorch's.
+`attend` chooses one of four ways:
 
-Axes: B rows, H heads, T positions, D width of a head.
+- prompts of several rows, read in one pass: a `PromptSlice` each, by PyTorch's kernel;
+- one new token a row, on a CPU: two matrix products (`_of_one_token`);
+- whole rows in mixed precision, on a CPU: by blocks of queries (`in_blocks`);
+- everything else, and everything on CPUs with matrix units for bfloat16 (AMX), where PyTorch's
+  kernel is faster: PyTorch's kernel.
+
+Further axes (`ragen_apo.types` has the others): A attention heads, D width of a head.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ QUERIES_PER_BLOCK = 128
 
 
 @dataclass(frozen=True)
-class Segment:
-    """The new tokens of one row in a pass that reads several rows one after another."""
+class PromptSlice:
+    """The new tokens of one row, in a pass that reads the prompts of several rows."""
 
     slot: int
-    """The row's place in the KV cache."""
+    """The row's index in the KV cache."""
     tokens: slice
-    """Where its new tokens lie in the pass."""
+    """The positions of its new tokens in the pass."""
     length: int
-    """How many tokens its context has with them."""
+    """The number of tokens of its context, the new ones included."""
     mask: Tensor | None = None
-    """Added to the scores [1, 1, T, length]; None where all may be seen or causality is enough."""
+    """Added to the scores [1, 1, T, length]; None for a single token and for a whole context."""
 
     @property
     def num_tokens(self) -> int:
@@ -50,7 +51,7 @@ class Segment:
         """The position of its first new token."""
         return self.length - self.num_tokens
 
-    def with_mask(self, *, dtype: torch.dtype, device: torch.device) -> Segment:
+    def with_mask(self, *, dtype: torch.dtype, device: torch.device) -> PromptSlice:
         """With the mask that attention needs."""
         if self.start == 0 or self.num_tokens == 1:
             return self
@@ -68,25 +69,25 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention of one layer as transformers asks for it: [B, H, T, D] to [B, T, H, D].
+    """The attention of one layer, for transformers: [R, A, T, D] to [R, T, A, D].
 
-    With `segments`, the query is [1, H, T, D], keys and values are those of all slots, and each
-    segment attends to its own.
+    With `prompt_slices`, the query is [1, A, T, D], keys and values are those of all slots, and
+    each slice attends to its own.
     """
-    segments: Sequence[Segment] | None = kwargs.pop("segments", None)
-    if segments is not None:
+    prompt_slices: Sequence[PromptSlice] | None = kwargs.pop("prompt_slices", None)
+    if prompt_slices is not None:
         parts = [
             sdpa_attention_forward(
                 module,
-                query[:, :, segment.tokens],
-                key[segment.slot, None, :, : segment.length],
-                value[segment.slot, None, :, : segment.length],
-                segment.mask,
+                query[:, :, each.tokens],
+                key[each.slot, None, :, : each.length],
+                value[each.slot, None, :, : each.length],
+                each.mask,
                 dropout=dropout,
                 scaling=scaling,
                 **kwargs,
             )[0]
-            for segment in segments
+            for each in prompt_slices
         ]
         return torch.cat(parts, dim=1), None
     changed = {"softcap", "position_bias"} & {n for n, given in kwargs.items() if given is not None}
@@ -118,7 +119,7 @@ def has_matrix_units() -> bool:
 def _of_one_token(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float
 ) -> Tensor:
-    """Two products, in half the time of the fused kernel; the mask is added to the scores."""
+    """Two matrix products, in half the time of PyTorch's kernel; `mask` is added to the scores."""
     batch, num_heads, _, head_dim = query.shape
     # Heads that share keys and values are the rows of one product.
     grouped = query.to(key.dtype).reshape(batch, key.shape[1], -1, head_dim)
@@ -130,10 +131,11 @@ def _of_one_token(
 
 
 def in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> Tensor:
-    """Causal attention over whole rows: forwards and backwards faster than a fused kernel on AVX.
+    """Causal attention over whole rows [R, A, T, D], in blocks of queries.
 
-    Without gradients it is slower, and used all the same: two models that are compared by their
-    log-probabilities have to be rounded alike.
+    With PyTorch's kernel, scoring and training passes of the small WebShop model take 8 to 24%
+    longer on an AMD EPYC (benchmarks/results/attention_passes.md). A forward pass alone is hardly
+    faster by blocks; it uses them as well, since policy and reference have to be rounded alike.
     """
     batch, num_heads, length, _ = query.shape
     groups = num_heads // key.shape[1]
@@ -148,11 +150,11 @@ def in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scaling: float) -> T
 
 
 class _BlockwiseAttention(torch.autograd.Function):
-    """Causal attention of scaled queries in float32, a block of them at a time; N = B H.
+    """Causal attention of scaled float32 queries, one block of them at a time; N = R A.
 
     Each block reads the keys up to its own end, so about half of all pairs is never computed.
     Scores are float32 up to the softmax; the products with its weights, forwards and backwards,
-    are in the format of the values. The weights are kept for the backward pass, T^2 / 2 numbers a
+    are in the format of the values. The weights are kept for the backward pass: T^2 / 2 numbers a
     row and head.
     """
 
@@ -192,7 +194,7 @@ class _BlockwiseAttention(torch.autograd.Function):
 
 
 def _blocks(rows_NTD: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Where each block of positions starts, and the block."""
+    """The first position of each block, and the block."""
     for start in range(0, rows_NTD.shape[1], QUERIES_PER_BLOCK):
         yield start, rows_NTD[:, start : start + QUERIES_PER_BLOCK]
 

@@ -2,10 +2,8 @@
 
 Where the model has adapters, the copy has its own, and only they and the head are trained.
 
-Consumes padded token ids, produces one value per sampled token: what the text before the token is
-worth, so the value of a state does not know what is written in it. Starts from value 0 everywhere.
-
-Axes: B rows, T positions, H hidden size.
+Consumes padded token ids, produces one value per sampled token: that of the text before the token.
+Starts from value 0 everywhere.
 """
 
 from __future__ import annotations
@@ -39,15 +37,15 @@ class Critic(nn.Module):
         self.gradient_checkpointing = model.gradient_checkpointing
         self.eval()
 
-    def forward(self, token_ids_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-        """V of the text before each sampled token [B, T] in float32; 0 where the mask is False."""
-        hidden_BTH = body_output(
+    def forward(self, token_ids_RT: Tensor, loss_mask_RT: Tensor) -> Tensor:
+        """V of the text before each sampled token [R, T] in float32; 0 where the mask is False."""
+        hidden_RTH = body_output(
             self.body,
-            token_ids_BT,
+            token_ids_RT,
             autocast=self.autocast,
             gradient_checkpointing=self.gradient_checkpointing,
             use_cache=False,
         )
-        after_BT = self.head(hidden_BTH.to(self.head.weight.dtype))[:, :, 0]
-        before_BT = torch.cat([torch.zeros_like(after_BT[:, :1]), after_BT[:, :-1]], dim=1)
-        return torch.where(loss_mask_BT, before_BT, torch.zeros_like(before_BT))
+        after_RT = self.head(hidden_RTH.to(self.head.weight.dtype))[:, :, 0]
+        before_RT = torch.cat([torch.zeros_like(after_RT[:, :1]), after_RT[:, :-1]], dim=1)
+        return torch.where(loss_mask_RT, before_RT, torch.zeros_like(before_RT))

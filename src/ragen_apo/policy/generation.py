@@ -1,20 +1,19 @@
-"""Batched generation over many turns with one KV cache kept for the whole episode.
+"""Batched generation over many turns, with one KV cache for the whole episode.
 
     submit(row, prompt) ... step() -> rows whose response is over ... submit(row, next prompt) ...
 
-A prompt continues the row's context or restarts it; then what both begin with is not read again.
-Rows have different lengths: each writes its keys and values at its own positions. A step either
-continues the response of every row that is writing one, a token a row, or reads waiting prompts,
-one after another as one long row (segments) of which each attends to its own context alone, so
-nothing is padded. A row that has finished its response need not wait for the others to go on with
-its next turn: while few rows wait, theirs are computed along and thrown away, and places that stay
-empty are filled from the end of the cache.
+A row is an episode in progress; it has a slot in the KV cache and writes keys and values at its own
+positions there. A step does one of two things:
 
-Each row draws its uniform numbers from its own generator, one block a turn, so a trajectory does
-not depend on which rows it shares a batch with, nor on the order in which they are read (up to
-floating-point rounding of the matrix products).
+- it samples one token for every row that is writing a response, or
+- it reads the prompts that wait, concatenated without padding; each attends to its own context.
 
-Axes: B rows, S slots of the cache, T new tokens, L places of a slot, H hidden, V vocabulary.
+A row goes on with its next turn without waiting for the others. Slots without a writing row are
+computed too and the result is dropped; if there are many, rows move to the front (`_close_ranks`).
+A prompt that restarts its row's context keeps the common prefix in the cache.
+
+Each row draws its uniform numbers from its own generator, one block a turn. So a trajectory does
+not depend on the other rows of its batch, up to floating-point rounding of the matrix products.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from torch import Tensor
 from transformers import Cache
 
 from ragen_apo.errors import ContextError, ModelError
-from ragen_apo.policy.attention import Segment
+from ragen_apo.policy.attention import PromptSlice
 from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 
 _TAIL_TOKENS = 12
-"""How many last tokens are decoded to look for a closing tag that is several tokens long."""
+"""The number of last tokens that are searched for a closing tag of several tokens."""
 _WAITING_SHARE = 1 / 4
-"""Prompts are read as soon as this share of the rows that want a response waits: reading few costs
-a pass, too."""
+"""Prompts are read once this share of the rows with a pending response waits: each pass has a
+fixed cost."""
 _IDLE_SHARE = 1 / 4
-"""At most this share of the slots of a pass are computed without need."""
+"""The largest share of a pass's slots whose result is dropped."""
 TOKENS_PER_PASS = 4096
-"""Prompts are read in one pass until they have so many tokens: more take room only."""
+"""The most prompt tokens of a pass, unless one prompt alone has more; more only take memory."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Response:
 
 @dataclass(eq=False)
 class Row:
-    """One episode's place in the engine."""
+    """One episode in progress."""
 
     slot: int
     draws: np.random.Generator
@@ -67,11 +66,11 @@ class Row:
     unread: list[int] = field(default_factory=list)
     """Tokens that the model has not read yet: a prompt, or the last token sampled."""
     sampling: _Sampling | None = None
-    """The response that is wanted or being written."""
+    """The response that was asked for, until it is over."""
 
     @property
     def length(self) -> int:
-        """How many tokens of this row are in the cache."""
+        """The number of its tokens in the cache."""
         return len(self.read)
 
     @property
@@ -81,7 +80,7 @@ class Row:
 
 
 class StopRule:
-    """Says when a response is over: at an end token, or when its text ends with the closing tag."""
+    """A response is over at an end token, or when its text ends with the closing tag."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._tokenizer = model.tokenizer
@@ -107,15 +106,15 @@ class GenerationEngine:
     """Generates responses for many rows whose caches live from the first turn to the last.
 
     `capacity` is the longest context of a row in tokens. Memory: two tensors
-    [num_rows, kv_heads, longest context so far, head_dim] a layer. With the last row an accelerator
-    gets it back; in main memory it stays for the next rows.
+    [num_rows, kv_heads, longest context so far, head_dim] a layer. Closing the last row frees the
+    memory of an accelerator; main memory is kept for the next rows.
     """
 
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
         self._view = CacheView(capacity)
-        self._memory = SpareMemory(num_places=self._view.max_places)
+        self._memory = SpareMemory(num_positions=self._view.max_positions)
         self.layers = [
             RaggedLayer(self._view, self._memory, num_rows=num_rows)
             for _ in range(model.config.num_hidden_layers)
@@ -140,23 +139,23 @@ class GenerationEngine:
         return row
 
     def close_row(self, row: Row) -> None:
-        """Gives the row's place back."""
+        """Ends the row and frees its slot."""
         assert self._slots[row.slot] is row
         self._slots[row.slot] = None
         if self.num_free_rows == self.num_rows:
             self._close_all_rows()
 
     def _close_all_rows(self) -> None:
-        """Gives every place back: nothing is left behind by episodes that were broken off."""
+        """Frees every slot, those of episodes that were broken off included."""
         self._slots = [None] * self.num_rows
-        self._view.places = 0
+        self._view.num_positions = 0
         for layer in self.layers:
             layer.forget()
         self._memory.keep(2 * len(self.layers) + 1)
 
     @contextlib.contextmanager
     def rollout(self) -> Iterator[None]:
-        """Inside, no weight may change; at the end every place is given back."""
+        """Inside, no weight may change; at the end every slot is freed."""
         try:
             with self.model.constant_weights():
                 yield
@@ -166,14 +165,14 @@ class GenerationEngine:
     def submit(
         self, row: Row, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
     ) -> None:
-        """Asks for a response of the row to its new prompt tokens, which `step` will bring.
+        """Asks for a response to the row's new prompt tokens; `step` returns it.
 
-        If it restarts, the prompt is the row's whole context from now on. Raises ContextError if
-        the context and a full response would not fit into the capacity.
+        With `restarts` the prompt is the row's whole context from now on. Raises ContextError, and
+        changes nothing, if context and longest response exceed the capacity.
         """
         assert self._slots[row.slot] is row and row.sampling is None
         num_present = 0 if restarts else row.length + len(row.unread)
-        self._check_room(num_present + len(prompt) + max_new_tokens)
+        self._check_length(num_present + len(prompt) + max_new_tokens)
         if restarts:
             # The last token is read in any case: its logits are those of the first one to sample.
             num_kept = _num_shared(row.read, prompt[:-1])
@@ -186,16 +185,16 @@ class GenerationEngine:
 
     @torch.no_grad()  # in inference mode autocast would convert all weights again in every pass
     def step(self, *, temperature: float) -> list[tuple[Row, Response]]:
-        """One token for every row that writes, or the first one for those that wait.
+        """Samples one token for the rows that write, or the first one for the rows that wait.
 
-        Returns the responses that it finished. Temperature 0 takes the most probable token; its
-        log-probability is that at temperature 1. Raises ModelError for logits that are not finite.
+        Returns the responses that are now over. Temperature 0 takes the most probable token and
+        its log-probability at temperature 1. Raises ModelError for logits that are not finite.
         """
         finished: list[tuple[Row, Response]] = []
-        for rows, logits_BV in self._passes():
+        for rows, logits_RV in self._passes():
             entries = [row.sampling for row in rows if row.sampling]
             draws = [entry.next_draw() for entry in entries]
-            tokens, logprobs = _sample(logits_BV, draws, temperature=temperature)
+            tokens, logprobs = _sample(logits_RV, draws, temperature=temperature)
             for row, entry, token, logprob in zip(rows, entries, tokens, logprobs, strict=True):
                 row.unread.append(token)
                 response = entry.append(token, logprob, rule=self.stop_rule)
@@ -204,29 +203,7 @@ class GenerationEngine:
                     row.sampling = None
         return finished
 
-    def respond(
-        self,
-        rows: Sequence[Row],
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-    ) -> list[Response]:
-        """One response a row, in their order, once all of them are there; no other row may write.
-
-        Raises ContextError, and changes nothing, if one of them would not fit into the capacity.
-        """
-        assert not any(row and row.sampling for row in self._slots)
-        for row, prompt in zip(rows, prompts, strict=True):
-            self._check_room(row.length + len(row.unread) + len(prompt) + max_new_tokens)
-        for row, prompt in zip(rows, prompts, strict=True):
-            self.submit(row, prompt, max_new_tokens=max_new_tokens)
-        responses: dict[Row, Response] = {}
-        while len(responses) < len(rows):
-            responses.update(self.step(temperature=temperature))
-        return [responses[row] for row in rows]
-
-    def _check_room(self, needed: int) -> None:
+    def _check_length(self, needed: int) -> None:
         if needed > self.capacity:
             raise ContextError(
                 f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
@@ -234,7 +211,7 @@ class GenerationEngine:
             )
 
     def _passes(self) -> Iterator[tuple[list[Row], Tensor]]:
-        """Each forward pass of a step: its rows, and the logits [B, V] of their next tokens."""
+        """Each forward pass of a step: its rows, and the logits [R, V] of their next tokens."""
         wanted = [row for row in self._slots if row and row.sampling]
         writing = [row for row in wanted if not row.is_waiting]
         waiting = [row for row in wanted if row.is_waiting]
@@ -245,7 +222,7 @@ class GenerationEngine:
             yield rows, self._read_prompts(rows)
 
     def _continue(self, rows: Sequence[Row]) -> Tensor:
-        """Feeds each row's last token; slots between them are computed along."""
+        """Reads each row's last token; the slots between them are computed too."""
         device = self.model.device
         self._close_ranks(rows)
         num_slots = 1 + max(row.slot for row in rows)
@@ -254,50 +231,50 @@ class GenerationEngine:
         for row in rows:
             (tokens[row.slot],) = row.unread
         # The other slots write behind their row's last token, which its next one overwrites.
-        positions_S1 = torch.tensor(lengths, device=device)[:, None]
-        slots_S1 = torch.arange(num_slots, device=device)[:, None]
+        positions_R1 = torch.tensor(lengths, device=device)[:, None]
+        slots_R1 = torch.arange(num_slots, device=device)[:, None]
         view = self._view
-        view.point_at(slots_S1, positions_S1, read=slice(0, num_slots))
+        view.point_at(slots_R1, positions_R1, read=slice(0, num_slots))
         view.reserve(max(lengths) + 1)
-        is_ahead_SL = torch.arange(view.places, device=device) > positions_S1
-        mask_SL = torch.zeros(is_ahead_SL.shape, device=device, dtype=self._mask_dtype)
-        mask_SL.masked_fill_(is_ahead_SL, float("-inf"))
-        hidden_S1H = self._pass(
+        is_ahead_RT = torch.arange(view.num_positions, device=device) > positions_R1
+        mask_RT = torch.zeros(is_ahead_RT.shape, device=device, dtype=self._mask_dtype)
+        mask_RT.masked_fill_(is_ahead_RT, float("-inf"))
+        hidden_R1H = self._pass(
             torch.tensor(tokens, device=device)[:, None],
-            positions_S1,
-            attention_mask=mask_SL[:, None, None],
+            positions_R1,
+            attention_mask=mask_RT[:, None, None],
         )
         self._note_read(rows)
-        return self.model.logits(hidden_S1H[[row.slot for row in rows], 0])
+        return self.model.logits(hidden_R1H[[row.slot for row in rows], 0])
 
     def _read_prompts(self, rows: Sequence[Row]) -> Tensor:
-        """Feeds each row's unread tokens, as segments of one long row."""
+        """Reads the unread tokens of all rows in one pass."""
         device = self.model.device
-        segments: list[Segment] = []
+        parts: list[PromptSlice] = []
         end = 0
         for row in rows:
             start, end = end, end + len(row.unread)
-            segments.append(Segment(row.slot, slice(start, end), row.length + len(row.unread)))
-        slots = [each.slot for each in segments for _ in range(each.num_tokens)]
-        positions = [place for each in segments for place in range(each.start, each.length)]
+            parts.append(PromptSlice(row.slot, slice(start, end), row.length + len(row.unread)))
+        slots = [each.slot for each in parts for _ in range(each.num_tokens)]
+        positions = [position for each in parts for position in range(each.start, each.length)]
         positions_1T = torch.tensor([positions], device=device)
         self._view.point_at(torch.tensor([slots], device=device), positions_1T, read=slice(None))
-        self._view.reserve(max(each.length for each in segments))
+        self._view.reserve(max(each.length for each in parts))
         token_ids = [token for row in rows for token in row.unread]
         hidden_1TH = self._pass(
             torch.tensor([token_ids], device=device),
             positions_1T,
-            # A mask of four axes is taken as it is; the segments have their own.
+            # A mask of four axes is taken as it is; the prompt slices have their own.
             attention_mask=torch.zeros(1, 1, 1, 1, device=device),
-            segments=[each.with_mask(dtype=self._mask_dtype, device=device) for each in segments],
+            prompt_slices=[each.with_mask(dtype=self._mask_dtype, device=device) for each in parts],
         )
         self._note_read(rows)
-        return self.model.logits(hidden_1TH[0, [each.tokens.stop - 1 for each in segments]])
+        return self.model.logits(hidden_1TH[0, [each.tokens.stop - 1 for each in parts]])
 
-    def _pass(self, token_ids_BT: Tensor, positions_BT: Tensor, **kwargs: Any) -> Tensor:
+    def _pass(self, token_ids_RT: Tensor, positions_RT: Tensor, **kwargs: Any) -> Tensor:
         return self.model.hidden_states(
-            token_ids_BT,
-            position_ids=positions_BT,
+            token_ids_RT,
+            position_ids=positions_RT,
             past_key_values=self._cache,
             use_cache=True,
             **kwargs,
@@ -309,14 +286,14 @@ class GenerationEngine:
             row.unread.clear()
 
     def _close_ranks(self, rows: Sequence[Row]) -> None:
-        """Brings rows from the end of the cache forward if too many slots before them are idle."""
+        """Moves rows from the end of the cache forward if too many slots before them are idle."""
         if 1 + max(row.slot for row in rows) <= len(rows) / (1 - _IDLE_SHARE):
             return
         chosen = set(rows)
         strays = [row for row in rows if row.slot >= len(rows)]
-        places = [slot for slot in range(len(rows)) if self._slots[slot] not in chosen]
+        idle = [slot for slot in range(len(rows)) if self._slots[slot] not in chosen]
         moves: list[tuple[Row, int]] = []
-        for stray, slot in zip(strays, places, strict=True):
+        for stray, slot in zip(strays, idle, strict=True):
             other = self._slots[slot]
             moves += [(stray, slot), *([(other, stray.slot)] if other else [])]
             self._slots[stray.slot] = None
@@ -331,13 +308,13 @@ class GenerationEngine:
 
 
 def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def read_together(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """The rows of each pass that reads prompts, in the order given."""
+    """Splits rows, in their order, into passes of at most `TOKENS_PER_PASS` unread tokens."""
     group: list[Row] = []
     num_tokens = 0
     for row in rows:
@@ -351,17 +328,17 @@ def read_together(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def _sample(
-    logits_BV: Tensor, draws: Sequence[float], *, temperature: float
+    logits_RV: Tensor, draws: Sequence[float], *, temperature: float
 ) -> tuple[list[int], list[float]]:
     """One token a row with its log-probability, by the row's uniform draw."""
-    logprobs_BV = torch.log_softmax(logits_BV / (temperature or 1.0), dim=-1)
+    logprobs_RV = torch.log_softmax(logits_RV / (temperature or 1.0), dim=-1)
     if temperature == 0:
-        tokens_B = logprobs_BV.argmax(-1)
+        tokens_R = logprobs_RV.argmax(-1)
     else:
-        uniform_B = torch.tensor(draws, dtype=torch.float64)
-        tokens_B = inverse_cdf(logprobs_BV, uniform_B.to(logits_BV.device))
-    logprobs_B = logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
-    tokens, logprobs = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()
+        uniform_R = torch.tensor(draws, dtype=torch.float64)
+        tokens_R = inverse_cdf(logprobs_RV, uniform_R.to(logits_RV.device))
+    logprobs_R = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
+    tokens, logprobs = torch.stack([tokens_R.double(), logprobs_R.double()]).tolist()
     if not all(map(math.isfinite, logprobs)):
         raise ModelError(
             "the model's logits are not finite, so no token can be sampled; its weights have "
@@ -370,18 +347,18 @@ def _sample(
     return [int(token) for token in tokens], logprobs
 
 
-def inverse_cdf(logprobs_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """The token [B] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
+def inverse_cdf(logprobs_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """The token [R] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
 
-    Summed in float64, scaled by the total and kept below it, so that rounding never selects a token
-    of probability zero. Without probabilities (NaN) it is the last token.
+    The sum is in float64, and the draw is scaled by the total and kept below it, so that rounding
+    never selects a token of probability zero. NaN gives the last token.
     """
-    cumulative_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
-    total_B = cumulative_BV[:, -1]
-    below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
-    target_B1 = torch.minimum(uniform_B * total_B, below_B)[:, None]
-    found_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
-    return found_B.clamp(max=logprobs_BV.shape[1] - 1)
+    cumulative_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64)
+    total_R = cumulative_RV[:, -1]
+    below_R = torch.nextafter(total_R, torch.zeros_like(total_R))
+    target_R1 = torch.minimum(uniform_R * total_R, below_R)[:, None]
+    found_R = torch.searchsorted(cumulative_RV, target_R1, right=True)[:, 0]
+    return found_R.clamp(max=logprobs_RV.shape[1] - 1)
 
 
 class _Sampling:

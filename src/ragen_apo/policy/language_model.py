@@ -48,10 +48,10 @@ from ragen_apo.seeding import derive_seed
 CLOSING_TAG = "</answer>"
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
-"""Size of a head's constant queries and keys; the next best place is about 4 nats behind."""
+"""Size of a head's constant queries and keys; the next best position is about 4 nats behind."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HOUSEKEEPING = ("_name_or_path", "architectures", "dtype", "transformers_version")
-"""Keys of a model's configuration that change when it is saved, and change nothing it computes."""
+"""Keys of a model's configuration that saving changes and computation does not use."""
 
 
 @dataclass
@@ -92,27 +92,27 @@ class LanguageModel:
 
     @property
     def pad_id(self) -> int:
-        """The token that fills rows up on the right; which one does not matter to any result."""
+        """The token that pads rows on the right; no result depends on it."""
         token_id = self.tokenizer.pad_token_id
         return token_id if isinstance(token_id, int) else 0
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens after which the model says nothing more, in ascending order."""
+        """The tokens that end a response, in ascending order."""
         generation = self.model.generation_config
         configured = generation.eos_token_id if generation else None
         found = configured if isinstance(configured, list) else [configured]
         return tuple(sorted({t for t in [*found, self.tokenizer.eos_token_id] if t is not None}))
 
-    def hidden_states(self, token_ids_BT: Tensor, **kwargs: Any) -> Tensor:
-        """The body's output [B, T, H]; without a mask, attention is causal over the whole row.
+    def hidden_states(self, token_ids_RT: Tensor, **kwargs: Any) -> Tensor:
+        """The body's output [R, T, H]; without a mask, attention is causal over the whole row.
 
         Rows padded on the right need no mask: a token never sees what comes after it.
         """
         with self._mode():
             return body_output(
                 self.model.base_model,
-                token_ids_BT,
+                token_ids_RT,
                 autocast=self.autocast,
                 gradient_checkpointing=self.gradient_checkpointing,
                 **kwargs,
@@ -129,7 +129,7 @@ class LanguageModel:
     def constant_weights(self) -> Iterator[None]:
         """Inside, no weight may change and nothing is trained: autocast converts each weight once.
 
-        It keeps what it has converted of weights that require a gradient, so all of them do inside.
+        Autocast only caches weights that require a gradient, so inside all of them do.
         """
         if self.autocast is None:
             yield
@@ -149,7 +149,7 @@ class LanguageModel:
         self.model.get_input_embeddings().requires_grad_(False)
 
     def fingerprint(self) -> str:
-        """A content hash of all that decides what the model says: the identity of a reference.
+        """The identity of a reference: a hash of all that its output depends on.
 
         That is the weights, the architecture's numbers (a rotary base is not among the weights),
         the vocabulary, the chat template and the end tokens.
@@ -213,7 +213,7 @@ def load_language_model(
         )
         model, loading = found
     except Exception as error:
-        # Besides OSError and ValueError, transformers passes on what a broken folder runs into.
+        # A broken folder raises other types than OSError and ValueError as well.
         if "safetensor" in f"{type(error).__module__} {type(error).__name__}".lower():
             raise ModelError(
                 f"the weights in '{path}' are not a whole safetensors file: {error}. "
@@ -233,7 +233,7 @@ def load_language_model(
 
 
 def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code: bool) -> None:
-    """Refuses what can be refused before weights are loaded; a hub name is asked for at the hub.
+    """Checks a model before its weights are loaded; a hub name is looked up at the hub.
 
     Raises ModelError for a model that is not there or has no tokenizer, ConfigError where
     `check_positions` does.
@@ -242,7 +242,7 @@ def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        # What a hand-made config.json runs into has many types, and all mean the same.
+        # A faulty config.json raises many types of exception.
         raise _not_loaded(path, error) from error
     check_positions(config, path, max_context_tokens=max_context_tokens)
 
@@ -334,11 +334,11 @@ def build_small_model(
 def _look_at_previous_tokens(model: LlamaForCausalLM) -> None:
     """Sets queries and keys of heads of the first layer to constants that point 1, 2, ... back.
 
-    Copying needs two heads in sequence: one that brings each token's predecessor along, one that
-    looks for it. Neither is of use without the other, which is why their formation takes so long
-    from random weights (docs/log.md has the measurement). Several offsets, because the place to
-    copy from is often known by several words only, as an id by the whole title before it. One head
-    stays as it was drawn. With constant q and k the score of a pair at offset o is
+    Copying needs two heads in sequence (an induction circuit): one attends to the previous token,
+    the other to tokens whose predecessor is the present one. Neither is of use alone, so random
+    weights learn them slowly (docs/log.md). There are several offsets, because it often takes
+    several words to know what to copy, as the whole title before an id. One head stays random.
+    With constant q and k the score of a pair at offset o is
     sum_f c^2 cos(theta_f (i - j - o)) / sqrt(head_dim), largest at j = i - o.
     """
     attention: Any = model.model.layers[0].self_attn

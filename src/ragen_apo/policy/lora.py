@@ -2,8 +2,8 @@
 
 Source: Hu et al. (2021), "LoRA: Low-Rank Adaptation of Large Language Models". peft puts them into
 the linear layers of a model's body, where generation and scoring pass through them without knowing.
-B starts at zero and W never changes: a model with new adapters says what it said without, and one
-whose adapters are switched off is the model that they were added to.
+B starts at zero and W never changes: new adapters change no output, and switching adapters off
+gives the original model.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def freeze_all_but_adapters(model: nn.Module) -> None:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training may change, each storage once: with adapters what has gradients, else all.
+    """The tensors that training may change, each storage once.
 
-    Without adapters that includes buffers and parameters that are frozen at present.
+    With adapters those that require gradients, without them all, buffers and frozen ones included.
     """
     if has_adapters(model):
         return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -110,7 +110,7 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what it computed before adapters were added."""
+    """Inside, the adapters have no effect."""
     layers = [layer for _, layer in _adapted_layers(model)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -125,7 +125,8 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 def plain_weights(model: nn.Module, *, adapters: bool) -> dict[str, Tensor]:
     """The state of the model under the names that it has without adapters.
 
-    They are added to the weights in float32 and then rounded to the weights' format, or left out.
+    With `adapters` they are added to the weights in float32, and the sum is rounded to the weights'
+    format.
     """
     weights = {
         name.replace(_BASE, ""): tensor

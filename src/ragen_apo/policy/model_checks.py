@@ -1,4 +1,4 @@
-"""What a model must be so that sampling and training here compute what the model computes.
+"""Checks that sampling and training here compute the same as the model in transformers.
 
 Every check raises ModelError (ConfigError where a key of the configuration is at fault) with the
 reason and a way out. `probe_model` compares in the format of the weights: with autocast, rounding
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragen_apo.errors import ConfigError, ModelError
-from ragen_apo.policy.attention import Segment
+from ragen_apo.policy.attention import PromptSlice
 from ragen_apo.policy.passes import body_output
 
 PROBE = (0, 1, 2)
 LARGE_LOGIT = 100.0
-"""What the largest logit of the probe is raised to: soft-capping leaves small ones nearly alone."""
+"""The probe's logits are scaled to this maximum: soft-capping hardly changes small ones."""
 TOLERANCE = 0.01
 """Relative to the largest entry; both sides are computed in one format, so they hardly differ."""
 CONVERSATION = (
@@ -43,7 +43,7 @@ def check_positions(config: Any, path: str | Path, *, max_context_tokens: int) -
 
 
 def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None:
-    """Refuses weights in whose place transformers put random ones; `loading` is what it found."""
+    """Refuses weights that transformers replaced by random ones, as its report `loading` says."""
     missing, unused = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     problems = [f"{name} is missing" for name in missing]
     problems += [
@@ -52,9 +52,7 @@ def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None
     ]
     if not problems:
         return
-    others = (
-        f" Tensors without a place in it: {len(unused)}, such as {unused[0]}." if unused else ""
-    )
+    others = f" Tensors that it does not use: {len(unused)}, such as {unused[0]}." if unused else ""
     raise ModelError(
         f"the weights in '{path}' are not those of its config.json: {'; '.join(problems[:2])} "
         f"({len(problems)} such tensors in all, which would be random numbers).{others} Copy the "
@@ -78,7 +76,7 @@ def refuse_short_attention(config: Any) -> None:
 def check_chat(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int], num_tokens: int
 ) -> None:
-    """Refuses a chat template that fails, and tokens of a conversation that the model has not."""
+    """Refuses a chat template that fails, and one whose tokens the model has no embedding for."""
     try:
         text = tokenizer.apply_chat_template(
             list(CONVERSATION), tokenize=False, add_generation_prompt=True
@@ -102,16 +100,16 @@ def check_chat(
 
 
 def probe_model(model: PreTrainedModel) -> None:
-    """Refuses a model of which this package would compute something else than transformers.
+    """Refuses a model that this package would compute differently from transformers.
 
     Call it in inference mode. The model's attention is `attend` already.
     """
     _refuse_changed_logits(model)
-    _refuse_lost_segments(model)
+    _refuse_lost_slices(model)
 
 
 def _refuse_changed_logits(model: PreTrainedModel) -> None:
-    """Refuses a model whose logits are not what the vocabulary projection makes of the body."""
+    """Refuses a model whose logits are not the vocabulary projection of its hidden states."""
     name, seen = type(model).__name__, {}
     probe = torch.tensor([PROBE], device=model.device)
 
@@ -141,21 +139,21 @@ def _refuse_changed_logits(model: PreTrainedModel) -> None:
         )
 
 
-def _refuse_lost_segments(model: PreTrainedModel) -> None:
-    """Refuses a model if `attend` does not get what generation says about a pass.
+def _refuse_lost_slices(model: PreTrainedModel) -> None:
+    """Refuses a model that does not hand the argument `prompt_slices` on to `attend`.
 
-    Then the mask that it hands over with segments, which hides nothing, would be all there is.
+    Its attention would see the whole pass: the mask that comes with the slices hides nothing.
     """
     probe = torch.tensor([PROBE], device=model.device)
     # Without autocast, so that both take the same kernel and are rounded alike.
     read = functools.partial(
         body_output, model.base_model, probe, autocast=None, gradient_checkpointing=False
     )
-    of_segments = read(
+    of_slices = read(
         attention_mask=torch.zeros(1, 1, 1, 1, device=model.device),
-        segments=[Segment(slot=0, tokens=slice(0, len(PROBE)), length=len(PROBE))],
+        prompt_slices=[PromptSlice(slot=0, tokens=slice(0, len(PROBE)), length=len(PROBE))],
     )
-    if not _equal(read(), of_segments):
+    if not _equal(read(), of_slices):
         raise ModelError(
             f"{type(model).__name__} does not hand its arguments on to attention as "
             "transformers' attention interface asks for, so episodes that are read in one "

@@ -1,7 +1,4 @@
-"""How a model's body is run: number format, memory, and draws that are a function of a seed.
-
-Axes: B rows, T positions, H hidden size.
-"""
+"""How a model's body is run: number format, memory, and draws that are a function of a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 @contextlib.contextmanager
 def seeded_torch(seed: int, *, device: torch.device) -> Iterator[None]:
-    """Inside, torch draws what the seed says; outside, its global generators are as before."""
+    """Inside, torch draws from this seed; afterwards its global generators are as before."""
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         torch.manual_seed(seed)
         yield
@@ -48,16 +45,16 @@ def recomputed_layers(body: nn.Module) -> Iterator[None]:
 
 def body_output(
     body: nn.Module,
-    token_ids_BT: Tensor,
+    token_ids_RT: Tensor,
     *,
     autocast: torch.dtype | None,
     gradient_checkpointing: bool,
     **kwargs: Any,
 ) -> Tensor:
-    """The last hidden states [B, T, H]; `autocast` None computes in the format of the weights."""
+    """The last hidden states [R, T, H]; `autocast` None computes in the format of the weights."""
     recompute = gradient_checkpointing and torch.is_grad_enabled()
     with (
-        torch.autocast(token_ids_BT.device.type, dtype=autocast, enabled=autocast is not None),
+        torch.autocast(token_ids_RT.device.type, dtype=autocast, enabled=autocast is not None),
         recomputed_layers(body) if recompute else contextlib.nullcontext(),
     ):
-        return body(input_ids=token_ids_BT, **kwargs).last_hidden_state
+        return body(input_ids=token_ids_RT, **kwargs).last_hidden_state

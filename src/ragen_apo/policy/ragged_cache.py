@@ -1,9 +1,10 @@
 """The KV cache of the generation engine, for rows of different lengths.
 
-Each row has a slot and writes its keys and values at its own positions there; what it has not
-written is not shown to it, by a mask or because no more than its context is read.
+Each row has a slot and writes its keys and values at its own positions there. A mask hides the
+positions that it has not written, or only its context is read.
 
-Axes: B rows and T columns of a pass, each token of which may belong to another slot.
+Further axis (`ragen_apo.types` has the others): A attention heads. R and T are those of a forward
+pass, whose tokens may belong to different slots.
 """
 
 from __future__ import annotations
@@ -16,79 +17,79 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-_PLACES_STEP = 64
-"""The cache's length is a multiple of this many places."""
+_POSITIONS_STEP = 64
+"""The cache's length is a multiple of this."""
 _GROWTH = 1.2
-"""By how much the cache grows at least when its length no longer suffices."""
+"""The smallest factor by which the cache grows."""
 
 
 @dataclass
 class CacheView:
-    """What the attention layers of one forward pass read and write."""
+    """The slots and positions that one forward pass reads and writes, shared by all layers."""
 
     capacity: int
-    """The longest row that there can be."""
-    slots_BT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
-    """Whose tokens the pass reads."""
-    positions_BT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
-    """Where in its slot each of them stands."""
+    """The longest context in tokens."""
+    slots_RT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    """The slot of each token of the pass."""
+    positions_RT: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    """The position of each token in its slot."""
     read: slice = field(default_factory=lambda: slice(None))
     """The slots that attention gets."""
-    places: int = 0
-    """How many places each slot has; more than any row has needed so far."""
+    num_positions: int = 0
+    """The length of each slot, at least that of the longest context so far."""
     _flat_index: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def point_at(self, slots_BT: Tensor, positions_BT: Tensor, *, read: slice) -> None:
-        """What the next pass writes and reads."""
-        self.slots_BT, self.positions_BT, self.read = slots_BT, positions_BT, read
+    def point_at(self, slots_RT: Tensor, positions_RT: Tensor, *, read: slice) -> None:
+        """Sets what the next pass writes (slots, positions) and reads (`read`)."""
+        self.slots_RT, self.positions_RT, self.read = slots_RT, positions_RT, read
         self._flat_index.clear()
 
-    def flat_index(self, num_heads: int, num_places: int) -> Tensor:
-        """Where new vectors [B, heads, T] go in a store seen as [slots * heads * places]."""
-        key = num_heads, num_places
+    def flat_index(self, num_heads: int, num_positions: int) -> Tensor:
+        """Indices of new vectors [R, heads, T] in a store seen as [slots * heads * positions]."""
+        key = num_heads, num_positions
         if key not in self._flat_index:
-            heads_H1 = torch.arange(num_heads, device=self.slots_BT.device)[:, None]
-            first_BHT = (self.slots_BT[:, None] * num_heads + heads_H1) * num_places
-            self._flat_index[key] = (first_BHT + self.positions_BT[:, None]).flatten()
+            heads_A1 = torch.arange(num_heads, device=self.slots_RT.device)[:, None]
+            first_RAT = (self.slots_RT[:, None] * num_heads + heads_A1) * num_positions
+            self._flat_index[key] = (first_RAT + self.positions_RT[:, None]).flatten()
         return self._flat_index[key]
 
     @property
-    def max_places(self) -> int:
+    def max_positions(self) -> int:
         return _whole_steps(self.capacity)
 
     def reserve(self, length: int) -> None:
-        """Makes room for rows of this length."""
-        if length > self.places:
-            wanted = max(length, int(self.places * _GROWTH))
-            self.places = min(_whole_steps(wanted), self.max_places)
+        """Grows the slots to this length at least."""
+        if length > self.num_positions:
+            wanted = max(length, int(self.num_positions * _GROWTH))
+            self.num_positions = min(_whole_steps(wanted), self.max_positions)
 
 
-def _whole_steps(places: int) -> int:
-    return -(-places // _PLACES_STEP) * _PLACES_STEP
+def _whole_steps(length: int) -> int:
+    return -(-length // _POSITIONS_STEP) * _POSITIONS_STEP
 
 
 class SpareMemory:
-    """Main memory that outgrown or finished caches have left, for the next ones.
+    """Reuses the main memory of caches that were outgrown or are finished.
 
-    Fresh pages are slow, and a cache grows many times. So pieces in main memory are as large as a
-    cache can become (pages that were never written take no room), and a store that grows takes the
-    piece that the store before it has left. On an accelerator, PyTorch's allocator does the same.
+    Fresh pages are slow, and a cache grows many times. So a piece is allocated as large as a cache
+    can become (unwritten pages take no memory), and the next store to grow takes a free piece. On
+    an accelerator, PyTorch's allocator does the same.
     """
 
-    def __init__(self, *, num_places: int) -> None:
-        self.num_places = num_places
+    def __init__(self, *, num_positions: int) -> None:
+        self.num_positions = num_positions
         self.free: list[torch.UntypedStorage] = []
 
     def take(self, like: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-        """A contiguous tensor [rows, heads, places, head_dim]; its content is arbitrary."""
+        """A contiguous tensor [rows, heads, positions, head_dim]; its content is arbitrary."""
         size = math.prod(shape)
         for index, storage in enumerate(self.free):
             if storage.nbytes() >= size * like.element_size():
                 return like.new_empty(0).set_(self.free.pop(index))[:size].view(shape)
         if like.device.type != "cpu":
             return like.new_empty(shape)
-        num_rows, heads, places, head_dim = shape
-        whole = like.new_empty(num_rows * heads * max(places, self.num_places) * head_dim)
+        num_rows, heads, num_positions, head_dim = shape
+        whole = like.new_empty(num_rows * heads * max(num_positions, self.num_positions) * head_dim)
         return whole[:size].view(shape)
 
     def give(self, store: Tensor | None) -> None:
@@ -96,17 +97,17 @@ class SpareMemory:
             self.free.append(store.untyped_storage())
 
     def keep(self, number: int) -> None:
-        """Keeps so many of the largest pieces."""
+        """Keeps only this number of pieces, the largest."""
         self.free = sorted(self.free, key=lambda storage: -storage.nbytes())[:number]
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values [rows, heads, places, head_dim] of one layer.
+    """Keys and values [rows, heads, positions, head_dim] of one layer.
 
-    There are as many places as the longest row has needed so far: on a CPU, keys that lie close
-    together are read two to three times faster than keys spread over the whole capacity.
-    What is computed along for other rows is written behind their last token, where no mask shows it
-    and their next tokens overwrite it.
+    They are as long as the longest context so far: on a CPU, keys that lie close together are read
+    two to three times faster than keys spread over the whole capacity. A row without a new token
+    is written as well, behind its last token, where the mask hides it and the next token overwrites
+    it.
     """
 
     def __init__(self, view: CacheView, memory: SpareMemory, *, num_rows: int) -> None:
@@ -128,28 +129,28 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        if self.keys.shape[2] < self.view.places:
+        if self.keys.shape[2] < self.view.num_positions:
             self.keys = self._grown(self.keys)
             self.values = self._grown(self.values)
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _grown(self, store: Tensor) -> Tensor:
         num_rows, heads, present, head_dim = store.shape
-        grown = self.memory.take(store, (num_rows, heads, self.view.places, head_dim))
+        grown = self.memory.take(store, (num_rows, heads, self.view.num_positions, head_dim))
         grown[:, :, :present] = store
-        # A masked place still enters the product with weight zero, so it may hold no NaN.
+        # A masked position still enters the product with weight zero, so it may hold no NaN.
         grown[:, :, present:] = 0
         self.memory.give(store)
         return grown
 
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
-        _, heads, places, head_dim = store.shape
-        index = self.view.flat_index(heads, places)
+        _, heads, num_positions, head_dim = store.shape
+        index = self.view.flat_index(heads, num_positions)
         store.view(-1, head_dim).index_copy_(0, index, new.reshape(-1, head_dim))
         return store[self.view.read]
 
     def rearrange(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
-        """Copies the first `length` places of the source rows to the target rows, all at once."""
+        """Copies the first `length` positions of the source rows to the target rows, in one go."""
         if self.is_initialized:
             for store in (self.keys, self.values):
                 assert store is not None
@@ -163,10 +164,10 @@ class RaggedLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.view.places, 0
+        return self.view.num_positions, 0
 
     def get_seq_length(self) -> int:
-        return self.view.places
+        return self.view.num_positions
 
     def get_max_length(self) -> int:
         return -1

@@ -1,6 +1,6 @@
 """Log-probabilities of recorded tokens under a model, with or without gradients.
 
-Axes: B rows, T positions, M sampled tokens of the batch, H hidden size, V vocabulary.
+Further axis (`ragen_apo.types` has the others): N sampled tokens of the batch.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from ragen_apo.policy.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a model says about the sampled tokens of a batch; zero wherever the mask is False."""
+    """Log-probability and entropy at the sampled tokens of a batch; zero at all other positions.
+
+    `score_tokens` gives one row a context [R, T]; the trainer joins them to one an episode [B, T].
+    """
 
     logprobs_BT: Tensor
     """log pi(token) at the sampling temperature; differentiable if scored with gradients."""
@@ -23,30 +26,30 @@ class TokenScores:
 
 def score_tokens(
     model: LanguageModel,
-    token_ids_BT: Tensor,
-    loss_mask_BT: Tensor,
+    token_ids_RT: Tensor,
+    loss_mask_RT: Tensor,
     *,
     temperature: float = 1.0,
     entropy_gradients: bool = False,
 ) -> TokenScores:
-    """Scores exactly the tokens under the mask; rows are padded on the right.
+    """Scores the tokens at which the mask is True; rows are padded on the right.
 
-    `token_ids_BT` [B, T] int64, `loss_mask_BT` [B, T] bool. The first position is never a sampled
-    token. The vocabulary projection runs at the M masked positions only. `entropy_gradients` keeps
-    a second tensor [M, V] for the backward pass, for an entropy bonus.
+    `token_ids_RT` int64, `loss_mask_RT` bool. The first position is never a sampled token. The
+    vocabulary projection runs at the N masked positions only. `entropy_gradients` keeps a second
+    tensor [N, V] for the backward pass, for an entropy bonus.
     """
-    if bool(loss_mask_BT[:, 0].any()):
+    if bool(loss_mask_RT[:, 0].any()):
         raise ValueError("the first token of a row cannot be a sampled one: nothing predicts it")
-    hidden_BTH = model.hidden_states(token_ids_BT, use_cache=False)
-    predicts_BT = torch.zeros_like(loss_mask_BT)
-    predicts_BT[:, :-1] = loss_mask_BT[:, 1:]
-    logits_MV = model.logits(hidden_BTH[predicts_BT])
-    logprobs_MV = torch.log_softmax(logits_MV / temperature, dim=-1)
-    logprobs_M = logprobs_MV.gather(1, token_ids_BT[loss_mask_BT][:, None])[:, 0]
+    hidden_RTH = model.hidden_states(token_ids_RT, use_cache=False)
+    predicts_RT = torch.zeros_like(loss_mask_RT)
+    predicts_RT[:, :-1] = loss_mask_RT[:, 1:]
+    logits_NV = model.logits(hidden_RTH[predicts_RT])
+    logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
+    logprobs_N = logprobs_NV.gather(1, token_ids_RT[loss_mask_RT][:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
-        entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
-    zeros_BT = torch.zeros(loss_mask_BT.shape, dtype=logprobs_M.dtype, device=logprobs_M.device)
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    zeros_RT = torch.zeros(loss_mask_RT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
     return TokenScores(
-        logprobs_BT=zeros_BT.masked_scatter(loss_mask_BT, logprobs_M),
-        entropy_BT=zeros_BT.masked_scatter(loss_mask_BT, entropy_M),
+        logprobs_BT=zeros_RT.masked_scatter(loss_mask_RT, logprobs_N),
+        entropy_BT=zeros_RT.masked_scatter(loss_mask_RT, entropy_N),
     )

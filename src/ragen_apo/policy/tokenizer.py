@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 
 _TEXTS_PER_NUMBER = 100
-"""Each number is added to the texts once for so many of them: it comes before rare words only."""
+"""Each number is added once per this number of texts, so it only precedes rare words."""
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,3}(?![0-9])")
 _PIECES = Regex(r"\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 

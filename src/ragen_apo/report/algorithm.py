@@ -1,6 +1,7 @@
-"""Which algorithm a run trained with, and how it went about it: the words of the whole report.
+"""The algorithm of a run in words, for the whole report.
 
-Consumes `RunData`; produces the algorithm's traits and sentences on what is special about the run.
+Consumes `RunData`; produces the algorithm's traits, and sentences on origin, adapters and an early
+stop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def rollouts_per_task(run: RunData) -> int:
 
 
 def origin(run: RunData) -> str | None:
-    """What made the reference what it is, and what its tasks are made of."""
+    """How the reference was made, and the data of the tasks."""
     warm_start = mapping(run.config.get("warm_start"))
     demonstrations = mapping(warm_start.get("demonstrations"))
     path = mapping(run.config.get("policy")).get("path")
@@ -54,7 +55,7 @@ def origin(run: RunData) -> str | None:
 
 
 def adapters(run: RunData) -> str | None:
-    """That adapters were trained in place of the weights, if it was so."""
+    """Says that adapters were trained instead of the weights, if they were."""
     lora = mapping(run.config.get("policy")).get("lora")
     if not lora:
         return None
@@ -64,7 +65,7 @@ def adapters(run: RunData) -> str | None:
 
 
 def early_stop(run: RunData) -> str | None:
-    """Where and why the run ended before its last step, if it did."""
+    """The step and the reason of an early stop, if there was one."""
     stopped = mapping(run.record.get("early_stop"))
     if not stopped:
         return None

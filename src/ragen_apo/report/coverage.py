@@ -1,4 +1,4 @@
-"""What Stage 1 found out about the reference: five facts in words, then every number there is.
+"""The coverage of Stage 1: five facts in words, then every number of the value report.
 
 Consumes the value report of `RunData`; produces rows of text.
 """
@@ -14,7 +14,7 @@ from ragen_apo.report.style import compact, counted, decimal, percent, words
 
 
 def coverage_facts(run: RunData) -> list[tuple[str, str]]:
-    """What people ask first, as (what, answer); empty for algorithms that need no values."""
+    """The five facts as (name, value); empty for algorithms without V*."""
     report = _shown_report(run)
     facts = {
         "Samples": _samples(report),
@@ -27,7 +27,7 @@ def coverage_facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def coverage_rows(run: RunData) -> list[tuple[str, str]]:
-    """Every number of the value report as (what, value), whatever keys it has; without advice."""
+    """Every number of the value report as (name, value); without its advice."""
     report = _shown_report(run)
     rows: list[tuple[str, str]] = []
     for key in sorted(set(report) - {"advice", "tasks_below_k"}, key=_rank):
@@ -43,10 +43,10 @@ def coverage_rows(run: RunData) -> list[tuple[str, str]]:
 
 
 def _shown_report(run: RunData) -> Mapping[str, Any]:
-    """The value report, where the algorithm has a use for one.
+    """The value report, empty for algorithms without V*.
 
-    The counts of `rollout_filter` are left out if there is none: it then counts every task as kept,
-    and none as never solved.
+    Without a `rollout_filter` its counts are left out: it then counts every task as kept, and none
+    as never solved.
     """
     if not algorithm_of(run).has_values:
         return {}
@@ -94,7 +94,7 @@ def _returns(report: Mapping[str, Any]) -> str:
 
 
 def _support(report: Mapping[str, Any]) -> str:
-    """How many equally weighted samples a V* amounts to."""
+    """The mean effective sample size of V*."""
     size = finite(report.get("mean_effective_samples"))
     if size is None:
         return ""

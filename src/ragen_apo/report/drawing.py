@@ -1,4 +1,4 @@
-"""What all pictures share: the frame of a plot, and its PNG bytes."""
+"""Common to all pictures: the frame of a plot, and its PNG bytes."""
 
 from __future__ import annotations
 

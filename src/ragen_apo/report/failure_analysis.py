@@ -1,7 +1,7 @@
-"""The failed episodes as a document: each pattern, what it means, examples, what to do.
+"""The failed episodes as a document: each pattern with its meaning, examples and advice.
 
 Consumes `RunData`; produces Markdown. Text of the policy and the environment stands only inside
-code fences that are longer than any fence within it, and what would steer a terminal is escaped.
+code fences that are longer than any fence within it; control characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TEXT_CHARACTERS = 700
 
 
 TARGET_PATTERNS = ("wrong_final_action", "loop", "wrong_purchase", "search_loop")
-"""Patterns where it tells what to do, whether the goal had been on screen."""
+"""Patterns whose remedy depends on whether the goal was on screen."""
 
 
 def failure_analysis(run: RunData) -> str:
@@ -32,7 +32,7 @@ def failure_analysis(run: RunData) -> str:
 
 
 def target_note(run: RunData, pattern: str) -> str | None:
-    """How often the goal had been on screen, for patterns where that tells what to do."""
+    """How often the goal was on screen, for `TARGET_PATTERNS`."""
     if pattern not in TARGET_PATTERNS:
         return None
     flag = TurnFlag.TARGET_SHOWN.value
@@ -103,7 +103,7 @@ def _example(row: Mapping[str, Any]) -> str:
 
 
 def readable_episode(row: Mapping[str, Any]) -> str:
-    """An episode as plain text for people: what the agent read, thought, did and earned."""
+    """An episode as plain text: observation, thought, action and reward of each turn."""
     task = row.get("task") or {}
     lines = [
         f"{task.get('category', '')}: {task.get('instruction', '')}",

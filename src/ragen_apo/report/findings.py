@@ -1,6 +1,6 @@
-"""What a run shows, in sentences: for the slides, the top of the page and nowhere else.
+"""The findings of a run in sentences, for the slides and the top of the page.
 
-Every sentence is computed from the results and is left out when its numbers are not there.
+A sentence whose numbers are missing is left out.
 """
 
 from __future__ import annotations
@@ -29,16 +29,13 @@ def headline(run: RunData) -> str:
 
 
 def evaluated_tasks(run: RunData) -> str:
-    """What was evaluated, as a plural noun: `held-out tasks` for the split named test."""
+    """The evaluated tasks as a noun: `held-out tasks` for the split named test."""
     split = str(run.results.get("split") or "")
     return {"test": "held-out tasks", "": "tasks"}.get(split, f"tasks of split “{split}”")
 
 
 def key_sentences(run: RunData) -> list[str]:
-    """The gain, what came before it, steps, weakest category, most frequent failure and time.
-
-    Also adapters and an early stop. Each where it is known.
-    """
+    """Gain, origin, adapters, early stop, turns, weakest category, most frequent failure, time."""
     sentences = [
         _comparison(run),
         origin(run),

@@ -1,4 +1,4 @@
-"""Reads what a run has written into one record; every other module of the report reads only that.
+"""Reads a run's files into one record, the only source of every other module of the report.
 
 Consumes a run directory; produces `RunData`. Files that a run may lack become empty values, a file
 that is there and cannot be read is an error with its name. Numbers come through `finite`, which is
@@ -23,7 +23,7 @@ from ragen_apo.run_directory import open_run
 
 
 class _Row(BaseModel, extra="allow", strict=True):
-    """A JSON object. Below are the parts that a report walks; numbers go through `finite`."""
+    """A JSON object; its subclasses check the parts that are lists and mappings."""
 
 
 class _Turn(_Row):
@@ -63,7 +63,7 @@ class _ValueReport(_Row):
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a report shows of one run."""
+    """The files of one run."""
 
     name: str
     config_text: str
@@ -124,6 +124,14 @@ def finite(value: object) -> float | None:
     except OverflowError:  # JSON has whole numbers of any size
         return None
     return number if math.isfinite(number) else None
+
+
+def pair(value: object) -> tuple[float, float] | None:
+    """Two numbers in a list, such as the bounds of an interval; None for anything else."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    low, high = finite(value[0]), finite(value[1])
+    return None if low is None or high is None else (low, high)
 
 
 def mapping(value: object) -> Mapping[str, Any]:

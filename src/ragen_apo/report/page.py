@@ -26,13 +26,12 @@ from ragen_apo.report.findings import (
     phase_seconds,
     total_seconds,
 )
-from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.load import RunData, finite, mapping, pair
 from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
     failure_rows,
     failure_words,
-    interval_bounds,
     method_rows,
     monitor_rows,
     num_failures,
@@ -96,9 +95,9 @@ _COLORS = (
 
 
 def code_marked(text: str) -> Markup:
-    """Escaped text in which what stands between backticks is marked as code."""
+    """Escaped text; the parts between backticks are marked as code."""
     parts = [
-        Markup("<code>{}</code>" if place % 2 else "{}") for place in range(text.count("`") + 1)
+        Markup("<code>{}</code>" if index % 2 else "{}") for index in range(text.count("`") + 1)
     ]
     return Markup("").join(
         part.format(piece) for part, piece in zip(parts, text.split("`"), strict=True)
@@ -126,7 +125,7 @@ def _without_infinities(value: Any) -> Any:
 def _headline(run: RunData) -> dict[str, Any]:
     return {
         **summary_cells(run.results),
-        "bounds": interval_bounds(run.results),
+        "bounds": pair(run.results.get("success_ci95")),
         "rate": finite(run.results.get("success_rate")),
         "reference": _reference_rate(method_rows(run)),
     }
@@ -138,7 +137,7 @@ def _reference_rate(rows: Sequence[MethodRow]) -> float | None:
 
 def _bar_row(name: str, summary: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
     """A table row with its success rate as a bar and its interval as a line, in percent."""
-    rate, bounds = finite(summary.get("success_rate")), interval_bounds(summary)
+    rate, bounds = finite(summary.get("success_rate")), pair(summary.get("success_ci95"))
     return {
         "name": name,
         "evaluated": evaluated,
@@ -178,7 +177,7 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
 
 
 def _episode(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the reader of the page shows of an episode."""
+    """An episode as the page's script reads it."""
     task, failure = mapping(row.get("task")), row.get("failure")
     return {
         "failure_name": failure_words(run, str(failure)).name if failure else None,

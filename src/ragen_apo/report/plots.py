@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes, title_above
-from ragen_apo.report.load import RunData, finite, mapping, series
+from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import (
     ACCENT,
     ACCENT_SOFT,
@@ -38,7 +38,6 @@ from ragen_apo.report.tables import (
     category_rows,
     failure_rows,
     failure_words,
-    interval_bounds,
     num_failures,
 )
 
@@ -76,9 +75,9 @@ WARM_START_PANELS = {
 
 
 def panels(run: RunData) -> list[tuple[Panel, Sequence[Mapping[str, Any]]]]:
-    """The curves that the run has, with their rows: Stage 2, then the warm start.
+    """The curves of the run, with their rows: Stage 2, then the warm start.
 
-    Success, return and KL of every algorithm, then what its own baseline is judged by.
+    Success, return and KL of every algorithm, then the quality of its own baseline.
     """
     traits = algorithm_of(run)
     own = VALUE_PANEL if traits.has_values else CRITIC_PANEL if traits.has_critic else RATIO_PANEL
@@ -147,19 +146,19 @@ def by_category(
     axes.grid(visible=False, axis="y")
     if not rows:
         return png_bytes(_say(figure, axes, "No categories were evaluated."))
-    for place, (_, summary) in enumerate(rows):
-        rate, bounds = finite(summary.get("success_rate")), interval_bounds(summary)
-        axes.barh(place, rate or 0.0, height=0.62, color=ACCENT_SOFT)
+    for row, (_, summary) in enumerate(rows):
+        rate, bounds = finite(summary.get("success_rate")), pair(summary.get("success_ci95"))
+        axes.barh(row, rate or 0.0, height=0.62, color=ACCENT_SOFT)
         if bounds is not None:
-            axes.plot(bounds, (place, place), color=ACCENT, linewidth=2, solid_capstyle="butt")
+            axes.plot(bounds, (row, row), color=ACCENT, linewidth=2, solid_capstyle="butt")
         if rate is not None:
-            axes.plot(rate, place, marker="o", markersize=6, color=ACCENT, clip_on=False)
+            axes.plot(rate, row, marker="o", markersize=6, color=ACCENT, clip_on=False)
         for points, text, color in (
             (54, percent(rate), INK),
             (108, f"n = {compact(summary.get('episodes'))}", MUTED),
         ):
             axes.annotate(
-                text, (1.0, place), xytext=(points, 0), textcoords="offset points",
+                text, (1.0, row), xytext=(points, 0), textcoords="offset points",
                 va="center", ha="right", fontsize=9.5, color=color,
             )  # fmt: skip
     _name_rows(axes, [name for name, _ in rows])
@@ -169,7 +168,7 @@ def by_category(
 
 
 def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
-    """How many episodes failed by each pattern."""
+    """The number of failed episodes of each pattern."""
     rows = failure_rows(run)
     figure = Figure(
         figsize=size or (PHONE_WIDTH, 0.9 + 0.38 * max(1, len(rows))),
@@ -185,11 +184,11 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
         return png_bytes(_say(figure, axes, "No failures were recorded."))
     counts = [finite(summary.get("count")) or 0.0 for _, summary in rows]
     longest = max([*counts, 1.0])
-    for place, (count, (_, summary)) in enumerate(zip(counts, rows, strict=True)):
-        axes.barh(place, count, height=0.62, color=RED)
+    for row, (count, (_, summary)) in enumerate(zip(counts, rows, strict=True)):
+        axes.barh(row, count, height=0.62, color=RED)
         label = f"{count:.0f}   ({percent(summary.get('share'))})" if count else "0"
         x = count + 0.015 * longest
-        axes.text(x, place, label, va="center", fontsize=9.5, color=INK if count else FAINT)
+        axes.text(x, row, label, va="center", fontsize=9.5, color=INK if count else FAINT)
     _name_rows(axes, [failure_words(run, name).name for name, _ in rows])
     axes.set_xlim(0, longest * 1.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -231,7 +230,7 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
 
 
 def smoothed(values: Sequence[float]) -> list[float] | None:
-    """The running mean of many values; None for so few that it would hide what they do."""
+    """The running mean, or None for fewer than `MIN_POINTS_TO_SMOOTH` values."""
     if len(values) < MIN_POINTS_TO_SMOOTH:
         return None
     return running_mean(values, window=max(1, len(values) // 12))
@@ -240,7 +239,7 @@ def smoothed(values: Sequence[float]) -> list[float] | None:
 def running_mean(values: Sequence[float], *, window: int) -> list[float]:
     """The mean of up to `window` values on either side of each value and of itself."""
     return [
-        fmean(values[max(0, place - window) : place + window + 1]) for place in range(len(values))
+        fmean(values[max(0, index - window) : index + window + 1]) for index in range(len(values))
     ]
 
 

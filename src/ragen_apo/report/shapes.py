@@ -151,9 +151,9 @@ def add_table(
         column.width = Inches(width)
     for number, (cells, row) in enumerate(zip(rows, table.rows, strict=True)):
         row.height = Inches(box.height / len(rows))
-        for place, (text, cell) in enumerate(zip(cells, row.cells, strict=True)):
+        for column, (text, cell) in enumerate(zip(cells, row.cells, strict=True)):
             _write_cell(
-                cell, text, header=number == 0, strong=number == strong_row, number=place > 0
+                cell, text, header=number == 0, strong=number == strong_row, number=column > 0
             )
 
 

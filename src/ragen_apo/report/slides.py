@@ -1,4 +1,4 @@
-"""Two slides about a run: how the system works, with this run's numbers; and what came out.
+"""Two slides about a run: the system with this run's numbers, and the results.
 
 Consumes `RunData`; produces the bytes of a `.pptx` file. The diagram is made of shapes, so that it
 can be edited; only the plots are pictures.
@@ -50,7 +50,7 @@ TITLE_ONLY = 5
 MAX_TABLE_ROWS = 6
 MAX_SLIDE_CATEGORIES = 9
 BASELINE_STATION = 4
-"""What a return is compared with: the station by which algorithms differ most."""
+"""The station with the baseline of a return, by which algorithms differ most."""
 ABLATIONS = {
     "mean": "R − the reference’s mean return (an ablation: no V*)",
     "zero": "R alone (an ablation: no V*)",
@@ -77,9 +77,9 @@ def _overview(slide: Any, run: RunData) -> None:
     _heading(slide, run, algorithm_of(run).sentence)
     width, height, gap = 2.72, 1.45, 0.42
     tops = (1.65, 3.85)
-    columns = [MARGIN + place * (width + gap) for place in range(4)]
-    places = [(x, tops[0]) for x in columns] + [(x, tops[1]) for x in reversed(columns)]
-    boxes = [Box(x, y, width, height) for x, y in places]
+    columns = [MARGIN + column * (width + gap) for column in range(4)]
+    corners = [(x, tops[0]) for x in columns] + [(x, tops[1]) for x in reversed(columns)]
+    boxes = [Box(x, y, width, height) for x, y in corners]
     for number, (box, (name, text)) in enumerate(zip(boxes, pipeline(run), strict=True), 1):
         is_baseline = number == BASELINE_STATION
         lines = [Line(f"{number}  {name}", size=16, bold=True, space_after=3)]
@@ -173,9 +173,9 @@ def _tiles(slide: Any, run: RunData, area: Box) -> None:
     ]
     shown = [tile for tile in tiles if tile is not None]
     width = area.width / len(shown)
-    for place, (number, label) in enumerate(shown):
-        box = Box(area.left + place * width, area.top, width - 0.2, area.height)
-        color = ACCENT if place == 0 else INK
+    for index, (number, label) in enumerate(shown):
+        box = Box(area.left + index * width, area.top, width - 0.2, area.height)
+        color = ACCENT if index == 0 else INK
         lines = [Line(number, size=24, bold=True, color=color), Line(label, size=13, color=MUTED)]
         add_text(slide, box, lines)
 

@@ -6,7 +6,7 @@ RED a failure, greys everything that is only there for comparison.
 
 from __future__ import annotations
 
-from ragen_apo.report.load import finite
+from ragen_apo.report.load import finite, pair
 
 INK = "#1c2330"
 MUTED = "#5d6778"
@@ -20,7 +20,7 @@ WARM = "#c0721f"
 RED = "#b3382c"
 
 ABSENT = "–"
-"""What stands where a number is unknown."""
+"""Stands for an unknown number."""
 
 
 def percent(value: object, digits: int = 1) -> str:
@@ -35,10 +35,10 @@ def decimal(value: object, digits: int = 2) -> str:
     return ABSENT if number is None else f"{number:.{digits}f}"
 
 
-def signed(value: object, digits: int = 2) -> str:
+def signed(value: object) -> str:
     """A number with its sign, as rewards are written: `+1.00`."""
     number = finite(value)
-    return ABSENT if number is None else f"{number:+.{digits}f}"
+    return ABSENT if number is None else f"{number:+.2f}"
 
 
 def compact(value: object) -> str:
@@ -59,14 +59,13 @@ def counted(value: object, noun: str) -> str:
     return f"{compact(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def interval(bounds: object, digits: int = 1) -> str:
+def interval(bounds: object) -> str:
     """A pair of shares: [0.93, 0.994] -> `93.0–99.4%`."""
-    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
+    both = pair(bounds)
+    if both is None:
         return ABSENT
-    low, high = finite(bounds[0]), finite(bounds[1])
-    if low is None or high is None:
-        return ABSENT
-    return f"{100 * low:.{digits}f}–{100 * high:.{digits}f}%"
+    low, high = both
+    return f"{100 * low:.1f}–{100 * high:.1f}%"
 
 
 def duration(seconds: object) -> str:

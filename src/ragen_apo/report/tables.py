@@ -15,7 +15,7 @@ from typing import Any
 from ragen_apo.environments.base import PatternWords
 from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
 from ragen_apo.report.algorithm import algorithm_of
-from ragen_apo.report.load import RunData, finite, mapping, series
+from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
@@ -105,7 +105,7 @@ class MethodRow:
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The 95% interval of the success rate."""
-        return interval_bounds(self.summary)
+        return pair(self.summary.get("success_ci95"))
 
 
 def method_rows(run: RunData) -> list[MethodRow]:
@@ -134,15 +134,6 @@ def summary_csv(run: RunData) -> str:
     return stream.getvalue()
 
 
-def interval_bounds(summary: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The `success_ci95` of a summary as two numbers."""
-    bounds = summary.get("success_ci95")
-    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
-        return None
-    low, high = finite(bounds[0]), finite(bounds[1])
-    return None if low is None or high is None else (low, high)
-
-
 def category_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
     """The categories with their summaries, the most successful first."""
     categories = mapping(run.results.get("by_category"))
@@ -158,9 +149,9 @@ def failure_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def failure_words(run: RunData, pattern: str) -> PatternWords:
-    """What a failure pattern is called, what it means and what to do about it.
+    """Name, meaning and advice of a failure pattern.
 
-    In the words that the environment declared, which the evaluation kept; else in neutral ones.
+    In the words that the environment declared, as the evaluation kept them; else in neutral ones.
     """
     if pattern in {known.value for known in FailurePattern}:
         neutral = NEUTRAL_WORDS[FailurePattern(pattern)]

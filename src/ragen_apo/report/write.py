@@ -52,5 +52,5 @@ def report_files(run: RunData) -> Mapping[str, bytes]:
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8, with a question mark for what a model wrote and UTF-8 cannot say."""
+    """UTF-8, with a question mark for each character of a model that has no UTF-8."""
     return text.encode("utf-8", errors="replace")

@@ -81,7 +81,7 @@ def estimate_values(
         session.progress.update(done)
         session.note_seconds(every=SECONDS_NOTED_EVERY)
 
-    with ValueStore(session.run.values, synchronous="NORMAL") as store:
+    with ValueStore(session.run.values) as store:
         collect_values(
             proxy,
             store,

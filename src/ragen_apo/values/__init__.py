@@ -1,1 +1,1 @@
-"""Stage 1: returns of the reference, kept in a store, and V* computed from them."""
+"""Returns of the reference in a store, and V* computed from them."""

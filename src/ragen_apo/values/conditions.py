@@ -1,8 +1,8 @@
 """The conditions under which a return was sampled: the part of a value's key that is not the task.
 
-Stage 2 may use a return only if it would have been sampled and scored in exactly the same way, so
-everything that could change a return of the reference is a field here. To add one is to change
-`store.SCHEMA_VERSION`: rows written before do not say what they were sampled with.
+Stage 2 may use a return only if it was sampled and scored under its own conditions, so everything
+that could change a return of the reference is a field here. A new field needs a new
+`store.SCHEMA_VERSION`: older rows lack its value.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SamplingConditions:
     max_context_tokens: int
     temperature: float
     format_penalty: float
-    """What a response without a readable action costs, in the unit of a reward."""
+    """Added to the reward for a response without a readable action."""
     invalid_action_penalty: float
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ def describe_differences(stored: SamplingConditions, asked: SamplingConditions) 
 
 
 def _shown(value: Any) -> str:
-    """The value, or for a long text its beginning and a hash, so that different texts look it."""
+    """The value; of a long text the beginning and a hash, which tells different texts apart."""
     text = repr(value)
     if len(text) <= _LONGEST_SHOWN:
         return text

@@ -1,9 +1,9 @@
-"""What the reference can do before any training: is there a success to learn from?
+"""Coverage of Stage 1: how many tasks the reference solves before any training.
 
 Consumes returns and successes per task as the value store keeps them, produces a dictionary of
-JSON values. Pure. A*-PO reweights what the reference already does, so a task that it never solves
-teaches little. pass@k is the chance that at least one of k samples succeeds, estimated without bias
-from c successes in n >= k samples (Chen et al., arXiv 2107.03374):
+JSON values. Pure. A*-PO reweights the reference's behaviour, so a task that it never solves
+teaches little. pass@k is the probability that at least one of k samples succeeds, estimated without
+bias from c successes in n >= k samples (Chen et al., arXiv 2107.03374):
 
     pass@k = 1 - C(n - c, k) / C(n, k)
 """
@@ -18,15 +18,15 @@ from typing import Any
 from ragen_apo.values.estimator import effective_sample_size, soft_value
 
 ADVICE_SAMPLES = 16
-"""A task that stays without success over so many samples counts as out of reach."""
+"""A task without success in this many samples counts as out of reach."""
 ADVICE_SHARE = 0.5
-MOST = 0.5
-"""From this share of unreadable responses on, the form is the first thing to mend."""
+MAX_UNREADABLE_SHARE = 0.5
+"""Above this share of unreadable responses, the advice is about their form."""
 PASS_KS = (1, 4, 8, 16)
 
 
 def pass_at_k(*, num_successes: int, num_samples: int, k: int) -> float:
-    """The chance that one of k samples succeeds. Raises ValueError unless 1 <= k <= num_samples."""
+    """The unbiased estimate above. Raises ValueError unless 1 <= k <= num_samples."""
     if not 1 <= k <= num_samples or not 0 <= num_successes <= num_samples:
         raise ValueError(
             f"pass@{k} needs {k} samples or more, got {num_successes} successes in {num_samples}"
@@ -39,25 +39,23 @@ def coverage_report(
     successes_by_task: Mapping[str, Sequence[bool]],
     *,
     beta: float,
-    ks: Sequence[int] | None = None,
     unreadable_share: float | None = None,
 ) -> dict[str, Any]:
-    """What the samples of each task say about the reference, as JSON values.
+    """Statistics of the samples of each task, as JSON values.
 
     Both mappings have the same tasks, each with at least one sample. Means are over tasks, each
-    with the same weight however often it was sampled. `ks` are those of 1, 4, 8 and 16 that some
-    task has as many samples for, and the number that all have, unless they are given. A task with
-    n < k samples enters pass@k with its pass@n, a lower bound; `tasks_below_k` says how many do.
-    `share_resting_on_one` is the share of tasks whose V* amounts to fewer than two of its several
-    samples. `unreadable_share` is that of the responses, where somebody looked. `advice` is None or
-    a text for people: it speaks up when few tasks have a success (`few_are_solved`). Raises
-    ValueError for no tasks, for tasks without samples, and where the two mappings disagree.
+    with the same weight however often it was sampled. pass@k is given for the k of `_available_ks`;
+    a task with n < k samples enters it with its pass@n, a lower bound, and `tasks_below_k` counts
+    these tasks. `share_resting_on_one` is the share of tasks with several samples whose V* has an
+    effective sample size below 2. `unreadable_share` is the share of responses without a readable
+    action, if it was computed. `advice` is a text for people if few tasks have a success
+    (`few_are_solved`), else None. Raises ValueError for no tasks, for tasks without samples, and
+    where the two mappings disagree.
     """
     _check_tasks(returns_by_task, successes_by_task)
     num_tasks = len(successes_by_task)
     counts = [(sum(successes), len(successes)) for successes in successes_by_task.values()]
-    if ks is None:
-        ks = available_ks([n for _, n in counts])
+    ks = _available_ks([n for _, n in counts])
     effective = [effective_sample_size(r, beta=beta) for r in returns_by_task.values()]
     return {
         "num_tasks": num_tasks,
@@ -89,20 +87,20 @@ def coverage_report(
     }
 
 
-def available_ks(num_samples: Sequence[int]) -> list[int]:
-    """The k for which pass@k says something of tasks with so many samples each."""
+def _available_ks(num_samples: Sequence[int]) -> list[int]:
+    """The smallest number of samples of a task, and those of 1, 4, 8, 16 up to the largest."""
     fewest, most = min(num_samples), max(num_samples)
     return sorted({fewest, *(k for k in PASS_KS if k <= most)})
 
 
 def few_are_solved(successes_by_task: Mapping[str, Sequence[bool]]) -> bool:
-    """Whether fewer than half of the tasks have a success, so that something should be done."""
+    """Whether fewer than half of the tasks have a success."""
     num_solved = sum(any(successes) for successes in successes_by_task.values())
     return num_solved < ADVICE_SHARE * len(successes_by_task)
 
 
 def coverage_sentence(report: Mapping[str, Any]) -> str:
-    """What Stage 1 found, in a line for people; pass@k for 1 and the largest k all tasks allow."""
+    """Stage 1 in a line for people; pass@k for the smallest and largest k that all tasks allow."""
     num_below = report["tasks_below_k"]
     allowed = [k for k in report["pass_at_k"] if num_below[k] == 0]
     passes = [
@@ -142,9 +140,9 @@ def _advice(
     returns: Sequence[Sequence[float]],
     unreadable_share: float | None,
 ) -> str:
-    """What was found, what follows from it, and what to do; of few solved tasks or none."""
+    """The finding for few or no solved tasks, and the remedy."""
     finding = _finding(counts, returns)
-    if unreadable_share is not None and unreadable_share > MOST:
+    if unreadable_share is not None and unreadable_share > MAX_UNREADABLE_SHARE:
         return (
             f"{finding} In {unreadable_share:.0%} of the turns the response held no readable "
             "answer. The prompt must state the form <think>...</think><answer>...</answer>: "

@@ -1,6 +1,4 @@
-"""V* of a task from returns of the reference, and how many returns to sample.
-
-Consumes raw returns or successes as the value store keeps them, produces plain numbers. Pure.
+"""V* of a task from returns of the reference, and the number of returns to sample. Pure.
 
     V*(x)    = beta log E_{tau ~ pi_ref} exp(R(tau) / beta)
     V_hat(x) = m + beta (log sum_i exp((r_i - m) / beta) - log N),    m = max_i r_i
@@ -9,8 +7,8 @@ Brantley et al., "Accelerating RL for LLM Reasoning with Optimal Advantage Regre
 (arXiv 2505.20686), equation of Stage 1. The mean of a logarithm lies below the logarithm of the
 mean, so V_hat is biased downwards. Its error is at most about beta times sqrt((1 - p) / (p N)), the
 relative error of a success rate p from N samples, and close to it where p exp(1 / beta) is large:
-the smaller beta, the more `SampleSchedule` gains by spending samples on tasks with a low success
-rate and not on those at one half. What stopping by results does to V_hat is in docs/algorithm.md.
+so with a small beta `SampleSchedule` spends its samples on tasks with a low success rate. How
+stopping by results biases V_hat is in docs/algorithm.md.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ def soft_value(returns: ArrayLike, *, beta: float) -> float:
 
 
 def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
-    """How many equally weighted returns the weights exp(r / beta) of the soft value amount to.
+    """The effective sample size of the weights w = exp(r / beta) of the soft value.
 
-    (sum w)^2 / sum w^2, from 1 (one return is the value) to N (all count alike). `returns` and
+    (sum w)^2 / sum w^2, from 1 (one return decides) to N (all weigh the same). `returns` and
     `beta` as in `soft_value`: at `beta = inf` it is N, at `beta = 0` the number of highest returns.
     Raises ValueError where `soft_value` does.
     """
@@ -60,19 +58,6 @@ def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
     with np.errstate(over="ignore"):
         weights = np.exp(below / beta)
     return float(weights.sum() ** 2 / (weights**2).sum())
-
-
-def leave_one_out_soft_values(returns: ArrayLike, *, beta: float) -> NDArray[np.float64]:
-    """For each return, the soft value of the others: a baseline that does not contain its sample.
-
-    `returns` has shape [N], N >= 2, and so has the result. A trained sample inside its own V_hat
-    shrinks the gradient, so this is what to use when values come from the training batch itself.
-    Raises ValueError for fewer than two returns, and where `soft_value` does.
-    """
-    values = _checked_returns(returns)
-    if len(values) < 2:
-        raise ValueError("leaving one return out needs at least 2 returns, got 1")
-    return np.array([soft_value(np.delete(values, i), beta=beta) for i in range(len(values))])
 
 
 def _checked_returns(returns: ArrayLike) -> NDArray[np.float64]:
@@ -91,7 +76,7 @@ def _check_beta(beta: float) -> None:
 
 @dataclass(frozen=True)
 class SampleSchedule:
-    """How many returns a task gets: `first`, then twice as many each round, up to `cap`.
+    """The number of returns of a task: `first`, then twice as many each round, up to `cap`.
 
     A task stays in the schedule while it has no success or its `success_rate_error` is above
     `max_error`. `first = cap` samples every task equally often. Raises ValueError unless

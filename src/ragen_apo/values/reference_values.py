@@ -1,4 +1,4 @@
-"""What Stage 1 says about a reference, as Stage 2 reads it."""
+"""The result of Stage 1 that Stage 2 reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ReferenceValues:
-    """What Stage 1 says about the reference; empty for algorithms that do not ask."""
+    """V* under the reference; empty for algorithms without V*."""
 
     tasks: Mapping[str, float] = field(default_factory=dict)
     """V* by task id."""

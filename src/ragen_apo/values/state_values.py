@@ -5,8 +5,7 @@ values of states and, for a trajectory of the policy, the segments between known
 
     V_hat(s) = beta log mean exp(G / beta),   G = return-to-go of the reference from s
 
-No episode is played for this: every trajectory that estimates the value of its task passes through
-states that other trajectories of the task pass through as well.
+It needs no more episodes: the trajectories of a task in Stage 1 share states.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def state_values(
 
 @dataclass(frozen=True)
 class StateCoverage:
-    """How far the values of states reach."""
+    """How many of the visited states have a value."""
 
     num_states: int
     """States that the trajectories visited."""
@@ -68,11 +67,11 @@ class StateCoverage:
     """Those with enough visits for a value."""
     share_turns_known: float | None
     """Of the turns after each episode's first: the share in states that enough *other* episodes
-    visited. It is what an episode that is not among them finds known. None without such turns."""
+    visited, an estimate for new episodes. None without such turns."""
 
 
 def state_coverage(trajectories: Iterable[Trajectory], *, min_visits: int) -> StateCoverage:
-    """What `state_values` with the same `min_visits` knows of the states that were visited."""
+    """The coverage of `state_values` with the same `min_visits`."""
     num_visits: Counter[str] = Counter()
     num_later_turns: Counter[str | None] = Counter()
     for trajectory in trajectories:

@@ -4,10 +4,10 @@ Consumes trajectories of the frozen reference and the conditions they were sampl
 raw returns, successes, trajectories, and V* for any beta computed from the raw returns. V* itself
 is never stored.
 
-A sample is written in one transaction to a write-ahead log and is on disk when `add` returns. A
-process that is killed loses the sample it was writing and nothing else; several processes may write
-and read at the same time (on one host: SQLite's log does not work over network file systems). The
-first sample under a key stays: writing the same key again changes nothing.
+Samples are written in one transaction to SQLite's write-ahead log. A killed process loses only what
+it was writing, a power cut perhaps the last samples. Several processes of one host may read and
+write at the same time; network file systems do not work. The first sample under a key stays:
+writing the same key again changes nothing.
 
     conditions    digest -> JSON of SamplingConditions
     samples       (conditions, task_id, sample_index) -> return, success, number of turns
@@ -27,7 +27,6 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -42,6 +41,7 @@ from ragen_apo.values.conditions import (
 from ragen_apo.values.estimator import soft_value
 
 SCHEMA_VERSION = 1
+BUSY_TIMEOUT_SECONDS = 60.0
 _APPLICATION_ID = 0x41504F56  # "APOV": tells a value store from any other SQLite file
 _NUM_SHOWN = 3
 _TRAJECTORY = TypeAdapter(Trajectory)
@@ -75,22 +75,12 @@ _TABLES = (
 class ValueStore:
     """A value store on disk; a context manager. One instance per process and thread.
 
-    With `create=False` the file must exist already. `synchronous="NORMAL"` writes faster; then a
-    power cut (not a killed process) may lose the last samples. A writer waits up to
-    `busy_timeout_seconds` for another one. Raises ValueStoreError for a file that is not a value
-    store or has another schema version, and leaves that file as it was.
+    With `create=False` the file must exist already. A writer waits up to `BUSY_TIMEOUT_SECONDS` for
+    another one. Raises ValueStoreError for a file that is not a value store or has another schema
+    version, and leaves that file as it was.
     """
 
-    def __init__(
-        self,
-        path: Path | str,
-        *,
-        create: bool = True,
-        synchronous: Literal["FULL", "NORMAL"] = "FULL",
-        busy_timeout_seconds: float = 60.0,
-    ) -> None:
-        if synchronous not in ("FULL", "NORMAL"):
-            raise ValueStoreError(f"synchronous must be 'FULL' or 'NORMAL', got {synchronous!r}")
+    def __init__(self, path: Path | str, *, create: bool = True) -> None:
         self.path = Path(path)
         if not create and not self.path.exists():
             raise ValueStoreError(
@@ -100,12 +90,12 @@ class ValueStore:
         with self._translated_errors("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(
-                self.path, timeout=busy_timeout_seconds, isolation_level=None
+                self.path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None
             )
         try:
             with self._translated_errors("open"):
-                self._prepare(deadline=time.monotonic() + busy_timeout_seconds)
-                self._connection.execute(f"PRAGMA synchronous={synchronous}")
+                self._prepare(deadline=time.monotonic() + BUSY_TIMEOUT_SECONDS)
+                self._connection.execute("PRAGMA synchronous=NORMAL")
         except BaseException:
             self._connection.close()
             raise
@@ -125,22 +115,14 @@ class ValueStore:
         """Closes the file; may be called again."""
         self._connection.close()
 
-    def add(
-        self, conditions: SamplingConditions, sample_index: int, trajectory: Trajectory
-    ) -> bool:
-        """Stores one sample durably; False if the key already had one, which then stays.
-
-        Raises ValueStoreError for a return that is not finite, a negative index, a trajectory of
-        another environment, and when the disk is full; nothing of the sample is stored then.
-        """
-        return self.add_many(conditions, [(sample_index, trajectory)]) == 1
-
     def add_many(
         self, conditions: SamplingConditions, samples: Iterable[tuple[int, Trajectory]]
     ) -> int:
-        """Stores (sample_index, trajectory) pairs in one transaction, all or none; see `add`.
+        """Stores (sample_index, trajectory) pairs in one transaction, all or none.
 
-        Returns how many were new.
+        Returns the number of new ones; a key that is stored already keeps its sample. Raises
+        ValueStoreError for a return that is not finite, a negative index, a trajectory of another
+        environment, and when the disk is full.
         """
         digest, num_added = conditions.digest, 0
         samples = list(samples)
@@ -155,13 +137,14 @@ class ValueStore:
                 num_added += self._insert(digest, sample_index, trajectory)
         return num_added
 
-    def returns(self, conditions: SamplingConditions, task_id: str) -> list[float]:
-        """The returns of one task in the order of their sample index; empty if there are none."""
-        return [row[0] for row in self._task_rows("episode_return", conditions, task_id)]
-
     def sample_indices(self, conditions: SamplingConditions, task_id: str) -> list[int]:
         """The indices that are stored for one task, ascending; gaps are possible after a kill."""
-        return [row[0] for row in self._task_rows("sample_index", conditions, task_id)]
+        rows = self._read(
+            "SELECT sample_index FROM samples WHERE conditions = ? AND task_id = ? "
+            "ORDER BY sample_index",
+            (conditions.digest, task_id),
+        )
+        return [int(self._number(index, "sample_index", task_id)) for (index,) in rows]
 
     def returns_by_task(self, conditions: SamplingConditions) -> dict[str, list[float]]:
         """The returns of every task that has any, in the order of their sample index."""
@@ -211,10 +194,8 @@ class ValueStore:
             )
         return {task: soft_value(stored[task][:num_samples], beta=beta) for task in task_ids}
 
-    # What follows is not part of the interface.
-
     def _prepare(self, *, deadline: float) -> None:
-        """Checks what the file is and makes the tables of a new one, once if two processes try."""
+        """Checks the file and makes the tables of a new one, once if two processes try."""
         if self._is_blank():
             self._switch_to_write_ahead_log(deadline=deadline)
             with self._transaction():
@@ -318,14 +299,6 @@ class ValueStore:
             f"the value store {self.path} is damaged: {what}: {problem}. {_RESTORE}"
         )
 
-    def _task_rows(self, column: str, conditions: SamplingConditions, task_id: str) -> list[tuple]:
-        rows = self._read(
-            f"SELECT {column} FROM samples WHERE conditions = ? AND task_id = ? "
-            "ORDER BY sample_index",
-            (conditions.digest, task_id),
-        )
-        return [(self._number(value, column, task_id),) for (value,) in rows]
-
     def _number(self, value: object, column: str, task_id: str) -> float:
         """SQLite gives back whatever stands in a column, of any type."""
         if isinstance(value, int | float) and math.isfinite(value):
@@ -409,7 +382,7 @@ def _check_sample(
 
 
 def _advice(error: str) -> str:
-    """What a user can do about an error of SQLite or the file system."""
+    """Advice for an error of SQLite or the file system."""
     if "full" in error:
         return "What was stored before is safe: free some space and run the same command again."
     if "locked" in error:

@@ -116,7 +116,7 @@ def _names(
     model: LanguageModel,
     samples: Sequence[TrainingSample],
 ) -> list[int]:
-    """The tokens that are exchanged for each other; none to leave the demonstrations as they are."""
+    """The tokens to exchange for each other; none to leave the demonstrations as they are."""
     if config.relabel == "none":
         return []
     if config.relabel == "numbers":

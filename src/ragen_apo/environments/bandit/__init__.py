@@ -1,1 +1,1 @@
-"""Bandits, one turn an episode: judged by names (`two_armed`) or by trying (`bernoulli`)."""
+"""Bandits: arms judged by their names (`two_armed`) or by their results (`bernoulli`)."""

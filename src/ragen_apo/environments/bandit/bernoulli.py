@@ -1,6 +1,6 @@
 """The Bernoulli bandit: find the best arm by trying.
 
-Each arm wins with a probability that the task fixes and nobody tells. An episode has `num_pulls`
+Each arm wins with an unknown probability that the task fixes. An episode has `num_pulls`
 pulls; success is to pull the best arm in more than half of them. Whether a pull wins is a function
 of the episode's seed, the arm and the number of pulls so far.
 """
@@ -21,7 +21,7 @@ from ragen_apo.environments.toolkit.named_actions import (
     NamedActionsGame,
     join_actions,
 )
-from ragen_apo.environments.toolkit.scripted import Mixture, RandomActions
+from ragen_apo.environments.toolkit.scripted import MixedPolicy, RandomActions
 from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
@@ -105,13 +105,13 @@ class BernoulliWorld:
         )
 
     def view(self) -> str:
-        """What the pulls since the last look paid, and how many are left."""
+        """The results of the pulls since the last view, and the number of pulls left."""
         results, self._results = self._results, []
         said = " ".join(results) if results else f"Arms: {', '.join(self._shares)}."
         return f"{said} Pulls left: {self._options.num_pulls - self._num_pulls}."
 
     def key(self) -> str:
-        """How many pulls there were, and how many of the best arm: success depends on them."""
+        """The number of pulls, and that of the best arm: success depends on both."""
         return f"{self._num_pulls}:{self._num_best}"
 
 
@@ -153,7 +153,7 @@ def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
         start=functools.partial(_start, options),
         policies={
             "teacher": functools.partial(
-                Mixture, Tally, make_random, good_share=TEACHER_GOOD_SHARE
+                MixedPolicy, Tally, make_random, good_share=TEACHER_GOOD_SHARE
             ),
             "oracle": functools.partial(Oracle, most),
             "random": make_random,
@@ -196,7 +196,7 @@ def _tasks(
 def draw_win_shares(
     num_arms: int, min_gap: float, draws: np.random.Generator
 ) -> tuple[float, ...] | None:
-    """Probabilities in hundredths, or None where the best arm does not stand out."""
+    """Probabilities in hundredths, or None if the best arm leads by less than `min_gap`."""
     shares = tuple(int(share) / 100 for share in draws.integers(0, 101, size=num_arms))
     best, second = sorted(shares, reverse=True)[:2]
     return shares if best - second >= min_gap - 1e-9 else None
@@ -211,7 +211,7 @@ class Tally:
         self._num_pulls: dict[str, int] = {}
 
     def act(self, observation: str) -> Reply:
-        """Counts what the observation tells and names an arm."""
+        """Counts the results in the observation and names an arm."""
         listed = _ARM_LIST.search(observation)
         for arm in listed[1].split(", ") if listed else ():
             self._num_wins.setdefault(arm, 0)

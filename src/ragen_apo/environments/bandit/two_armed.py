@@ -15,7 +15,7 @@ from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_of_options
 from ragen_apo.environments.toolkit.named_actions import ActionRules, Effect, NamedActionsGame
-from ragen_apo.environments.toolkit.scripted import Mixture
+from ragen_apo.environments.toolkit.scripted import MixedPolicy
 from ragen_apo.environments.toolkit.task_draws import SPLITS
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task, make_task
@@ -103,11 +103,11 @@ class TwoArmedWorld:
         return Effect(reward, ended=True, success=is_better)
 
     def view(self) -> str:
-        """The arms, or what the pull paid."""
+        """The arms, or the result of the pull."""
         return self._result
 
     def key(self) -> str:
-        """Nothing is left to depend on after the pull."""
+        """The state: before or after the pull."""
         return "pulled" if self._is_over else "new"
 
 
@@ -143,7 +143,7 @@ def make_two_armed(options: TwoArmedOptions) -> GameEnvironment:
         start=functools.partial(_start, options),
         policies={
             "teacher": functools.partial(
-                Mixture, make_good, RandomArm, good_share=TEACHER_GOOD_SHARE
+                MixedPolicy, make_good, RandomArm, good_share=TEACHER_GOOD_SHARE
             ),
             "oracle": functools.partial(Oracle, options),
             "random": RandomArm,

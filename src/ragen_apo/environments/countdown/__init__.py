@@ -1,1 +1,1 @@
-"""Countdown: an expression of given numbers that reaches a target."""
+"""Countdown: the environment, and the arithmetic that reads and searches expressions."""

@@ -28,14 +28,14 @@ _TOKEN = re.compile(r"\s*([0-9]{1,6}|[-+*/()])", re.ASCII)
 
 @dataclass(frozen=True)
 class Expression:
-    """What an expression is worth and which numbers stand in it, in order."""
+    """The value of an expression, and its numbers in order."""
 
     value: Fraction
     numbers: tuple[int, ...]
 
 
 class ExpressionError(ValueError):
-    """The text is no expression; the message says why in words for the one who wrote it."""
+    """The text is no expression; the message tells its writer why."""
 
 
 def read_expression(text: str) -> Expression:
@@ -51,13 +51,13 @@ def read_expression(text: str) -> Expression:
 
 def _tokens(text: str) -> list[str]:
     tokens: list[str] = []
-    place = 0
-    while place < len(text):
-        found = _TOKEN.match(text, place)
+    position = 0
+    while position < len(text):
+        found = _TOKEN.match(text, position)
         if found is None:
             raise ExpressionError("only numbers, + - * / and parentheses are read")
         tokens.append(found[1])
-        place = found.end()
+        position = found.end()
     return tokens
 
 
@@ -66,13 +66,13 @@ class _Reader:
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = tokens
-        self._place = 0
+        self._index = 0
         self.numbers: list[int] = []
 
     @property
     def next(self) -> str | None:
         """The token to be read next; None at the end."""
-        return self._tokens[self._place] if self._place < len(self._tokens) else None
+        return self._tokens[self._index] if self._index < len(self._tokens) else None
 
     def expression(self) -> Fraction:
         return self._chain("+-", self._term)
@@ -106,14 +106,14 @@ class _Reader:
         return Fraction(int(token))
 
     def _take(self) -> str:
-        token = self._tokens[self._place]
-        self._place += 1
+        token = self._tokens[self._index]
+        self._index += 1
         return token
 
 
 @dataclass(frozen=True)
 class Part:
-    """A number that was made, and how."""
+    """A number, and the expression that makes it."""
 
     value: int
     text: str

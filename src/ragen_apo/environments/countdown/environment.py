@@ -1,8 +1,8 @@
 """Countdown: make the target from the given numbers, each used once, with + - * / ( ).
 
-An action is an expression such as `(3 + 5) * 2`; ` = 16` after it is allowed and not needed. What
-an episode earns does not depend on how many attempts it has: the first readable expression earns
-`well_formed`, and the target the rest up to `correct`. Deterministic: seeds are not used.
+An action is an expression such as `(3 + 5) * 2`; ` = 16` after it is allowed and not needed. The
+first readable expression earns `well_formed`, and the target the rest up to `correct`, however many
+attempts an episode has. Deterministic: seeds are not used.
 """
 
 import functools
@@ -28,7 +28,7 @@ from ragen_apo.environments.countdown.arithmetic import (
     read_expression,
 )
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
-from ragen_apo.environments.toolkit.scripted import Mixture
+from ragen_apo.environments.toolkit.scripted import MixedPolicy
 from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
@@ -46,7 +46,7 @@ _INSTRUCTION = re.compile(r"Make (\d+) from ([\d, ]+)\.")
 
 
 class CountdownRewards(Section):
-    """What an episode earns."""
+    """The rewards of an episode."""
 
     correct: float = 1.0
     """Altogether, for an episode that makes the target."""
@@ -261,7 +261,7 @@ class Heuristic(_Counter):
 
 
 def _policies() -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    teacher = functools.partial(Mixture, Oracle, RandomCounter, good_share=TEACHER_GOOD_SHARE)
+    teacher = functools.partial(MixedPolicy, Oracle, RandomCounter, good_share=TEACHER_GOOD_SHARE)
     return {
         "teacher": teacher,
         "oracle": Oracle,

@@ -1,1 +1,1 @@
-"""People as players: episodes in the terminal, and what they record."""
+"""People as players: episodes in the terminal, and their recordings."""

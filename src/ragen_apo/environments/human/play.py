@@ -1,7 +1,7 @@
-"""A person plays an episode in the terminal: reads what an agent reads, types what it would do.
+"""A person plays an episode in the terminal: reads the observations, types the actions.
 
-Works for every text environment. `read` and `write` stand for the keyboard and the screen; nothing
-that an environment says can steer the screen.
+Works for every text environment. `read` and `write` stand for the keyboard and the screen; control
+characters of an environment are escaped.
 """
 
 import io
@@ -20,7 +20,7 @@ HOW_TO = f"Type an action; {HELP} shows the rules again, {QUIT} leaves, and neit
 
 @dataclass(frozen=True)
 class PlayedTurn:
-    """What the person read and did, and what it earned."""
+    """One turn of a person."""
 
     observation: str
     action: str
@@ -113,9 +113,7 @@ def _next_action(
 
 
 def _turns_left(max_turns: int | None, num_played: int) -> str:
-    """How many turns are left; nothing where the environment does not say. A part of a mixture may
-    have fewer.
-    """
+    """The number of turns left, if known; a part of a mixture may have fewer."""
     if max_turns is None:
         return ""
     left = max_turns - num_played

@@ -1,8 +1,8 @@
 """Episodes that people played, kept as JSON lines: written by `ragen-apo play --record`.
 
-A line is an episode that came to its end: the environment's version, the seed, the task, and what
-was read, done and earned in each turn. `select_recordings` gives those that are demonstrations of a
-given environment's training tasks and says what it left out and why.
+A line is a finished episode: the environment's version, the seed, the task, and observation, action
+and reward of each turn. `select_recordings` gives those that are demonstrations of a given
+environment's training tasks, and names the others with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True)
 class Recording:
-    """A played episode and what has to be the same for it to be played again."""
+    """A played episode, with the version and the seed that reproduce it."""
 
     environment_version: str
     seed: int
@@ -83,7 +83,7 @@ def require_recordable(path: Path) -> None:
 
 
 def append_recording(path: Path, recording: Recording) -> None:
-    """Adds a line to the file, in one piece and behind whatever a killed writer left there."""
+    """Adds a line to the file, in one piece, after anything that a killed writer left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -131,7 +131,7 @@ class _HasTasks(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """The recordings that can be used, and in words what was left out; empty for nothing."""
+    """The usable recordings, and in words the others; empty if there are none."""
 
     recordings: tuple[Recording, ...]
     left_out: str

@@ -2,6 +2,7 @@
 
 A catalogue file is JSON: `{"name": text, "products": [{"id", "title", "category", "price",
 "attributes", "split"}, ...]}`. Loading refuses anything else with an `EnvironmentDataError`.
+`python -m benchmarks.make_catalogue` wrote the built-in one.
 """
 
 import functools
@@ -58,8 +59,8 @@ class Product:
     def listing(self) -> str:
         """How a results line names the product: the id to click or buy, then the title.
 
-        The id stands first because a title is often the end of another one: what follows an id is
-        one title, what follows the words of a title may be several ids.
+        The id comes first because a title is often the end of another one: one title follows an id,
+        but several ids may follow the words of a title.
         """
         return f"{self.product_id} {self.title}"
 

@@ -1,8 +1,8 @@
 """The catalogue shop: find one product among 497 and buy it.
 
 Actions are `search <keywords>`, `click <id>` and `buy <id>`; everything else costs a turn and is
-answered with what is possible. Only buying an existing product ends an episode; `max_turns` cuts it
-off. The shop is deterministic: seeds are accepted and not used.
+answered with the possible actions. Only buying an existing product ends an episode; `max_turns`
+cuts it off. The shop is deterministic: seeds are accepted and not used.
 """
 
 import functools
@@ -106,7 +106,7 @@ class ShopEnvironment:
 
     @property
     def properties(self) -> EnvironmentProperties:
-        """What the shop declares about itself under its options."""
+        """The declared properties under its options."""
         return self._properties
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -172,7 +172,7 @@ class ShopEnvironment:
         return {"success": self._bought_id == self._goal_id}
 
     def _execute(self, action: str, info: dict[str, Any]) -> tuple[str, float]:
-        """The next observation and what the action earns besides the turn's cost."""
+        """The next observation, and the reward without the turn's cost."""
         parsed = _ACTION.fullmatch(action)
         if parsed:
             verb, argument = parsed[1].lower(), parsed[2].strip()

@@ -1,7 +1,7 @@
-"""What a turn in the shop earns, as numbers, and the bounds of a return that follow from them.
+"""The rewards of the shop, and the bounds of a return that follow from them.
 
-Preset `slides` is the scheme this project's task was first described with: every helpful search
-pays, so searching without end earns more than buying. Preset `fixed` is the default: one search is
+Preset `slides` is the original scheme: every helpful search pays, so searching without end earns
+more than buying. Preset `fixed` is the default: one search is
 rewarded, every turn costs, and never buying earns less than 0.1.
 """
 
@@ -39,7 +39,7 @@ class RewardScheme(Section):
         return self.max_helpful_searches is None or num_rewarded < self.max_helpful_searches
 
     def search_bonus(self, num_rewarded: int) -> float:
-        """What the next helpful search earns besides the turn's cost."""
+        """The reward of the next helpful search, without the turn's cost."""
         if not self.rewards_search(num_rewarded):
             return 0.0
         return self.helpful_search * self.helpful_search_decay**num_rewarded

@@ -1,7 +1,7 @@
 """Scripted shoppers: a mediocre teacher, an oracle, and two baselines.
 
-All but the oracle read observations only. What they write can be copied from what they read: search
-words stand in the TASK line in the same spelling, the thought before buying (id and title) on the
+All but the oracle read observations only. Their replies can be copied from observations: search
+words are in the TASK line in the same spelling, the thought before buying (id and title) is in the
 results line.
 """
 
@@ -38,7 +38,7 @@ def product_words(words: list[str]) -> list[str]:
 
 
 def listings(observation: str) -> list[Listing]:
-    """What a results line or a product page offers, in the order shown."""
+    """The products of a results line or a product page, in the order shown."""
     results = _RESULTS.match(observation)
     if results:
         return [
@@ -76,7 +76,7 @@ class Teacher:
         self._num_turns = 0
 
     def act(self, observation: str) -> Reply:
-        """A search, a click or a purchase, with a thought that says what it is about."""
+        """A search, a click or a purchase, with a thought that names its object."""
         self._words = task_words(observation) or self._words
         self._num_turns += 1
         offers = listings(observation)
@@ -141,7 +141,7 @@ class Heuristic:
         """Nothing to prepare: the rule has no memory and no draws."""
 
     def act(self, observation: str) -> Reply:
-        """Buys what is shown first, else searches."""
+        """Buys the first result, else searches."""
         offers = listings(observation)
         if offers:
             title, product_id = offers[0]

@@ -34,7 +34,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "luxury": ("premium",),
     "cordless": ("wireless",),
 }
-"""What a singular word stands for. Titles and queries go through the same map."""
+"""Replacements of singular words, the same for titles and queries."""
 
 MAX_QUERY_CHARACTERS = 400
 """Longer queries are read up to here, so that no text makes a search slow."""

@@ -1,7 +1,7 @@
 """The shop's tasks: one product to be bought, asked for in one of several phrasings.
 
-Which phrasing a product uses follows from its id. The last phrasing replaces words of the title by
-a synonym where one is known, so that it cannot be solved by comparing spellings.
+A product's id decides its phrasing. The last phrasing replaces words of the title by a synonym
+where one is known, so that comparing spellings does not solve it.
 """
 
 import re
@@ -44,7 +44,7 @@ def with_synonyms(title: str) -> str:
 
 
 def instruction(product: Product, phrasing: int) -> str:
-    """What the user asks for, in words that suffice to find the product."""
+    """The user's request, in words that suffice to find the product."""
     return PHRASINGS[phrasing].format(
         title=product.title.lower(), synonym=with_synonyms(product.title)
     )

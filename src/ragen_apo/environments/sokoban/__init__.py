@@ -1,1 +1,1 @@
-"""Sokoban: boxes onto targets, on levels that are generated and solved."""
+"""Sokoban: the environment, and levels without text (rules, solver, generator)."""

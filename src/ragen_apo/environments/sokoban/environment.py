@@ -72,7 +72,7 @@ LANGUAGE = BoardLanguage(
     errands={"box": ("push", "O*S")},
 )
 TEACHER_GOOD_SHARE = 0.2
-"""In how many episodes the teacher plays as the oracle; in the others it pushes what it meets."""
+"""The share of episodes that the teacher plays as the oracle; in the others it is `Hasty`."""
 
 
 class SokobanRewards(Section):
@@ -107,7 +107,7 @@ class SokobanRewards(Section):
     def _after_action(
         self, earned: dict[int, float], num_boxes: int, choose: Callable[[float, float], float]
     ) -> dict[int, float]:
-        """The extreme of what can have been earned, by the number of boxes on targets."""
+        """The extreme of the return so far, by the number of boxes on targets."""
         after: dict[int, float] = {}
         for num_on, so_far in earned.items():
             for change in (-1, 0, 1):
@@ -118,7 +118,7 @@ class SokobanRewards(Section):
         return after
 
     def of_action(self, change: int, *, solved: bool) -> float:
-        """What an action earns that puts `change` boxes more on targets than before."""
+        """The reward of an action that changes the number of boxes on targets by `change`."""
         placed = {1: self.box_on_target, 0: 0.0, -1: self.box_off_target}[change]
         return self.action + placed + (self.all_boxes if solved else 0.0)
 
@@ -146,7 +146,7 @@ class SokobanOptions(GridOptions):
 
     @property
     def demands(self) -> LevelDemands:
-        """What the generated levels are like."""
+        """The requirements of generated levels."""
         return LevelDemands(
             num_rows=self.num_rows,
             num_columns=self.num_columns,
@@ -178,7 +178,7 @@ class SokobanWorld:
         return view(draw_board(self._room, self._state), self._options, LANGUAGE)
 
     def key(self) -> str:
-        """Where the player and the boxes are."""
+        """The cells of the player and the boxes."""
         return f"{self._state.player}@{','.join(map(str, sorted(self._state.boxes)))}"
 
 
@@ -257,7 +257,7 @@ def _declare(options: SokobanOptions) -> EnvironmentProperties:
 
 
 class _Mover:
-    """Reads the board and plans from what it shows; no payload is needed."""
+    """Plans from the board in the observation; needs no payload."""
 
     def __init__(self, options: SokobanOptions) -> None:
         self._options = options
@@ -281,8 +281,8 @@ class _Mover:
         return Reply(thought=thought, action=join_actions(moves))
 
     def _read_out(self, room: Room, state: State, plan: list[str]) -> str:
-        """What the surroundings say of the box that is pushed next, of the way straight to it and,
-        where the player goes in another direction, of that.
+        """The surroundings' lines on the box that is pushed next, on the direction straight to it
+        and, if it differs, on the direction of the next move.
         """
         board = draw_board(room, state)
         player = divmod(state.player, room.num_columns)
@@ -317,9 +317,9 @@ class Heuristic(_Mover):
 
 
 class Hasty(_Mover):
-    """Straight at the nearest box that is on no target, and pushes on, whatever is there.
+    """Goes straight at the nearest box that is on no target and pushes on, one move a turn.
 
-    One move a turn; of the surroundings it reads what lies ahead, and not where the box has to go.
+    Of the surroundings it reads the cell ahead only.
     """
 
     def _plan(self, room: Room, state: State) -> list[str]:
@@ -375,7 +375,7 @@ def _box_in_hand(room: Room, state: State, plan: list[str]) -> int:
 
 
 def _describe(room: Room, state: State, moves: list[str]) -> str:
-    """`walk`, `push`, `walk, push` and so on: what the moves do."""
+    """The moves in words: `walk`, `push`, `walk, push` and so on."""
     doing: list[str] = []
     for direction in moves:
         after = move(room, state, direction)

@@ -22,16 +22,16 @@ SYMBOLS = "#_OXP*S"
 WALL, FLOOR, TARGET, BOX, PLAYER, BOX_ON_TARGET, PLAYER_ON_TARGET = SYMBOLS
 
 MAX_STATES = 5_000
-"""How many states the solver looks at before it gives up."""
+"""The number of states after which the solver gives up."""
 _MAX_STATES_OF_LEVEL = 2_000
-"""Generated levels are solved within so many, so that scripted policies stay fast."""
+"""The same limit for generated levels, so that scripted policies stay fast."""
 _MAX_WALL_SHARE = 0.35
 _PULLS_PER_PUSH = 4
 
 
 @dataclass(frozen=True)
 class Room:
-    """What does not move."""
+    """The fixed part of a level."""
 
     num_rows: int
     num_columns: int
@@ -40,13 +40,13 @@ class Room:
 
     @functools.cached_property
     def offsets(self) -> dict[str, int]:
-        """What each direction adds to a cell's number."""
+        """The number that each direction adds to a cell's."""
         return {name: row * self.num_columns + column for name, (row, column) in DIRECTIONS.items()}
 
 
 @dataclass(frozen=True)
 class State:
-    """What moves."""
+    """The moving part of a level."""
 
     player: int
     boxes: frozenset[int]
@@ -66,13 +66,16 @@ def read_level(board: Sequence[str]) -> tuple[Room, State]:
     text = "".join(board)
     cells = dict(enumerate(text))
 
-    def places(symbols: str) -> frozenset[int]:
+    def cells_with(symbols: str) -> frozenset[int]:
         return frozenset(cell for cell, symbol in cells.items() if symbol in symbols)
 
     room = Room(
-        num_rows, num_columns, places(WALL), places(TARGET + BOX_ON_TARGET + PLAYER_ON_TARGET)
+        num_rows,
+        num_columns,
+        cells_with(WALL),
+        cells_with(TARGET + BOX_ON_TARGET + PLAYER_ON_TARGET),
     )
-    boxes, players = places(BOX + BOX_ON_TARGET), places(PLAYER + PLAYER_ON_TARGET)
+    boxes, players = cells_with(BOX + BOX_ON_TARGET), cells_with(PLAYER + PLAYER_ON_TARGET)
     border = {
         cell
         for cell in cells
@@ -172,10 +175,10 @@ def push_distances(room: Room) -> dict[int, int]:
 def solve(room: Room, state: State, *, max_states: int = MAX_STATES) -> Solution | None:
     """A solution with the fewest pushes, or None: there is none within `max_states` states.
 
-    A* over the boxes and the region the player can walk in; the bound on the pushes to come is the
-    sum of the boxes' distances to their nearest targets. Sets of cells are integers with one bit a
-    cell. The plan does not depend on where in its region the player stands, so a player who plans
-    anew in the middle of a walk goes on walking to the same place.
+    A* over the boxes and the region the player can walk in; the lower bound is the sum of the
+    boxes' distances to their nearest targets. Sets of cells are integers with one bit a cell. The
+    plan does not depend on the player's cell in its region, so a new plan in the middle of a walk
+    continues that walk.
     """
     distances = push_distances(room)
     if not state.boxes <= distances.keys():
@@ -248,7 +251,7 @@ def _solution(room: Room, state: State, history: Any) -> Solution:
 
 @dataclass(frozen=True)
 class LevelDemands:
-    """What a generated level is like; the size includes the walls around it."""
+    """Requirements of a generated level; the size includes the walls around it."""
 
     num_rows: int
     num_columns: int
@@ -309,8 +312,8 @@ def _play_backwards(
             break
         state = fresh[generator.integers(len(fresh))]
         seen.add(state.boxes)
-    places = sorted(walks(room, state))
-    return State(places[generator.integers(len(places))], state.boxes)
+    reached = sorted(walks(room, state))
+    return State(reached[generator.integers(len(reached))], state.boxes)
 
 
 def _pulls(room: Room, state: State) -> Iterator[State]:
@@ -318,6 +321,6 @@ def _pulls(room: Room, state: State) -> Iterator[State]:
     reached = walks(room, state)
     for box in sorted(state.boxes):
         for offset in room.offsets.values():
-            place, player = box + offset, box + 2 * offset
-            if place in reached and player not in room.walls and player not in state.boxes:
-                yield State(player, state.boxes - {box} | {place})
+            pulled_to, player = box + offset, box + 2 * offset
+            if pulled_to in reached and player not in room.walls and player not in state.boxes:
+                yield State(player, state.boxes - {box} | {pulled_to})

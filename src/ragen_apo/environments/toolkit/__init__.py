@@ -1,1 +1,1 @@
-"""What environments are made of; none is needed to write one."""
+"""Optional parts for environments: games, named actions, boards, drawn tasks, scripted policies."""

@@ -1,8 +1,8 @@
-"""A game as a text environment: what every game needs besides its own rules.
+"""A game as a text environment.
 
-A game is one episode: it shows a first observation and answers texts. `GameEnvironment` adds the
-tasks, the turn limit and the answer after the end. It is built, not inherited from; worlds with
-other needs implement `TextEnvironment` themselves.
+A game is one episode: it shows a first observation and answers texts. `GameEnvironment` adds tasks,
+turn limit and the answer after the end. It is composed, not inherited from; other worlds implement
+`TextEnvironment` themselves.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ EPISODE_OVER = "The episode is over."
 
 @dataclass(frozen=True)
 class Answer:
-    """What a game says to one text."""
+    """The answer of a game to one text."""
 
     observation: str
     reward: float = 0.0
@@ -39,11 +39,11 @@ class Game(Protocol):
     """One episode in progress."""
 
     def first_observation(self) -> str:
-        """What the agent reads before its first turn."""
+        """The text before the first turn."""
         ...
 
     def play(self, text: str) -> Answer:
-        """One turn. Never raises because of what the text is; not called after the end."""
+        """One turn. No text makes it raise; not called after the end."""
         ...
 
     def key(self) -> str:
@@ -79,7 +79,7 @@ class GameEnvironment:
 
     @property
     def properties(self) -> EnvironmentProperties:
-        """What the environment declares about itself under its options."""
+        """The declared properties under its options."""
         return self._properties
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -150,9 +150,9 @@ def digest_of_options(options: BaseModel, *, without: Sequence[str] = ()) -> str
 
 
 def chance(seed: int, *purpose: int | str) -> float:
-    """A number from 0 to 1, uniform over purposes: the same for the same seed and purpose.
+    """A uniform number from 0 to 1, a function of seed and purpose.
 
-    For worlds whose luck is a function of the state and the episode's seed, so that equal state
+    For stochastic worlds: draws depend on the state and the episode's seed only, so equal state
     keys have equal futures under one seed.
     """
     return derive_seed(seed, *purpose) / 2**63

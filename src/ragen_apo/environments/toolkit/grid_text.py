@@ -1,4 +1,4 @@
-"""Boards as text: what the grid worlds share besides their rules.
+"""Boards as text, for grid worlds.
 
 A board is a tuple of rows with one symbol a cell, row 0 at the top. `render` writes it in one of
 four ways, and `read_board` reads it back. Symbols stand apart so that a tokenizer sees cells:
@@ -57,7 +57,7 @@ class GridOptions(Section):
 
     @property
     def max_actions_of_episode(self) -> int:
-        """How many actions an episode has room for."""
+        """The largest number of actions in an episode."""
         of_turns = self.max_turns * self.max_actions_per_turn
         return of_turns if self.max_actions is None else min(of_turns, self.max_actions)
 
@@ -77,7 +77,7 @@ TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
 
 @dataclass(frozen=True)
 class BoardLanguage:
-    """What the symbols of a board are called."""
+    """The words for the symbols of a board."""
 
     words: Mapping[str, str]
     """The word for each symbol; a word has no spaces."""
@@ -88,9 +88,9 @@ class BoardLanguage:
     player: str
     """The symbols of a cell with the player on it."""
     landmarks: Mapping[str, str]
-    """What surroundings tell the way to, with the symbols of the cells that have it."""
+    """The names of landmarks in `surroundings`, with the symbols of their cells."""
     errands: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
-    """Landmarks to be brought somewhere: what that is called, and the symbols of where to."""
+    """For landmarks that have to be moved: the verb, and the symbols of the target cells."""
 
     def rules(self, observation: Observation) -> str:
         """How to read an observation, for the environment's rules."""
@@ -107,13 +107,13 @@ class BoardLanguage:
 
 
 def view(board: Board, options: GridOptions, language: BoardLanguage) -> str:
-    """What the player sees of a board, under the options of its environment."""
+    """A board as an observation, under the options of its environment."""
     shown = render(board, options.observation, language)
     return f"{shown}\n{surroundings(board, language)}" if options.surroundings else shown
 
 
 def surroundings(board: Board, language: BoardLanguage) -> str:
-    """What lies next to the player, and the way to each landmark:
+    """The cells next to the player, and the way to each landmark:
 
     Up: border. Down: ice. Left: border. Right: hole.
     goal: 3 down, 2 right.
@@ -134,15 +134,15 @@ def surroundings(board: Board, language: BoardLanguage) -> str:
 
 
 def beside(board: Board, cell: Cell, direction: str, language: BoardLanguage) -> str:
-    """What lies next to a cell, as in `Right: hole.`"""
+    """The neighbour of a cell in a direction, as in `Right: hole.`"""
     row, column = cell[0] + DIRECTIONS[direction][0], cell[1] + DIRECTIONS[direction][1]
     is_inside = 0 <= row < len(board) and 0 <= column < len(board[0])
     return f"{direction}: {language.words[board[row][column]] if is_inside else 'border'}."
 
 
 def errand(board: Board, player: Cell, cell: Cell, name: str, language: BoardLanguage) -> str:
-    """The way to a landmark, and from there to the nearest free place where it is to be brought,
-    as in `box: 1 down, 1 right; push 2 down.`; `here` if it is in such a place.
+    """The way to a landmark, and from there to the nearest free target cell, as in
+    `box: 1 down, 1 right; push 2 down.`; `here` if it is on one.
     """
     verb, ends = language.errands[name]
     taken = set(_cells_with(board, language.landmarks[name])) - {cell}

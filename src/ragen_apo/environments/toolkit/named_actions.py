@@ -21,7 +21,7 @@ NO_EFFECT = "no_effect"
 
 @dataclass(frozen=True)
 class Effect:
-    """What one action did."""
+    """The effect of one action."""
 
     reward: float
     ended: bool = False
@@ -30,14 +30,14 @@ class Effect:
 
 
 class World(Protocol):
-    """What the actions act on."""
+    """The state that actions change."""
 
     def act(self, action: str) -> Effect:
         """Carries out one action by its name."""
         ...
 
     def view(self) -> str:
-        """What the agent sees now."""
+        """The present observation."""
         ...
 
     def key(self) -> str:
@@ -47,7 +47,7 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class ParsedActions:
-    """The actions that are carried out, and what was wrong with the text."""
+    """The actions of a text that are carried out, and its faults."""
 
     names: tuple[str, ...]
     has_invalid: bool
@@ -74,7 +74,7 @@ def join_actions(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class ActionRules:
-    """Which actions there are, how many may be used, and what a turn with an invalid one costs."""
+    """Names and limits of actions, and the reward of a turn with an invalid one."""
 
     names: tuple[str, ...]
     max_per_turn: int
@@ -83,7 +83,7 @@ class ActionRules:
 
     @property
     def hint(self) -> str:
-        """What is said to an agent that did something else."""
+        """The answer to an invalid action."""
         listed = ", ".join(self.names)
         if self.max_per_turn == 1:
             return f"Invalid action. Use one of: {listed}."

@@ -10,7 +10,7 @@ from ragen_apo.types import Task
 
 
 class RandomActions:
-    """Names random actions, as many in a turn as it likes, whatever it reads."""
+    """Names random actions, a random number of them in a turn, whatever it reads."""
 
     def __init__(self, names: Sequence[str], max_per_turn: int) -> None:
         self._names, self._max_per_turn = tuple(names), max_per_turn
@@ -26,11 +26,11 @@ class RandomActions:
         return Reply(thought="try", action=join_actions([self._names[pick] for pick in picks]))
 
 
-class Mixture:
-    """A mediocre player: now and then it plays as a good one, otherwise as a poor one.
+class MixedPolicy:
+    """Plays as a good policy with probability `good_share`, otherwise as a poor one.
 
-    It chooses anew every turn, or once an episode. Both read every observation and write a reply;
-    neither may count on its own having been given.
+    It chooses anew every turn, or once an episode. Both policies read every observation and reply;
+    their replies may not be used.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ def policies_around(
     make_poor: Callable[[], ScriptedPolicy] | None = None,
     whole_episodes: bool = False,
 ) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    """The usual four; the teacher plays as the oracle now and then and as the poor one otherwise,
-    which is the random one unless it is given; `whole_episodes` as for `Mixture`.
+    """The policies `teacher`, `oracle`, `random` and `heuristic`.
+
+    The teacher mixes the oracle and `make_poor` (by default random actions); see `MixedPolicy`.
     """
     make_random = functools.partial(RandomActions, tuple(names), max_per_turn)
     return {
         "teacher": functools.partial(
-            Mixture,
+            MixedPolicy,
             make_oracle,
             make_poor or make_random,
             good_share=teacher_good_share,

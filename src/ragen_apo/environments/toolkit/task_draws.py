@@ -1,8 +1,8 @@
 """Tasks drawn at random, in splits that cannot overlap.
 
-A draw belongs to the split that its content says, by a hash: every fifth to `test`, the others to
-`train`. So the splits share a distribution, stay disjoint whatever their sizes are, and a larger
-split begins with the tasks of a smaller one.
+A hash of a draw's content decides its split: one in five is in `test`, the others in `train`. So
+the splits have one distribution and are disjoint at any size, and a larger split begins with the
+tasks of a smaller one.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,10 +35,10 @@ def draw_distinct(
     counts: Mapping[str, int],
     seed: int,
 ) -> dict[str, list[_Draw]]:
-    """As many different draws for each split as `counts` says.
+    """Different draws for each split, in the numbers of `counts`.
 
-    `draw` may return None for a draw that is no good. Draws of equal `content` count as one. Raises
-    ConfigError when the options do not give so many.
+    `draw` returns None for an unusable draw. Draws of equal `content` count as one. Raises
+    ConfigError if the options do not give enough.
     """
     chosen: dict[str, list[_Draw]] = {split: [] for split in counts}
     seen: set[str] = set()
@@ -61,7 +61,7 @@ def draw_distinct(
 
 
 class Description(NamedTuple):
-    """What a draw becomes as a task."""
+    """The fields of a task that describe a draw."""
 
     instruction: str
     category: str
