@@ -2,24 +2,31 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 
-class Result:
+class Result(NamedTuple):
     """What a command left behind."""
 
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, " ".join(err.split())
+    status: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """Standard error on one line."""
+        return " ".join(self.err.split())
 
 
 Command = Callable[..., Result]
 
 
-def assert_refused(result: Result, *parts: str) -> None:
+def assert_refused(result: Result, *parts: object) -> None:
+    """One line of error that has all these parts, and exit status 2."""
     assert result.status == 2, result.err
-    assert result.err.startswith("error: "), result.err
-    assert "Traceback" not in result.err
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
     for part in parts:
-        assert part in result.err, result.err
+        assert str(part) in result.err, result.err
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

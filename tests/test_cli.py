@@ -87,7 +87,7 @@ def test_train_evaluates_and_reports_in_one_command(
 ) -> None:
     quick = ["--warm_start.enabled", "false", "--training.max_steps", 1]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
         assert (tmp_path / "new" / name).exists()
     assert "trained policy:" in result.out
@@ -102,7 +102,7 @@ def test_the_console_and_the_report_name_the_algorithm_that_was_run(
     quick = ["--warm_start.enabled", "false", "--training.max_steps", 1, "--algorithm", "dr_grpo"]
     group = ["--policy_gradient.group_size", 2]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick, *group)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     assert "Dr. GRPO compares several rollouts" in result.out
     assert "Dr. GRPO (trained)" in result.out
     assert "A*-PO" not in result.out
@@ -112,7 +112,7 @@ def test_the_console_and_the_report_name_the_algorithm_that_was_run(
 
 def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, run: Path) -> None:
     result = command("estimate-values", run, "--samples", 3)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     coverage = json.loads(result.out[result.out.index("{") :])
     assert coverage["tasks_by_num_samples"] == {"3": 21}
 
@@ -384,8 +384,8 @@ def test_ctrl_c_says_what_is_kept_and_training_continues(
         patch.setattr("ragen_apo.training.trainer.Trainer.step", interrupt)
         result = command("train", "--run-dir", run, "--resume")
     assert result.status == 130
-    assert "interrupted" in result.err
-    assert "--resume" in result.err
+    assert "interrupted" in result.message
+    assert "--resume" in result.message
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
     assert snapshot(run / "policy") == snapshot(finished_run / "policy")
 
@@ -424,7 +424,7 @@ def test_play_reads_actions_from_standard_input(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("search classic blanket\ndance\nquit\n"))
     result = command("play", "shop", "--task", 0)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     assert "TASK: " in result.out
     assert "Top 5" in result.out
     assert "Invalid action" in result.out
@@ -496,7 +496,7 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     }
     for (lines, *arguments), answer in sessions.items():
         result = play_and_record(command, monkeypatch, file, lines, *arguments)
-        assert answer in result.out, result.err
+        assert answer in result.out, result.message
     with file.open("a") as stream:
         stream.write('{"cut off')
     used: list[Any] = []
@@ -511,7 +511,7 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     keys = ["--warm_start.copy.max_steps", 0, "--warm_start.demonstrations.num_steps", 2]
     keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file.parent]
     result = command("train", "--config", config, "--run-dir", run, "--no-evaluate", *keys)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     said = " ".join(result.out.split())
     assert "2 recorded episodes from" in said
     assert "1 of a task that is not for training (split test)" in said
@@ -545,7 +545,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     assert command(*train, "--run-dir", tmp_path / "run").status == 130
     play_and_record(command, monkeypatch, file, "buy 2\n", *SHOP_OPTIONS)
     resumed = command("train", "--run-dir", tmp_path / "run", "--resume", "--no-evaluate")
-    assert resumed.status == 0, resumed.err
+    assert resumed.status == 0, resumed.message
     policies = [tmp_path / name / "policy" / "model.safetensors" for name in ("run", "whole")]
     assert policies[0].read_bytes() == policies[1].read_bytes()
 

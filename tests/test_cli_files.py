@@ -4,62 +4,13 @@ import errno
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import torch
 
-from ragen_apo import cli
 from ragen_apo.files import write_checksums
-
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
-
-Command = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    """Runs the entry point in this process; gives the exit status and what standard error got."""
-
-    def command(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit_request:
-            status = exit_request.code if isinstance(exit_request.code, int) else 0
-        return status, capsys.readouterr().err
-
-    before = torch.get_num_threads()
-    yield command
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def config(tiny_config: str, tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(tiny_config)
-    return path
-
-
-@pytest.fixture
-def run(finished_run: Path, tmp_path: Path) -> Path:
-    """A finished run that a test may damage."""
-    return Path(shutil.copytree(finished_run, tmp_path / "run"))
-
-
-def assert_one_line(result: tuple[int, str], *parts: object) -> None:
-    status, message = result
-    assert status == 2, message
-    assert message.startswith("error: ") and message.count("\n") == 1, message
-    for part in parts:
-        assert str(part) in message, message
-
+from tests.command_line import Command, assert_refused
 
 # What the operating system refuses
 
@@ -75,7 +26,7 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
 
     monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
     result = command("report", run)
-    assert_one_line(result, run / "report" / "summary.csv", os.strerror(number))
+    assert_refused(result, run / "report" / "summary.csv", os.strerror(number))
 
 
 def test_a_run_below_a_file_or_a_dangling_link_or_with_a_name_of_256_characters(
@@ -91,8 +42,8 @@ def test_a_run_below_a_file_or_a_dangling_link_or_with_a_name_of_256_characters(
         (tmp_path / ("x" * 256), "File name too long"),
     ):
         result = command("train", "--config", config, "--run-dir", place)
-        assert_one_line(result, reason)
-        assert str(place)[:100] in result[1] or str(place.parent) in result[1]
+        assert_refused(result, reason)
+        assert str(place)[:100] in result.err or str(place.parent) in result.err
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -110,7 +61,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_played(
         place.write_text("a file where the folder should be")
     else:
         (place / target).mkdir(parents=True)
-    assert_one_line(command("evaluate", run), place)
+    assert_refused(command("evaluate", run), place)
     assert not played
 
 
@@ -123,7 +74,7 @@ def test_a_model_that_cannot_be_written_is_one_line_whoever_says_so(
     shutil.rmtree(run / "policy")
     monkeypatch.setattr("ragen_apo.policy.language_model.LanguageModel.save", refused)
     result = command("train", "--run-dir", run, "--resume", "--no-evaluate")
-    assert_one_line(result, run / "policy", "Permission denied")
+    assert_refused(result, run / "policy", "Permission denied")
     assert not list(run.glob("policy*"))
 
 
@@ -134,8 +85,8 @@ def test_a_start_that_was_killed_while_it_wrote_the_configuration_is_started_ane
     run.mkdir()
     (run / "config.yaml.partial-0123abcd").write_text("seed")
     steps = ["--warm_start.enabled=false", "--training.max_steps=0", "--no-evaluate"]
-    status, message = command("train", "--config", config, "--run-dir", run, *steps)
-    assert status == 0, message
+    result = command("train", "--config", config, "--run-dir", run, *steps)
+    assert result.status == 0, result.err
     assert (run / "policy").is_dir()
     assert not list(run.glob("*.partial-*"))
 
@@ -149,7 +100,7 @@ def test_a_directory_with_anything_else_in_it_is_left_as_it_is(
     for each in (name, "config.yaml.partial-0123abcd"):
         (run / each).write_text("mine")
     result = command("train", "--config", config, "--run-dir", run)
-    assert_one_line(result, run, "exists already")
+    assert_refused(result, run, "exists already")
     assert {path.read_text() for path in run.iterdir()} == {"mine"} and len(
         list(run.iterdir())
     ) == 2
@@ -175,10 +126,10 @@ def test_a_run_json_that_is_cut_or_made_by_hand(
     (run / "run.json").write_text(text)
     for arguments in (("train", "--run-dir", run, "--resume"), ("report", run)):
         result = command(*arguments)
-        assert_one_line(result, run / "run.json", problem, "put an undamaged copy")
+        assert_refused(result, run / "run.json", problem, "put an undamaged copy")
     assert (run / "run.json").read_text() == text
     (run / "run.json").unlink()
-    assert command("train", "--run-dir", run, "--resume", "--no-evaluate")[0] == 0
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
 
 
 @pytest.mark.parametrize(
@@ -201,14 +152,14 @@ def test_hand_made_types_in_an_evaluation_are_one_line_of_report(
         file.read_text().splitlines() if name == "episodes.jsonl" else [file.read_text()]
     )
     file.write_text("\n".join([json.dumps({**json.loads(first), **change}), *others]))
-    assert_one_line(command("report", run), file, problem)
+    assert_refused(command("report", run), file, problem)
     assert not (run / "report").exists()
 
 
 def test_deep_json_in_an_evaluation_is_one_line_of_report(command: Command, run: Path) -> None:
     deep = '{"by_category": ' + "[" * 500 + "]" * 500 + "}"
     (run / "evaluation" / "results.json").write_text(deep)
-    assert_one_line(command("report", run), "results.json", "nested deeper than 100 levels")
+    assert_refused(command("report", run), "results.json", "nested deeper than 100 levels")
 
 
 def test_recordings_made_by_hand_are_named_and_not_used(
@@ -222,15 +173,15 @@ def test_recordings_made_by_hand_are_named_and_not_used(
     file.write_text("\n".join(lines))
     key = ["--warm_start.demonstrations.recordings", file]
     result = command("train", "--config", config, "--run-dir", tmp_path / "run", *key)
-    assert_one_line(result, f"2 unreadable (cut off?): {file}, line 1, {file}, line 2")
+    assert_refused(result, f"2 unreadable (cut off?): {file}, line 1, {file}, line 2")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_report_of_a_directory_with_a_strange_or_a_long_name(command: Command, run: Path) -> None:
     for name in ("a\x01b\nc\x1b[31m", "x" * 255):
         renamed = run.rename(run.with_name(name))
-        status, message = command("report", renamed)
-        assert status == 0, message
+        result = command("report", renamed)
+        assert result.status == 0, result.err
         assert (renamed / "report" / "slides.pptx").exists()
         run = renamed
 
@@ -249,12 +200,12 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_it_is_named(
     (newest(run) / "state.json").write_text('{"phase": "dreaming", "step": 6}')
     write_checksums(newest(run))
     result = command("train", "--run-dir", run, "--resume")
-    assert_one_line(result, newest(run), "state.json: the phase is 'dreaming'", "3-apo-000004")
+    assert_refused(result, newest(run), "state.json: the phase is 'dreaming'", "3-apo-000004")
     shutil.copy(newest(run) / "model.safetensors", newest(run) / "optimizer.safetensors")
     result = command("train", "--run-dir", run, "--resume")
-    assert_one_line(result, newest(run), "3-apo-000004")
+    assert_refused(result, newest(run), "3-apo-000004")
     shutil.rmtree(newest(run))
-    assert command("train", "--run-dir", run, "--resume", "--no-evaluate")[0] == 0
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
 
 
 @pytest.mark.parametrize("folder", ["policy", "references/0"])
@@ -267,5 +218,5 @@ def test_one_flipped_byte_in_a_model_of_the_run_is_found_when_it_is_loaded(
     file.write_bytes(content)
     before = (run / "evaluation" / "results.json").read_bytes()
     result = command("evaluate", run)
-    assert_one_line(result, run / folder, "model.safetensors is not what was written", "SHA256SUMS")
+    assert_refused(result, run / folder, "model.safetensors is not what was written", "SHA256SUMS")
     assert (run / "evaluation" / "results.json").read_bytes() == before

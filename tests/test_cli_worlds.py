@@ -5,50 +5,18 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from ragen_apo import cli
 from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.gymnasium import GymnasiumTextEnv
 from ragen_apo.environments.human.recordings import read_recordings
-
-# Cyclopts suspects a mistake when the real command line is read inside a test.
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+from tests.command_line import Command
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "environment.md"
-Command = Callable[..., tuple[int, str, str]]
-"""Status, what stands on the screen, and the message, on one line."""
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    """Runs the entry point in this process."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit_request:
-            status = exit_request.code if isinstance(exit_request.code, int) else 0
-        captured = capsys.readouterr()
-        return status, captured.out, " ".join(captured.err.split())
-
-    threads, folders, modules = torch.get_num_threads(), list(sys.path), set(sys.modules)
-    yield command
-    torch.set_num_threads(threads)
-    sys.path[:] = folders
-    for name in set(sys.modules) - modules:
-        if re.search(r"_[0-9a-f]{12}$", name):
-            del sys.modules[name]
 
 
 @pytest.fixture

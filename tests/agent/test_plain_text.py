@@ -16,7 +16,8 @@ from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
-from ragen_apo.types import Turn, training_samples
+from ragen_apo.types import training_samples
+from tests import factories
 
 BRACKETED = (
     "{% for message in messages %}<\uff5c{{ message['role'] }}\uff5c>{{ message['content'] }}"
@@ -115,7 +116,9 @@ def test_a_remembered_action_and_a_scripted_response_open_no_message(
     token_ids = context.encode_response(response)
     assert structure(tokenizer, token_ids) == []
     assert context.decode(token_ids) == response
-    turn = Turn("page", (1,), tuple(token_ids), (0.0,) * len(token_ids), response, "", action, 0.0)
+    turn = factories.turn(
+        observation="page", response_token_ids=token_ids, response=response, action=action
+    )
     prompt = context.prompt([turn], "next page")
     assert f"1. {action}" in str(tokenizer.decode(prompt.token_ids))
     opening = context.first_prompt("page\n...\nnext page")

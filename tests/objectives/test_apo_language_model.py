@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from ragen_apo.objectives.apo import ApoSettings, apo_loss, regression_loss, residual
-from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples
+from ragen_apo.types import Trajectory, training_samples
+from tests import factories
 
 BETA = 0.3
 END, A, B, PROMPT_0, PROMPT_1, SAW_A, SAW_B, PAD = range(8)
@@ -46,32 +47,11 @@ def token_logprobs(logits_BTV, tokens_BT):
 def trajectory(prompt: int, first: tuple[int, ...], second: tuple[int, ...]) -> Trajectory:
     """The record of one episode, as a rollout would make it."""
     seen = SAW_A if first[0] == A else SAW_B
-    turns = tuple(
-        Turn(
-            observation="",
-            prompt_token_ids=(read,),
-            response_token_ids=said,
-            logprobs=(0.0,) * len(said),
-            response="",
-            thought="",
-            action="",
-            reward=0.0,
-        )
+    turns = (
+        factories.turn(prompt_token_ids=(read,), response_token_ids=said)
         for read, said in ((prompt, first), (seen, second))
     )
-    return Trajectory(
-        task=make_task(
-            environment="toy", instruction=str(prompt), split="train", category="toy", payload={}
-        ),
-        turns=turns,
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        success=True,
-        final_observation="",
-        policy_version="",
-        seed=0,
-    )
+    return factories.episode(*turns, task=factories.task(str(prompt)))
 
 
 @dataclass(frozen=True)

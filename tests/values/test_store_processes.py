@@ -1,5 +1,6 @@
 """The value store under kill -9, two writers and a reader."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from ragen_apo.errors import ValueStoreError
 from ragen_apo.values.store import ValueStore
+from tests import factories
 
 WRITER = """
 import json, sys
@@ -39,8 +41,8 @@ def start_writer(path, conditions, trajectory, *, first, last):
 
 
 @pytest.mark.parametrize("num_before_kill", [1, 7, 30])
-def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, episodes, num_before_kill):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug", rewards=(0.1,) * 50)
+def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, num_before_kill):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug", rewards=(0.1,) * 50)
     writer = start_writer(path, conditions, played, first=0, last=10**9)
     reported = [int(writer.stdout.readline().split()[0]) for _ in range(num_before_kill)]
     os.kill(writer.pid, signal.SIGKILL)
@@ -51,12 +53,13 @@ def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, episode
         stored = store.sample_indices(conditions, played.task.task_id)
         assert stored in (reported, [*reported, reported[-1] + 1])
         assert store.trajectories(conditions, played.task.task_id) == [played] * len(stored)
-        assert store._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert store.add(conditions, stored[-1] + 1, played)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions, episodes):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
         start_writer(path, conditions, played, first=first, last=first + 60) for first in (0, 40)
     ]
@@ -69,8 +72,8 @@ def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditi
     assert sum(output.count("False") for output in outputs) == 20
 
 
-def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions, episodes):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
         start_writer(path, conditions, played, first=first, last=first + 1) for first in range(6)
     ]
@@ -80,19 +83,26 @@ def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions, ep
         assert store.sample_indices(conditions, played.task.task_id) == list(range(6))
 
 
-def test_reading_goes_on_while_another_one_writes(tmp_path, conditions, episodes):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
-    with ValueStore(path) as writer, ValueStore(path) as reader:
-        writer.add(conditions, 0, played)
-        with writer._transaction():
-            writer._insert(conditions.digest, 1, played)
-            assert reader.sample_indices(conditions, played.task.task_id) == [0]
-        assert reader.sample_indices(conditions, played.task.task_id) == [0, 1]
+ANOTHER = (
+    "INSERT INTO samples SELECT conditions, task_id, sample_index + 1, episode_return, success, "
+    "num_turns, created_unix_seconds FROM samples"
+)
+
+
+def test_reading_goes_on_while_another_one_writes(tmp_path, conditions):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
+    with ValueStore(path) as reader:
+        reader.add(conditions, 0, played)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            with connection:
+                connection.execute(ANOTHER)
+                assert reader.sample_indices(conditions, played.task.task_id) == [0]
+            assert reader.sample_indices(conditions, played.task.task_id) == [0, 1]
 
 
 @pytest.mark.parametrize("store_exists", [True, False])
-def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes, store_exists):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+def test_a_writer_waits_for_another_one(tmp_path, conditions, store_exists):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
     if store_exists:
         ValueStore(path).close()
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -105,9 +115,11 @@ def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes, store_ex
     other.close()
 
 
-def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, conditions, episodes):
-    path = tmp_path / "values.sqlite"
-    with ValueStore(path) as store, ValueStore(path, busy_timeout_seconds=0.05) as waiting:
-        with store._transaction(), pytest.raises(ValueStoreError, match="Another process kept it"):
-            waiting.add(conditions, 0, episodes.play("a mug"))
-        assert waiting.add(conditions, 0, episodes.play("a mug"))
+def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, conditions):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
+    with ValueStore(path, busy_timeout_seconds=0.05) as waiting:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(ValueStoreError, match="Another process kept it"):
+                waiting.add(conditions, 0, played)
+        assert waiting.add(conditions, 0, played)

@@ -3,26 +3,49 @@
 import contextlib
 import math
 import sqlite3
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from ragen_apo.agent.assembly import sampling_conditions
-from ragen_apo.config import parse_config
 from ragen_apo.errors import ConfigError, MissingValueError
-from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.session import Session
 from ragen_apo.stages.values import reference_values
-from ragen_apo.training.batching import collate
 from ragen_apo.training.monitors.gradients import return_std, variance_buckets
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import training_samples
 from ragen_apo.values.store import ValueStore
+from tests import factories
+from tests.factories import (
+    SINGLE_ROLLOUT,
+    config,
+    flat_gradient,
+    loss_of,
+    reference,
+    sampled_logprobs,
+    step_without_update,
+    with_keys,
+)
 
-MONITORS = ("--monitors.every_steps=1", "--monitors.gradient_buckets=true")
+BUCKETS = "--monitors.gradient_buckets=true"
+MONITORS = ("--monitors.every_steps=1", BUCKETS)
+NAMES = ("zero", "low", "middle", "high")
+
+
+def trainer_of(session: Session, algorithm: str, *keys: str) -> Trainer:
+    """A trainer with six tasks a step, two episodes a task except for A*-PO.
+
+    The finished run has one sample of some tasks, too few for a variance: A*-PO is told the
+    standard deviations 0, 1, 2, 3 in turn instead.
+    """
+    values = None
+    if algorithm in SINGLE_ROLLOUT:
+        tasks = session.training_tasks()
+        stored = with_keys(session, f"--algorithm={algorithm}", "--turn_level.min_visits=1")
+        std = {task.task_id: float(index % 4) for index, task in enumerate(tasks)}
+        values = replace(reference_values(stored, reference(session), tasks), return_std=std)
+    keys = ("--training.tasks_per_step=6", "--apo.num_value_samples=2", *keys)
+    return factories.trainer_of(session, algorithm, *keys, group_size=2, values=values)
 
 
 def buckets(std: list[float], groups: list[int] | None = None) -> list[str]:
@@ -55,100 +78,73 @@ def test_rounding_is_no_variance() -> None:
     assert buckets([1e-9, 0.0]) == ["zero", "zero"]
 
 
-def test_rollouts_of_a_task_give_its_variance_before_any_normalisation(
-    trainer_of: Callable[..., Trainer],
-) -> None:
-    trainer = trainer_of("grpo")
-    trajectories = [
-        replace(episode, turns=(replace(episode.turns[0], reward=reward),))
-        for episode, reward in zip(
-            trainer._roll_out(0), [0, 1, 2, 2, 0, 3, 1, 1, 0, 0, 0, 0], strict=True
-        )
+def test_rollouts_of_a_task_give_its_variance_before_any_normalisation() -> None:
+    returns = [0.0, 1.0, 2.0, 2.0, 0.0, 3.0]
+    played = [
+        factories.episode(factories.turn(value), task=factories.task(str(index // 2)))
+        for index, value in enumerate(returns)
     ]
-    rollouts = trainer._gather(trajectories, 0).with_returns(torch.zeros(12))
+    normalised = factories.rollouts(played, group_size=2).with_returns(torch.zeros(6))
     half, third = math.sqrt(1 / 2), math.sqrt(9 / 2)  # sample standard deviations of (0, 1), (0, 3)
-    expected = [half, half, 0, 0, third, third] + [0] * 6
-    assert return_std(rollouts).tolist() == pytest.approx(expected)
+    expected = [half, half, 0, 0, third, third]
+    assert return_std(normalised).tolist() == pytest.approx(expected)
 
 
-def flat_gradient(trainer: Trainer) -> torch.Tensor:
-    found = [p.grad for p in trainer.policy.model.parameters() if p.grad is not None]
-    return torch.cat([gradient.flatten().double() for gradient in found])
-
-
-def test_norms_of_the_regression_equal_separate_backward_passes_by_hand(
-    trainer_of: Callable[..., Trainer],
-) -> None:
-    trainer = trainer_of("apo", *MONITORS, "--apo.beta2=0.5")
-    indices = {task.task_id: place for place, task in enumerate(trainer.tasks)}
-    result = trainer_of("apo", *MONITORS, "--apo.beta2=0.5").step(3)
-    names = ("zero", "low", "middle", "high")
+def test_norms_of_the_regression_equal_separate_backward_passes_by_hand(session: Session) -> None:
+    trainer = trainer_of(session, "apo", *MONITORS, "--apo.beta2=0.5")
+    seen = step_without_update(trainer, 3)
+    metrics = seen.result.metrics
     # The standard deviations 0, 1, 2, 3: those that are not 0 and do occur make thirds.
-    episodes = result.trajectories
-    std = [float(indices[episode.task.task_id] % 4) for episode in episodes]
-    chosen = buckets(std)
-    assert set(chosen) == {name for name in names if result.metrics[f"task_share_{name}_variance"]}
+    std = trainer.values.return_std
+    assert std is not None
+    chosen = buckets([std[each.task.task_id] for each in seen.trajectories])
+    assert set(chosen) == {name for name in NAMES if metrics[f"task_share_{name}_variance"]}
     assert len(set(chosen)) >= 3
     for name in set(chosen):
         trainer.policy.model.zero_grad()
-        for episode, bucket in zip(episodes, chosen, strict=True):
+        for trajectory, bucket in zip(seen.trajectories, chosen, strict=True):
             if bucket != name:
                 continue
-            batch = collate(training_samples(episode), pad_id=0, device=trainer.policy.device)
-            ids, mask = batch.token_ids_BT, batch.loss_mask_BT
             with torch.no_grad():
-                reference = score_tokens(trainer.reference, ids, mask).logprobs_BT.sum()
-            delta = score_tokens(trainer.policy, ids, mask).logprobs_BT.sum() - reference
-            advantage = episode.episode_return - trainer.values.tasks[episode.task.task_id]
+                log_reference = sampled_logprobs(trainer.reference, trajectory).sum()
+            delta = sampled_logprobs(trainer.policy, trajectory).sum() - log_reference
+            advantage = trajectory.episode_return - trainer.values.tasks[trajectory.task.task_id]
             # (beta2 Delta - (R - V*))^2 / (2 beta2), mean over the six trajectories of the step
             ((0.5 * delta - advantage).square() / (2 * 0.5) / 6).backward()
         expected = flat_gradient(trainer).norm().item()
-        assert result.metrics[f"gradient_norm_{name}_variance"] == pytest.approx(expected, rel=1e-3)
-        assert result.metrics[f"task_share_{name}_variance"] == chosen.count(name) / 6
+        assert metrics[f"gradient_norm_{name}_variance"] == pytest.approx(expected, rel=1e-3)
+        assert metrics[f"task_share_{name}_variance"] == chosen.count(name) / 6
 
 
 @pytest.mark.parametrize("algorithm", ["apo_turn", "ppo", "rloo", "reinforce_plus_plus"])
 def test_norms_equal_separate_backward_passes_of_single_trajectories(
-    algorithm: str, trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    algorithm: str, session: Session
 ) -> None:
-    trainer = trainer_of(algorithm, *MONITORS, "--policy_gradient.kl_coefficient=0.1")
-    monkeypatch.setattr(trainer.optimizer, "update", lambda **_: 1.0)
-    monkeypatch.setattr(trainer.algorithm, "update", lambda **_: {})
-    std = torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 0.0, 0.0, 1.0, 1.0])
-    if algorithm == "apo_turn":
-        std = std[::2]
-    monkeypatch.setattr(
-        "ragen_apo.training.monitors.gradients.return_std", lambda rollouts: std.double()
-    )
-    seen: dict[str, Any] = {}
-    measure = trainer._monitor_gradients
-
-    def note(rollouts: Any, signals: Any) -> dict[str, float]:
-        seen.update(rollouts=rollouts, signals=signals)
-        return measure(rollouts, signals)
-
-    monkeypatch.setattr(trainer, "_monitor_gradients", note)
-    metrics = trainer.step(3).metrics
-    rollouts = seen["rollouts"]
-    limits = {"zero": 0.0, "low": 1.0, "middle": 2.0, "high": 3.0}
-    gradients = []
-    for name, value in limits.items():
+    trainer = trainer_of(session, algorithm, *MONITORS, "--policy_gradient.kl_coefficient=0.1")
+    # Two episodes a task: the standard deviations are 0, 1, 2, 3, 0, 1 times the square root of 2.
+    pairs = [0.0, 0.0, 0.0, 2.0, 0.0, 4.0, 0.0, 6.0, 0.5, 0.5, 1.0, 3.0]
+    returns = None if algorithm in SINGLE_ROLLOUT else pairs
+    seen = step_without_update(trainer, 3, returns=returns)
+    metrics, played = seen.result.metrics, seen.rollouts
+    of_rows = buckets(return_std(played).tolist(), played.group_B.tolist())
+    groups = dict(zip(played.group_B.tolist(), of_rows, strict=True))
+    assert len(set(of_rows)) >= 3
+    for name in set(of_rows):
         trainer.policy.model.zero_grad()
-        for micro in rollouts.micro_batches(range(len(rollouts)), size=1):
-            if std[micro.places] == value:
-                trainer._loss(micro, seen["signals"])[0].loss.backward()
-        gradients.append(flat_gradient(trainer))
-        expected = gradients[-1].norm().item()
+        for micro in played.micro_batches(range(len(played)), size=1):
+            if of_rows[int(micro.places)] == name:
+                loss_of(trainer, seen, micro).backward()
+        expected = flat_gradient(trainer).norm().item()
         assert expected > 1e-6
         assert metrics[f"gradient_norm_{name}_variance"] == pytest.approx(expected, rel=1e-3)
-    shares = [metrics[f"task_share_{name}_variance"] for name in limits]
-    assert shares == pytest.approx([2 / 6, 2 / 6, 1 / 6, 1 / 6])
+        share = list(groups.values()).count(name) / 6
+        assert metrics[f"task_share_{name}_variance"] == pytest.approx(share)
 
 
 def test_the_one_bucket_that_all_tasks_are_in_has_the_norm_of_the_update(
-    trainer_of: Callable[..., Trainer],
+    session: Session,
 ) -> None:
-    trainer = trainer_of("apo", *MONITORS)
+    trainer = trainer_of(session, "apo", *MONITORS)
     trainer.values = replace(
         trainer.values, return_std={task.task_id: 0.0 for task in trainer.tasks}
     )
@@ -163,12 +159,12 @@ def test_the_one_bucket_that_all_tasks_are_in_has_the_norm_of_the_update(
 
 @pytest.mark.parametrize("algorithm", ["apo", "ppo", "grpo"])
 def test_training_is_bit_for_bit_the_same_with_and_without_monitors(
-    algorithm: str, trainer_of: Callable[..., Trainer]
+    algorithm: str, session: Session
 ) -> None:
     passes = ["--policy_gradient.num_epochs=2", "--policy_gradient.num_minibatches=2"]
     keys = [] if algorithm == "apo" else passes
-    plain = trainer_of(algorithm, "--monitors.every_steps=null", *keys)
-    watched = trainer_of(algorithm, *MONITORS, *keys)
+    plain = trainer_of(session, algorithm, "--monitors.every_steps=null", *keys)
+    watched = trainer_of(session, algorithm, *MONITORS, *keys)
     torch.manual_seed(0)
     generators = torch.get_rng_state()
     for step in range(3):
@@ -195,9 +191,9 @@ def test_training_is_bit_for_bit_the_same_with_and_without_monitors(
 
 
 def test_monitors_measure_in_the_first_step_and_then_every_so_many(
-    trainer_of: Callable[..., Trainer],
+    session: Session,
 ) -> None:
-    trainer = trainer_of("apo", "--monitors.every_steps=2", "--monitors.num_thoughts=3")
+    trainer = trainer_of(session, "apo", "--monitors.every_steps=2", "--monitors.num_thoughts=3")
     rows = [trainer.step(step).metrics for step in range(4)]
     assert ["mutual_information" in row for row in rows] == [True, False, True, False]
     assert rows[0]["num_scored_thoughts"] == 3
@@ -205,26 +201,22 @@ def test_monitors_measure_in_the_first_step_and_then_every_so_many(
 
 
 def test_a_loss_that_does_not_reach_the_policy_has_norm_zero(
-    trainer_of: Callable[..., Trainer],
+    session: Session,
 ) -> None:
-    trainer = trainer_of("ppo", *MONITORS, "--ppo.critic_warmup_steps=1")
+    trainer = trainer_of(session, "ppo", *MONITORS, "--ppo.critic_warmup_steps=1")
     norms = [value for name, value in trainer.step(0).metrics.items() if "norm_" in name]
     assert norms and not any(norms)
 
 
-def with_buckets(session: Session) -> Session:
-    monitors = session.config.monitors.model_copy(update={"gradient_buckets": True})
-    return replace(session, config=session.config.model_copy(update={"monitors": monitors}))
-
-
 def test_standard_deviations_come_from_the_stored_returns(session: Session) -> None:
-    reference = session.load_model(session.run.reference(0))
-    conditions = sampling_conditions(session.config, reference, session.environments)
+    model = reference(session)
+    conditions = sampling_conditions(session.config, model, session.environments)
     with ValueStore(session.run.values) as store:
         returns = store.returns_by_task(conditions)
     tasks = [task for task in session.environments.tasks("train") if len(returns[task.task_id]) > 1]
     assert tasks
-    found = reference_values(with_buckets(session), reference, tasks).return_std
+    asked = with_keys(session, BUCKETS, "--apo.num_value_samples=2")
+    found = reference_values(asked, model, tasks).return_std
     assert found is not None
     for task in tasks:
         first, second = returns[task.task_id]  # two samples at most in the tiny configuration
@@ -232,24 +224,24 @@ def test_standard_deviations_come_from_the_stored_returns(session: Session) -> N
 
 
 def test_a_task_with_a_single_stored_return_is_an_error(session: Session) -> None:
-    reference = session.load_model(session.run.reference(0))
     tasks = list(session.environments.tasks("train"))[:3]
     with contextlib.closing(sqlite3.connect(session.run.values)) as connection, connection:
         connection.execute(
             "DELETE FROM samples WHERE task_id = ? AND sample_index = 1", (tasks[1].task_id,)
         )
     words = rf"1 of 3 tasks have fewer than 2 in .*values.sqlite, such as {tasks[1].task_id}"
+    asked = with_keys(session, BUCKETS, "--apo.num_value_samples=2")
     with pytest.raises(MissingValueError, match=words):
-        reference_values(with_buckets(session), reference, tasks)
+        reference_values(asked, reference(session), tasks)
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        (["--monitors.gradient_buckets=true"], None),
-        (["--monitors.gradient_buckets=true", "--apo.num_value_samples=1"], "at least 2, got 1"),
-        (["--monitors.gradient_buckets=true", "--monitors.every_steps=null"], "every_steps, got"),
-        (["--monitors.gradient_buckets=true", "--algorithm=ppo"], "raise policy_gradient.group_"),
+        ([BUCKETS], None),
+        ([BUCKETS, "--apo.num_value_samples=1"], "at least 2, got 1"),
+        ([BUCKETS, "--monitors.every_steps=null"], "every_steps, got"),
+        ([BUCKETS, "--algorithm=ppo"], "raise policy_gradient.group_"),
         (["--monitors.num_thoughts=1"], "num_thoughts"),
     ],
 )
@@ -257,7 +249,7 @@ def test_monitors_that_would_measure_nothing_are_refused(
     keys: list[str], words: str | None
 ) -> None:
     if words is None:
-        assert parse_config("", source="run.yaml", overrides=keys).monitors.gradient_buckets
+        assert config(*keys, text="").monitors.gradient_buckets
         return
     with pytest.raises(ConfigError, match=words):
-        parse_config("", source="run.yaml", overrides=keys)
+        config(*keys, text="")

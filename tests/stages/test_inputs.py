@@ -1,11 +1,12 @@
 """What the environment lacks is said before anything is computed or written."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.config import resolved_yaml
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     ScriptedPolicy,
@@ -20,10 +21,9 @@ from ragen_apo.stages.inputs import check_run_inputs
 from ragen_apo.stages.pipeline import train
 from ragen_apo.task_order import HasTasks
 from ragen_apo.types import Task
+from tests import factories
 
-
-def parse(*overrides: str) -> RunConfig:
-    return parse_config("environment: {name: bandit}", source="test", overrides=overrides)
+parse = functools.partial(factories.config, text="environment: {name: bandit}")
 
 
 def check(*overrides: str, environment: HasTasks | None = None) -> None:
