@@ -75,21 +75,21 @@ SINGLE_ROLLOUT = ("apo", "apo_turn")
 """The algorithms that play a task once a step and subtract V*."""
 
 
-def config(*overrides: str, text: str = TINY_CONFIG) -> RunConfig:
-    """The tiny configuration, or that of a YAML text, with `--key=value` overrides."""
+def config(
+    *overrides: str, text: str = TINY_CONFIG, environment: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The tiny configuration, or that of a YAML text, with `--key=value` overrides.
+
+    `environment` replaces the whole section, as the options of one are unknown to another.
+    """
+    if environment is not None:
+        text = yaml.safe_dump(yaml.safe_load(text) | {"environment": dict(environment)})
     return parse_config(text, source="test.yaml", overrides=overrides)
 
 
-def changed(before: RunConfig, *overrides: str) -> RunConfig:
+def changed(before: RunConfig, *overrides: str, **options: Any) -> RunConfig:
     """A configuration with overrides on top of its own."""
-    return config(*overrides, text=resolved_yaml(before))
-
-
-def section(text: str, name: str, **values: Any) -> str:
-    """A YAML text with values put into one of its sections."""
-    document = yaml.safe_load(text)
-    document[name] = {**document.get(name, {}), **values}
-    return yaml.safe_dump(document)
+    return config(*overrides, text=resolved_yaml(before), **options)
 
 
 # Records
@@ -224,9 +224,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 # Sessions and trainers
 
 
-def with_keys(session: Session, *overrides: str) -> Session:
+def with_keys(session: Session, *overrides: str, **options: Any) -> Session:
     """The session with overrides on top of its configuration."""
-    after = changed(session.config, *overrides)
+    after = changed(session.config, *overrides, **options)
     same = after.environment == session.config.environment and after.agent == session.config.agent
     environments = session.environments if same else build_environments(after)
     return replace(session, config=after, environments=environments)
@@ -413,7 +413,7 @@ class AlgorithmRuns:
     def __init__(self, reference: Path, folder: Path) -> None:
         self._reference, self._folder = reference, folder
 
-    def config(self, algorithm: str, *overrides: str) -> RunConfig:
+    def config(self, algorithm: str, *overrides: str, **options: Any) -> RunConfig:
         group = [] if algorithm in SINGLE_ROLLOUT else ["--policy_gradient.group_size=3"]
         return config(
             f"--algorithm={algorithm}",
@@ -427,6 +427,7 @@ class AlgorithmRuns:
             *group,
             *ALGORITHM_KEYS[algorithm],
             *overrides,
+            **options,
         )
 
     def finished(self, algorithm: str) -> RunDirectory:

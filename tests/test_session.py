@@ -26,7 +26,9 @@ def test_training_tasks_are_a_part_of_the_split_that_depends_on_the_seed(session
 def test_a_model_that_is_too_short_for_an_episode_is_refused_when_it_is_loaded(
     session: Session,
 ) -> None:
-    longer = with_keys(session, "--agent.max_context_tokens=513")
+    longer = with_keys(
+        session, "--agent.max_context_tokens=513", "--policy.small.max_position=1024"
+    )
     with pytest.raises(ConfigError, match="at most 512 tokens"):
         longer.load_model(session.run.initial)
 

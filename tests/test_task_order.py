@@ -57,9 +57,8 @@ def test_without_weights_it_is_the_order_of_epochs() -> None:
 
 
 def on_a_mixture(session: Session, max_tasks: int | None = None, **parts: Any) -> Session:
-    mixture = json.dumps({"name": "mixture", "parts": parts})
-    limit = json.dumps(max_tasks)
-    return with_keys(session, f"--environment={mixture}", f"--training.max_tasks={limit}")
+    limit = f"--training.max_tasks={json.dumps(max_tasks)}"
+    return with_keys(session, limit, environment={"name": "mixture", "parts": parts})
 
 
 def test_a_limit_on_tasks_goes_by_weight_as_well(session: Session) -> None:

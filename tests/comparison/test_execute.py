@@ -126,14 +126,20 @@ import signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from ragen_apo.comparison.execute import _finish
+from pathlib import Path
 
-_finish([("sleeper",)], 1, lambda name, lifeline: lifeline.call(name, []))
+from ragen_apo.comparison import execute
+from ragen_apo.comparison.plan import load_comparison
+
+execute.finish_run = lambda *_, lifeline, **__: lifeline.call("sleeper", [])
+execute.play_comparison(load_comparison(Path("compare.yaml")), Path("out"), say=print)
 """
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
 def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, name: str) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 0\n")
+    (tmp_path / "compare.yaml").write_text(COMPARISON)
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(
@@ -141,6 +147,7 @@ def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, nam
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": path},
     ) as parent:
         assert parent.stdout is not None

@@ -24,6 +24,7 @@ from ragen_apo.policy.generation import (
     read_together,
 )
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.ragged_cache import SpareMemory
 from ragen_apo.seeding import generator
 
 CAPACITY = 128
@@ -231,7 +232,22 @@ def stores(engine: GenerationEngine) -> list[torch.Tensor]:
     return [store for store in found if store is not None]
 
 
-def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> None:
+@pytest.fixture
+def spare(monkeypatch: pytest.MonkeyPatch) -> list[SpareMemory]:
+    """The spare memory of each engine, in the order in which they are made."""
+    made: list[SpareMemory] = []
+
+    def make(**options: int) -> SpareMemory:
+        made.append(SpareMemory(**options))
+        return made[-1]
+
+    monkeypatch.setattr(generation, "SpareMemory", make)
+    return made
+
+
+def test_the_last_row_leaves_its_memory_to_the_next(
+    llama: LanguageModel, spare: list[SpareMemory]
+) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=CAPACITY)
 
     def used_memory() -> set[int]:
@@ -245,12 +261,12 @@ def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> Non
         return found
 
     used = used_memory()
-    assert used <= {storage.data_ptr() for storage in engine._memory.free}
+    assert used <= {storage.data_ptr() for storage in spare[0].free}
     assert used_memory() == used
 
 
 def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
-    llama: LanguageModel,
+    llama: LanguageModel, spare: list[SpareMemory]
 ) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=1000)
     row = engine.open_row(generator(0))
@@ -261,7 +277,7 @@ def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
     assert row.length == 27 * 37 - 1
     assert len(set(places)) > 8
     assert places[-1] == 1024, "the capacity in whole steps of 64"
-    assert len(engine._memory.free) == 1
+    assert len(spare[0].free) == 1
 
 
 def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: LanguageModel) -> None:

@@ -212,8 +212,8 @@ def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
         "shop": {"weight": 2, "num_products": 24},
         "lake": {"name": "frozen_lake", "slippery": False, "num_train_tasks": 8},
     }
-    mixture = json.dumps({"name": "mixture", "max_turns": 3, "parts": parts})
-    config = algorithm_runs.config("apo", f"--environment={mixture}")
+    mixture = {"name": "mixture", "max_turns": 3, "parts": parts}
+    config = algorithm_runs.config("apo", environment=mixture)
     expected = factories.run(config, tmp_path / "whole")
     # In the last of four steps: the checkpoint holds what the first two played.
     status = run_until_killed(
