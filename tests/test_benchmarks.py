@@ -214,6 +214,7 @@ def test_every_algorithm_has_a_configuration_that_two_checkouts_are_compared_by(
         assert factories.config(text=text).algorithm == name
 
 
+@pytest.mark.slow
 def test_a_checkout_has_the_same_results_as_itself_and_others_with_another_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_an_unknown_verb_is_refused_with_status_2(command: Command) -> None:
     assert command("trian").status == 2
 
 
+@pytest.mark.slow
 def test_train_evaluates_and_reports_in_one_command(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_train_evaluates_and_reports_in_one_command(
     assert "95% interval" in result.out
 
 
+@pytest.mark.slow
 def test_the_console_and_the_report_name_the_algorithm_that_was_run(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ def test_the_console_and_the_report_name_the_algorithm_that_was_run(
     assert "Dr. GRPO (trained)" in summary
 
 
+@pytest.mark.slow
 def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, run: Path) -> None:
     result = command("estimate-values", run, "--samples", 3)
     assert result.status == 0, result.message
@@ -224,6 +227,7 @@ def test_a_value_store_that_does_not_exist_is_refused_before_a_run_is_made(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_on_resume(command: Command, unfinished: Path) -> None:
     file = unfinished / "checkpoints" / "3-apo-000006" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
@@ -266,6 +270,7 @@ def disk_full_for_rust(*_: Any, **__: Any) -> NoReturn:
     raise Exception("No space left on device (os error 28)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "failure"),
     [
@@ -371,6 +376,7 @@ def test_values_of_a_reference_that_does_not_exist(command: Command, run: Path) 
 # Ctrl-C
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_is_kept_and_training_continues(
     command: Command, run: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +396,7 @@ def test_ctrl_c_says_what_is_kept_and_training_continues(
     assert snapshot(run / "policy") == snapshot(finished_run / "policy")
 
 
+@pytest.mark.slow
 def test_a_real_sigint_ends_training_with_status_130(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "new"
     with subprocess.Popen(
@@ -483,6 +490,7 @@ def play_and_record(
     return command("play", "shop", "--record", file, *arguments)
 
 
+@pytest.mark.slow
 def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,6 +531,7 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     assert len(read_json_lines(run / "recordings.jsonl")) == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
     def refused(path: Path, *_: Any, **__: Any) -> NoReturn:
         raise OSError(number, os.strerror(number), str(path))
 
+    monkeypatch.setattr("ragen_apo.report.write.report_files", lambda _: {"summary.csv": b""})
     monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
     result = command("report", run)
     assert_refused(result, run / "report" / "summary.csv", os.strerror(number))
@@ -78,6 +79,7 @@ def test_a_model_that_cannot_be_written_is_one_line_whoever_says_so(
     assert not list(run.glob("policy*"))
 
 
+@pytest.mark.slow
 def test_a_start_that_was_killed_while_it_wrote_the_configuration_is_started_anew(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_recordings_made_by_hand_are_named_and_not_used(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_report_of_a_directory_with_a_strange_or_a_long_name(command: Command, run: Path) -> None:
     for name in ("a\x01b\nc\x1b[31m", "x" * 255):
         renamed = run.rename(run.with_name(name))
@@ -193,6 +196,7 @@ def newest(run: Path) -> Path:
     return run / "checkpoints" / "3-apo-000006"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_one_line_and_the_one_before_it_is_named(
     command: Command, run: Path
 ) -> None:

@@ -167,6 +167,7 @@ def test_the_split_of_a_curve_may_not_change_within_it(command: Command, unfinis
     assert_refused(result, 'evaluation.split was "test" and is "train"')
 
 
+@pytest.mark.slow
 def test_how_a_run_uses_the_machine_may_be_edited(command: Command, unfinished: Path) -> None:
     file = unfinished / "config.yaml"
     text = file.read_text()

@@ -317,6 +317,7 @@ def train_arguments(folder: Path, tiny_config: str) -> list[object]:
     return ["train", "--config", "mine.yaml", "--run-dir", "run", "--warm_start.enabled", "false"]
 
 
+@pytest.mark.slow
 def test_a_run_names_its_file_absolutely_and_is_evaluated_from_elsewhere(
     command: Command, folder: Path, tiny_config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

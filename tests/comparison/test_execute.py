@@ -136,6 +136,7 @@ execute.play_comparison(load_comparison(Path("compare.yaml")), Path("out"), say=
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
 def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, name: str) -> None:
     (tmp_path / "base.yaml").write_text("seed: 0\n")
@@ -158,6 +159,7 @@ def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, nam
     assert parent.returncode != 0
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_terminated_leaves_no_run_behind_that_goes_on_training(
     tmp_path: Path, tiny_config: str
 ) -> None:

@@ -144,6 +144,7 @@ def play_texts(environment: TextEnvironment, texts: Sequence[str]) -> list[tuple
     return [(*environment.step(text), environment.state_key()) for text in texts]
 
 
+@pytest.mark.slow
 def test_the_documented_configuration_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def texts_by_hash_seed(documented_environment: None) -> list[dict[str, str]]:
     return written
 
 
+@pytest.mark.slow
 @every_environment
 def test_two_processes_with_different_hash_seeds_write_the_same_text(
     name: str, texts_by_hash_seed: list[dict[str, str]]
@@ -239,6 +241,7 @@ def test_scripted_policies_write_nothing_but_actions(name: str) -> None:
             assert may_fail or not step.info.get("invalid_action", False)
 
 
+@pytest.mark.slow
 @every_environment
 @given(texts=st.lists(ANY_TEXT, min_size=1, max_size=2 * MAX_TURNS))
 @settings(max_examples=60, deadline=None)
@@ -280,6 +283,7 @@ def test_scripted_policies_end_within_the_limit(name: str) -> None:
         assert last.terminated or last.truncated
 
 
+@pytest.mark.slow
 @every_environment
 @given(texts=st.lists(ANY_TEXT, max_size=MAX_TURNS))
 @settings(max_examples=30, deadline=None)

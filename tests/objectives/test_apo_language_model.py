@@ -155,6 +155,7 @@ def draw(probability_B, number, generator):
     return torch.multinomial(probability_B, number, replacement=True, generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["regression", "weighted"])
 def test_a_language_model_trained_on_its_own_samples_reaches_the_closed_form(toy, form):
     draws = torch.Generator().manual_seed(0)
@@ -163,6 +164,7 @@ def test_a_language_model_trained_on_its_own_samples_reaches_the_closed_form(toy
     assert toy.total_variation(policy) < 0.02
 
 
+@pytest.mark.slow
 def test_a_language_model_trained_on_a_quarter_new_and_the_rest_old_samples_reaches_it(toy):
     draws, played = torch.Generator().manual_seed(0), []
 
@@ -197,11 +199,13 @@ def minimizer(toy, *, beta1, data, num_steps=600):
     return policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["another", "any"])
 def test_with_one_beta_the_minimum_is_the_optimal_policy_on_any_data(toy, data):
     assert toy.total_variation(minimizer(toy, beta1=BETA, data=data)) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta1", "moved"), [(0.1, 0.223), (1.0, 0.057)])
 def test_with_two_betas_it_is_so_on_its_own_data_and_not_on_others(toy, beta1, moved):
     assert toy.total_variation(minimizer(toy, beta1=beta1, data="own")) < 0.02

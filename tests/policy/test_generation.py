@@ -105,6 +105,7 @@ def sampled_tokens(row: Conversation) -> list[int]:
     return [row.token_ids[place] for place in row.sampled_places]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("matrix_units", [False, True])
 def test_logprobs_equal_those_of_separate_forward_passes(
@@ -185,6 +186,7 @@ def play_without_waiting(
     return played
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 20])
 @pytest.mark.parametrize("tokens_per_pass", [5, TOKENS_PER_PASS])
 def test_rows_that_go_on_at_once_write_what_rows_that_wait_for_each_other_write(

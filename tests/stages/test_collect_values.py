@@ -70,6 +70,7 @@ def counts(rows: list[tuple]) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_path: Path) -> None:
     by_task = counts(sampler.fill(tmp_path / "values.sqlite"))
     assert by_task.keys() == {task.task_id for task in sampler.tasks}
@@ -79,6 +80,7 @@ def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_p
         assert num_samples == 4 or error <= SCHEDULE.max_error
 
 
+@pytest.mark.slow
 def test_a_second_run_samples_nothing(
     sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_second_run_samples_nothing(
     assert sampler.fill(tmp_path / "values.sqlite") == before
 
 
+@pytest.mark.slow
 def test_a_larger_schedule_adds_to_what_is_stored(sampler: Sampler, tmp_path: Path) -> None:
     path = tmp_path / "values.sqlite"
     few = sampler.fill(path, schedule=SampleSchedule(first=1, cap=1))
@@ -99,6 +102,7 @@ class InterruptedStageError(Exception):
     """Stands for a kill."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_writes", [1, 12])
 def test_an_interrupted_stage_one_ends_with_the_rows_of_one_that_was_not(
     num_writes: int, sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,7 @@ def test_a_rule_on_what_is_never_measured_is_refused() -> None:
         factories.config(*keys, text="")
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_evaluated_saved_and_stays_stopped(
     algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:

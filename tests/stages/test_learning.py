@@ -16,6 +16,8 @@ from ragen_apo.seeding import generator
 from ragen_apo.types import Task
 from tests import factories
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("apple", "brick", "cloud", "drum", "eagle", "flute", "grape", "horse")
 
 
@@ -76,7 +78,7 @@ class EchoEnvironment:
 
 CONFIG = """
 seed: 0
-run: {num_threads: 2, device: cpu}
+run: {num_threads: 1, device: cpu}
 environment: {name: echo}
 agent: {max_response_tokens: 8, max_context_tokens: 64}
 policy:

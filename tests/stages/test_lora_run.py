@@ -24,6 +24,8 @@ from ragen_apo.warm_start import phases as supervised
 from tests import factories
 from tests.factories import rows
 
+pytestmark = pytest.mark.slow
+
 LoraConfig = Callable[..., RunConfig]
 
 

@@ -27,6 +27,7 @@ def fields(rows: Iterable[dict]) -> set[str]:
     return {name for row in rows for name in row}
 
 
+@pytest.mark.slow
 def test_every_metric_of_stage_two_is_documented_once(
     session: Session, algorithm_runs: AlgorithmRuns
 ) -> None:

@@ -29,6 +29,8 @@ from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
 from tests.factories import AlgorithmRuns, rows, threads_restored
 
+pytestmark = pytest.mark.slow
+
 UPDATE = "ragen_apo.warm_start.phases:accumulate_supervised_gradients"
 SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
 FLUSH = "ragen_apo.files:sync_to_disk"

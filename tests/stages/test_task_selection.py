@@ -303,6 +303,7 @@ def test_rivals_leave_the_choice_to_the_rollouts_of_each_step(session: Session) 
     assert selected_tasks(part, reference(part), tasks) is tasks
 
 
+@pytest.mark.slow
 def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

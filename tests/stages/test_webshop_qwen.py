@@ -20,6 +20,8 @@ from ragen_apo.session import open_session
 from ragen_apo.training.checkpoint import list_checkpoints
 from tests.factories import threads_restored
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "webshop_qwen.yaml"
 
 

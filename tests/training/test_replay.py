@@ -200,6 +200,7 @@ def test_what_is_wrong_off_policy_is_refused(keys: list[str], words: str) -> Non
         config(*base, *beta1, *keys, text="")
 
 
+@pytest.mark.slow
 def test_a_new_reference_empties_the_buffer(algorithm_runs: AlgorithmRuns, tmp_path: Path) -> None:
     run = factories.run(
         algorithm_runs.config("apo", "--apo.reference_refresh.every_steps=2"), tmp_path / "run"
@@ -249,6 +250,7 @@ def test_old_and_new_trajectories_have_one_loss_and_metrics_of_their_own(session
     assert metrics["num_episodes"] == 4
 
 
+@pytest.mark.slow
 def test_metrics_of_the_policys_own_episodes_leave_replayed_ones_out(session: Session) -> None:
     with_replay = replaying(session)
     without = replaying(session, "--apo.replay.num_trajectories_per_step=0")

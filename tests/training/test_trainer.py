@@ -13,6 +13,7 @@ def gradient_of(trainer: Trainer) -> torch.Tensor:
     return step_without_update(trainer, 3).gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key",
     [
@@ -32,6 +33,7 @@ def test_the_gradient_does_not_depend_on_how_it_is_computed(key: str, session: S
     assert (actual - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.mark.slow
 def test_a_step_is_a_function_of_weights_moments_and_its_number(session: Session) -> None:
     first, again = trainer(session), trainer(session)
     results = [each.step(2) for each in (first, again)]
@@ -53,6 +55,7 @@ def test_a_step_plays_each_task_once_and_trains_the_policy_alone(session: Sessio
     assert one.policy.fingerprint() != policy_before
 
 
+@pytest.mark.slow
 def test_shuffled_returns_are_a_permutation_that_differs_from_step_to_step(
     session: Session,
 ) -> None:

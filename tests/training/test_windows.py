@@ -66,6 +66,7 @@ def test_every_context_fits_and_holds_the_task(trainer: Trainer) -> None:
         assert sum(sampled) == trajectory.num_response_tokens
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_loss_written_down_turn_by_turn(trainer: Trainer) -> None:
     seen = step_without_update(trainer, 3)
     trainer.policy.model.zero_grad()

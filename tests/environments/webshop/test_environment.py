@@ -359,6 +359,7 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(MODES), st.lists(ACTIONS, max_size=15))
 @settings(max_examples=150)
 def test_no_sequence_of_actions_raises(make: Make, mode: str, actions: list[str | int]) -> None:
@@ -387,6 +388,7 @@ def test_what_is_offered_can_be_clicked(make: Make) -> None:
             assert not info["invalid_action"], target
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_episodes(make: Make) -> None:
     environment = make(observation="text_rich")
     policies = environment.scripted_policies()

@@ -97,6 +97,7 @@ def test_fault_construction_reseeds_the_global_generators(make: Make) -> None:
     assert np.array_equal(numpy_words(), numpy_state)
 
 
+@pytest.mark.slow
 def test_fault_everything_lives_in_one_process_wide_singleton(make: Make) -> None:
     small, large = make(data="generated:30"), make(data="generated:60")
     assert (small.catalog.num_products, large.catalog.num_products) == (30, 60)

@@ -41,6 +41,7 @@ def seen_step(trainer: Trainer) -> SeenStep:
     return step_without_update(trainer, 3, returns=returns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "keys"),
     [*((name, []) for name in ALGORITHMS), *((name, WINDOW) for name in RIVALS)],
@@ -58,6 +59,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch_size(
     assert (whole.gradient - parts.gradient).norm() <= 1e-4 * whole.gradient.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [[], WINDOW])
 def test_nor_does_that_of_the_critic(keys: list[str], session: Session) -> None:
     moments = []
@@ -72,6 +74,7 @@ def test_nor_does_that_of_the_critic(keys: list[str], session: Session) -> None:
     assert (moments[0] - moments[1]).norm() <= 1e-4 * moments[0].norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "ppo", "grpo"])
 def test_each_task_of_a_step_is_rolled_out_as_often_as_the_algorithm_wants(
     algorithm: str, session: Session
@@ -85,6 +88,7 @@ def test_each_task_of_a_step_is_rolled_out_as_often_as_the_algorithm_wants(
     assert len({trajectory.seed for trajectory in rollouts.trajectories}) == 4 * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "gigpo"])
 def test_a_step_of_several_passes_is_a_function_of_weights_moments_and_its_number(
     algorithm: str, session: Session
@@ -111,6 +115,7 @@ def reinforced(
     return flat_gradient(trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [[], WINDOW])
 def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
     context: list[str], session: Session
@@ -127,6 +132,7 @@ def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
     assert (seen.gradient - expected).norm() <= 1e-3 * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [[], WINDOW])
 def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
     context: list[str], session: Session
@@ -147,6 +153,7 @@ def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
     assert (seen.gradient - expected).norm() <= 1e-3 * expected.norm()
 
 
+@pytest.mark.slow
 def test_turn_level_without_a_known_state_is_the_trajectory_form(session: Session) -> None:
     expected = step_without_update(trainer_of(session, "apo"), 3).gradient
     trainer = trainer_of(session, "apo_turn", "--turn_level.min_visits=1000")
@@ -156,6 +163,7 @@ def test_turn_level_without_a_known_state_is_the_trajectory_form(session: Sessio
     assert trainer_of(session, "apo_turn", "--turn_level.min_visits=1").values.states != {}
 
 
+@pytest.mark.slow
 def test_the_share_of_known_turns_is_that_of_later_turns_in_states_with_a_value(
     session: Session,
 ) -> None:
@@ -170,6 +178,7 @@ def test_the_share_of_known_turns_is_that_of_later_turns_in_states_with_a_value(
     assert trainer.step(0).metrics["known_turn_share"] == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_the_policy_stays_as_it_is_while_the_critic_warms_up(
     session: Session,
 ) -> None:
@@ -184,6 +193,7 @@ def test_the_policy_stays_as_it_is_while_the_critic_warms_up(
     assert trainer.policy.fingerprint() != policy
 
 
+@pytest.mark.slow
 def test_a_filter_that_drops_everything_makes_no_update(
     session: Session,
 ) -> None:
@@ -195,6 +205,7 @@ def test_a_filter_that_drops_everything_makes_no_update(
     assert trainer.policy.fingerprint() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_trains_to_the_end(algorithm: str, algorithm_runs: AlgorithmRuns) -> None:
     run = algorithm_runs.finished(algorithm)

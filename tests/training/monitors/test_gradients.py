@@ -116,6 +116,7 @@ def test_norms_of_the_regression_equal_separate_backward_passes_by_hand(session:
         assert metrics[f"task_share_{name}_variance"] == chosen.count(name) / 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["apo_turn", "ppo", "rloo", "reinforce_plus_plus"])
 def test_norms_equal_separate_backward_passes_of_single_trajectories(
     algorithm: str, session: Session
@@ -157,6 +158,7 @@ def test_the_one_bucket_that_all_tasks_are_in_has_the_norm_of_the_update(
     assert metrics["task_share_high_variance"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["apo", "ppo", "grpo"])
 def test_training_is_bit_for_bit_the_same_with_and_without_monitors(
     algorithm: str, session: Session
@@ -190,6 +192,7 @@ def test_training_is_bit_for_bit_the_same_with_and_without_monitors(
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_monitors_measure_in_the_first_step_and_then_every_so_many(
     session: Session,
 ) -> None:
@@ -200,6 +203,7 @@ def test_monitors_measure_in_the_first_step_and_then_every_so_many(
     assert not any("task_share_zero_variance" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_reach_the_policy_has_norm_zero(
     session: Session,
 ) -> None:

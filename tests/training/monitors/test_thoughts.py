@@ -149,6 +149,7 @@ def test_equal_prompts_and_equal_thoughts_have_equal_scores_to_the_last_bit(
     assert torch.equal(actual[0], actual[1])
 
 
+@pytest.mark.slow
 def test_the_metrics_of_rollouts_by_brute_force(session: Session) -> None:
     trainer = trainer_of(session, "grpo", "--apo.temperature=0.8", group_size=2)
     trajectories = step_without_update(trainer).trajectories
@@ -197,6 +198,7 @@ def test_trajectories_of_a_single_task_say_nothing(session: Session) -> None:
     assert found == {}
 
 
+@pytest.mark.slow
 def test_first_turns_are_of_different_tasks_drawn_by_the_generator(
     session: Session,
 ) -> None:
