@@ -22,11 +22,18 @@ Command = Callable[..., Result]
 
 
 def assert_refused(result: Result, *parts: object) -> None:
-    """One line of error that has all these parts, and exit status 2."""
+    """An error that has all these parts, read as one line, and exit status 2."""
     assert result.status == 2, result.err
-    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
+    assert result.err.startswith("error: "), result.err
+    assert "Traceback" not in result.err
     for part in parts:
-        assert str(part) in result.err, result.err
+        assert str(part) in result.message, result.err
+
+
+def assert_one_line(result: Result, *parts: object) -> None:
+    """An error as `assert_refused` has it, that is printed on a single line."""
+    assert_refused(result, *parts)
+    assert result.err.count("\n") == 1, result.err
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.environments.webshop.generated import write_generated_files
-from tests.command_line import Command, assert_refused
+from tests.command_line import Command, assert_one_line
 
 Refused = Callable[..., str]
 
@@ -19,7 +19,7 @@ def refused(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     def refused(*arguments: object) -> str:
         result = command(*arguments)
-        assert_refused(result)
+        assert_one_line(result)
         return result.err
 
     return refused

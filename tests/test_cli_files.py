@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ragen_apo.files import write_checksums
-from tests.command_line import Command, assert_refused
+from tests.command_line import Command, assert_one_line
 
 # What the operating system refuses
 
@@ -27,7 +27,7 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
     monkeypatch.setattr("ragen_apo.report.write.report_files", lambda _: {"summary.csv": b""})
     monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
     result = command("report", run)
-    assert_refused(result, run / "report" / "summary.csv", os.strerror(number))
+    assert_one_line(result, run / "report" / "summary.csv", os.strerror(number))
 
 
 def test_a_run_below_a_file_or_a_dangling_link_or_with_a_name_of_256_characters(
@@ -43,7 +43,7 @@ def test_a_run_below_a_file_or_a_dangling_link_or_with_a_name_of_256_characters(
         (tmp_path / ("x" * 256), "File name too long"),
     ):
         result = command("train", "--config", config, "--run-dir", place)
-        assert_refused(result, reason)
+        assert_one_line(result, reason)
         assert str(place)[:100] in result.err or str(place.parent) in result.err
     assert sorted(tmp_path.iterdir()) == before
 
@@ -62,7 +62,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_played(
         place.write_text("a file where the folder should be")
     else:
         (place / target).mkdir(parents=True)
-    assert_refused(command("evaluate", run), place)
+    assert_one_line(command("evaluate", run), place)
     assert not played
 
 
@@ -75,7 +75,7 @@ def test_a_model_that_cannot_be_written_is_one_line_whoever_says_so(
     shutil.rmtree(run / "policy")
     monkeypatch.setattr("ragen_apo.policy.language_model.LanguageModel.save", refused)
     result = command("train", "--run-dir", run, "--resume", "--no-evaluate")
-    assert_refused(result, run / "policy", "Permission denied")
+    assert_one_line(result, run / "policy", "Permission denied")
     assert not list(run.glob("policy*"))
 
 
@@ -102,7 +102,7 @@ def test_a_directory_with_anything_else_in_it_is_left_as_it_is(
     for each in (name, "config.yaml.partial-0123abcd"):
         (run / each).write_text("mine")
     result = command("train", "--config", config, "--run-dir", run)
-    assert_refused(result, run, "exists already")
+    assert_one_line(result, run, "exists already")
     assert {path.read_text() for path in run.iterdir()} == {"mine"} and len(
         list(run.iterdir())
     ) == 2
@@ -128,7 +128,7 @@ def test_a_run_json_that_is_cut_or_made_by_hand(
     (run / "run.json").write_text(text)
     for arguments in (("train", "--run-dir", run, "--resume"), ("report", run)):
         result = command(*arguments)
-        assert_refused(result, run / "run.json", problem, "put an undamaged copy")
+        assert_one_line(result, run / "run.json", problem, "put an undamaged copy")
     assert (run / "run.json").read_text() == text
     (run / "run.json").unlink()
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
@@ -154,14 +154,14 @@ def test_hand_made_types_in_an_evaluation_are_one_line_of_report(
         file.read_text().splitlines() if name == "episodes.jsonl" else [file.read_text()]
     )
     file.write_text("\n".join([json.dumps({**json.loads(first), **change}), *others]))
-    assert_refused(command("report", run), file, problem)
+    assert_one_line(command("report", run), file, problem)
     assert not (run / "report").exists()
 
 
 def test_deep_json_in_an_evaluation_is_one_line_of_report(command: Command, run: Path) -> None:
     deep = '{"by_category": ' + "[" * 500 + "]" * 500 + "}"
     (run / "evaluation" / "results.json").write_text(deep)
-    assert_refused(command("report", run), "results.json", "nested deeper than 100 levels")
+    assert_one_line(command("report", run), "results.json", "nested deeper than 100 levels")
 
 
 def test_recordings_made_by_hand_are_named_and_not_used(
@@ -175,7 +175,7 @@ def test_recordings_made_by_hand_are_named_and_not_used(
     file.write_text("\n".join(lines))
     key = ["--warm_start.demonstrations.recordings", file]
     result = command("train", "--config", config, "--run-dir", tmp_path / "run", *key)
-    assert_refused(result, f"2 unreadable (cut off?): {file}, line 1, {file}, line 2")
+    assert_one_line(result, f"2 unreadable (cut off?): {file}, line 1, {file}, line 2")
     assert not (tmp_path / "run").exists()
 
 
@@ -204,10 +204,10 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_it_is_named(
     (newest(run) / "state.json").write_text('{"phase": "dreaming", "step": 6}')
     write_checksums(newest(run))
     result = command("train", "--run-dir", run, "--resume")
-    assert_refused(result, newest(run), "state.json: the phase is 'dreaming'", "3-apo-000004")
+    assert_one_line(result, newest(run), "state.json: the phase is 'dreaming'", "3-apo-000004")
     shutil.copy(newest(run) / "model.safetensors", newest(run) / "optimizer.safetensors")
     result = command("train", "--run-dir", run, "--resume")
-    assert_refused(result, newest(run), "3-apo-000004")
+    assert_one_line(result, newest(run), "3-apo-000004")
     shutil.rmtree(newest(run))
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
 
@@ -222,5 +222,5 @@ def test_one_flipped_byte_in_a_model_of_the_run_is_found_when_it_is_loaded(
     file.write_bytes(content)
     before = (run / "evaluation" / "results.json").read_bytes()
     result = command("evaluate", run)
-    assert_refused(result, run / folder, "model.safetensors is not what was written", "SHA256SUMS")
+    assert_one_line(result, run / folder, "model.safetensors is not what was written", "SHA256SUMS")
     assert (run / "evaluation" / "results.json").read_bytes() == before

@@ -129,6 +129,7 @@ PARTS = sorted({part for roles in ROLES.values() for role in roles for part in (
 FORGERIES = st.lists(st.sampled_from([*PARTS, "<", ">", "|", "<|", "|>", " ", "x"])).map("".join)
 
 
+@pytest.mark.slow
 @given(page=FORGERIES, system_prompt=FORGERIES)
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_no_pieces_of_names_put_together_open_a_message(
@@ -154,6 +155,7 @@ CLEAN = st.one_of(
 ).filter(names_no_role)
 
 
+@pytest.mark.slow
 @given(page=CLEAN, system_prompt=CLEAN.filter(bool))
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_text_without_such_names_has_the_tokens_of_the_rendering_as_a_whole(

@@ -58,6 +58,7 @@ def test_every_field_of_the_value_report_is_documented(version: int, session: Se
     assert set(documented("value_report.json")) == set(report) | of_states
 
 
+@pytest.mark.slow
 def test_the_value_report_of_apo_turn_also_has_what_is_known_of_states(
     algorithm_runs: AlgorithmRuns,
 ) -> None:

@@ -105,7 +105,9 @@ def test_a_buffer_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"{}", gzip.compress(b"{}\n"), gzip.compress(b"{}\n")[:-9]]
+    "content",
+    [None, b"{}", gzip.compress(b"{}\n"), gzip.compress(b"{}\n")[:-9]],
+    ids=["missing", "not compressed", "of another form", "cut"],  # gzip writes the time of day
 )
 def test_a_checkpoint_without_readable_trajectories_is_an_error(
     content: bytes | None, tmp_path: Path
@@ -214,6 +216,7 @@ def replaying(session: Session, *keys: str) -> Trainer:
     return trainer(with_keys(session, *KEYS, *keys))
 
 
+@pytest.mark.slow
 def test_old_and_new_trajectories_have_one_loss_and_metrics_of_their_own(session: Session) -> None:
     trainer = replaying(session)
     first = step_without_update(trainer, 0).result

@@ -35,6 +35,7 @@ def trainer(request: pytest.FixtureRequest, session: Session) -> Trainer:
     return factories.trainer(windowed, values=values)
 
 
+@pytest.mark.slow
 def test_sampled_logprobs_equal_the_scored_ones(trainer: Trainer) -> None:
     # This policy is so decided that float32 alone differs by up to 1e-5 between two shapes.
     trainer.policy.model.double()
@@ -52,6 +53,7 @@ def test_sampled_logprobs_equal_the_scored_ones(trainer: Trainer) -> None:
     assert any(turn.restarts_context for turn in turns) is not is_full
 
 
+@pytest.mark.slow
 def test_every_context_fits_and_holds_the_task(trainer: Trainer) -> None:
     window = trainer.proxy.context.window.num_turns
     for trajectory in step_without_update(trainer, 1).trajectories:

@@ -40,6 +40,7 @@ def start_writer(path, conditions, trajectory, *, first, last):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_before_kill", [1, 7, 30])
 def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, num_before_kill):
     path, played = tmp_path / "values.sqlite", factories.played("a mug", rewards=(0.1,) * 50)
@@ -58,6 +59,7 @@ def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, num_bef
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@pytest.mark.slow
 def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions):
     path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
@@ -72,6 +74,7 @@ def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditi
     assert sum(output.count("False") for output in outputs) == 20
 
 
+@pytest.mark.slow
 def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions):
     path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [

@@ -57,6 +57,7 @@ def fewest_pushes(room: Room, start: State) -> int | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_boxes", [1, 2])
 def test_generated_levels_meet_their_demands_and_the_solver_counts_the_fewest_pushes(
     num_boxes: int,

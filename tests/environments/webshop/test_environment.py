@@ -298,6 +298,7 @@ def test_a_player_is_told_which_data_the_tasks_are_made_of(make: Make) -> None:
     assert said[0] == "webshop: 200 generated products\n"
 
 
+@pytest.mark.slow
 def test_it_says_where_real_products_come_from_when_it_found_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Path, real_data: Path
 ) -> None:
