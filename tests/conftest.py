@@ -28,11 +28,6 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def tiny_config() -> str:
-    return TINY_CONFIG
-
-
-@pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the tiny configuration, trained and evaluated without interruption; read only."""
     folder = tmp_path_factory.mktemp("finished")

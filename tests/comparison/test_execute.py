@@ -15,6 +15,7 @@ from ragen_apo.comparison.plan import load_comparison
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
+from tests import factories
 
 COMPARISON = "base: base.yaml\nseeds: [0, 1]\nruns: {one: {}, two: {algorithm: grpo}}\n"
 
@@ -161,11 +162,11 @@ def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, nam
 
 @pytest.mark.slow
 def test_a_comparison_that_is_terminated_leaves_no_run_behind_that_goes_on_training(
-    tmp_path: Path, tiny_config: str
+    tmp_path: Path,
 ) -> None:
     # So many steps that nothing but a signal ends the run.
-    endless = tiny_config.replace("max_steps: 12,", "max_steps: 1000000,")
-    assert endless != tiny_config
+    endless = factories.TINY_CONFIG.replace("max_steps: 12,", "max_steps: 1000000,")
+    assert endless != factories.TINY_CONFIG
     (tmp_path / "base.yaml").write_text(endless)
     (tmp_path / "compare.yaml").write_text(COMPARISON)
     where = ["--config", str(tmp_path / "compare.yaml"), "--out", str(tmp_path / "out")]

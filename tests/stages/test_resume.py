@@ -56,6 +56,17 @@ FAULTS = {
 }
 
 
+NOTED = {
+    "in the demonstrations": {"copy", "demonstrations"},
+    "in Stage 2 between checkpoints": {"copy", "demonstrations", "stage 1", "stage 2"},
+}
+"""Of which phases run.json has the seconds when it is killed there."""
+
+
+def assert_killed(status: int) -> None:
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+
+
 @pytest.fixture(scope="module")
 def run_until_killed() -> Iterator[Callable[..., int]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -81,34 +92,19 @@ def run_until_killed() -> Iterator[Callable[..., int]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_killed(
+def test_a_run_that_was_killed_ends_with_the_files_of_one_that_was_not(
     fault: str, run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
     target, call = FAULTS[fault]
-    status = run_until_killed(tmp_path, target=target, call=call)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    assert_killed(run_until_killed(tmp_path, target=target, call=call))
+    noted = RunDirectory(tmp_path / "run").read_status()["phases"]
+    assert NOTED.get(fault, set()) <= set(noted), "the time up to the last checkpoint is kept"
+    assert all(phase["seconds"] > 0 for phase in noted.values())
     resume(tmp_path / "run")
     assert_same_run(tmp_path / "run", finished_run)
 
 
-@pytest.mark.parametrize(
-    ("fault", "phases"),
-    [
-        ("in the demonstrations", {"copy", "demonstrations"}),
-        ("in Stage 2 between checkpoints", {"copy", "demonstrations", "stage 1", "stage 2"}),
-    ],
-)
-def test_the_time_up_to_the_last_checkpoint_is_not_lost_in_a_kill(
-    fault: str, phases: set[str], run_until_killed: Callable[..., int], tmp_path: Path
-) -> None:
-    target, call = FAULTS[fault]
-    run_until_killed(tmp_path, target=target, call=call)
-    noted = RunDirectory(tmp_path / "run").read_status()["phases"]
-    assert phases <= set(noted)
-    assert all(phase["seconds"] > 0 for phase in noted.values())
-
-
-def test_a_run_killed_again_and_again_at_every_fiftieth_flush_to_disk(
+def test_so_does_a_run_that_is_killed_at_every_fiftieth_flush_to_disk(
     run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
     statuses = [run_until_killed(tmp_path, target=FLUSH, call=50)]
@@ -131,7 +127,7 @@ def test_ppo_killed_between_its_policy_and_its_critic(
         call=3 + 3,
         text=resolved_yaml(algorithm_runs.config("ppo")),
     )
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    assert_killed(status)
     run, expected = RunDirectory(tmp_path / "run"), algorithm_runs.finished("ppo")
     assert len(list_checkpoints(run.checkpoints)) == 1
     train(run.path)
@@ -166,7 +162,9 @@ def test_ppo_whose_critic_is_missing_from_the_checkpoint_is_refused(
 def test_a_run_with_a_context_window_killed_in_stage_two(
     run_until_killed: Callable[..., int], tmp_path: Path
 ) -> None:
-    text = resolved_yaml(factories.config("--agent.context={mode: last_turns, num_turns: 1}"))
+    keys = ["--warm_start.copy.max_steps=2", "--warm_start.demonstrations.num_steps=10"]
+    window = "--agent.context={mode: last_turns, num_turns: 1}"
+    text = resolved_yaml(factories.config(window, *keys, "--training.max_steps=5"))
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder, call in ((killed, 4), (whole, 10**9)):
         folder.mkdir()
@@ -197,7 +195,7 @@ def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
     whole = factories.run(config, tmp_path / "whole")
     # The second checkpoint is the last one, the second model (after the reference) the policy.
     status = run_until_killed(tmp_path, target=target, call=2, text=resolved_yaml(config))
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    assert_killed(status)
     run = factories.run(config, tmp_path / "run")
     assert len(rows(run.metrics)) == 3
     assert rows(run.metrics) == rows(whole.metrics)
@@ -224,7 +222,7 @@ def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
         call=4,
         text=resolved_yaml(config),
     )
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    assert_killed(status)
     run = RunDirectory(tmp_path / "run")
     assert [path.name for path in list_checkpoints(run.checkpoints)] == ["3-apo-000002"]
     train(run.path)
@@ -262,7 +260,7 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
     assert run_until_killed(folders[0], target=step, call=100, text=text) == 0
     for call in (2, 3):  # in steps 2 and 4: with the first reference, and with the second
         status = run_until_killed(folders[1], target=step, call=call, text=text)
-        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+        assert_killed(status)
     assert run_until_killed(folders[1], target=step, call=100, text=text) == 0
     expected, run = (RunDirectory(folder / "run") for folder in folders)
     assert rows(run.metrics) == rows(expected.metrics)

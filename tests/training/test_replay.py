@@ -9,15 +9,11 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from ragen_apo.config import resolved_yaml
 from ragen_apo.config.algorithms import ReplayConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import CheckpointError, ConfigError
 from ragen_apo.files import read_json_lines, write_checksums
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import create_run
 from ragen_apo.session import Session
-from ragen_apo.stages.pipeline import train
 from ragen_apo.training.replay import ReplayBuffer, refuse_luck
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory
@@ -177,10 +173,9 @@ def test_a_run_in_an_environment_of_luck_is_refused_before_anything_is_computed(
 ) -> None:
     keys = ["--environment.name=frozen_lake", *KEYS[:2]]
     lucky = config(*keys, text="")
-    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(lucky))
     with pytest.raises(ConfigError, match="needs a deterministic environment"):
-        train(lucky, run, progress=SilentProgress())
-    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+        factories.run(lucky, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
 
 @pytest.mark.parametrize(
