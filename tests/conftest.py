@@ -194,7 +194,8 @@ def command(
             cli.main()
         except SystemExit as exit_request:
             status = exit_request.code if isinstance(exit_request.code, int) else 0
-        return Result(status, *capsys.readouterr())
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
 
     folders, modules = list(sys.path), set(sys.modules)
     with threads_restored():
