@@ -1,7 +1,7 @@
 """What all tests share: one thread for torch, no deadlines, no request to the Hugging Face hub."""
 
-import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,76 +14,44 @@ import pytest
 import torch
 
 from ragen_apo import cli
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import Session, open_session
+from tests import factories
 from tests.command_line import Command, Result
+from tests.factories import TINY_CONFIG, AlgorithmRuns, threads_restored
 
 # A busy machine makes single examples slow; that is no failure.
 hypothesis.settings.register_profile("ragen-apo", deadline=None)
 hypothesis.settings.load_profile("ragen-apo")
 torch.set_num_threads(1)
 
-TINY_CONFIG = """
-seed: 0
-run: {num_threads: 1, device: cpu}
-environment: {name: shop, num_products: 24, max_turns: 3}
-agent: {max_response_tokens: 20, max_context_tokens: 320}
-policy:
-  small:
-    vocab_size: 400
-    hidden_size: 32
-    num_layers: 2
-    num_heads: 2
-    intermediate_size: 64
-    max_position: 512
-warm_start:
-  checkpoint_every: 10
-  copy: {max_steps: 12, batch_size: 4, sequence_length: 32}
-  demonstrations: {num_episodes_per_task: 1, num_steps: 40, batch_size: 8, learning_rate: 2.0e-2}
-apo:
-  num_value_samples: 1
-  adaptive_vstar: true
-  max_value_samples: 2
-  reference_refresh: {every_steps: 3}
-training:
-  max_steps: 6
-  tasks_per_step: 8
-  micro_batch_size: 4
-  num_rows: 24
-  eval_every: 3
-  eval_episodes: 4
-  checkpoint_every: 2
-evaluation: {num_episodes: 5}
-"""
-"""Every phase of a run in about three seconds; its agent answers in the right form now and then."""
-
-
-@pytest.fixture(scope="session")
-def tiny_config() -> str:
-    return TINY_CONFIG
-
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the tiny configuration, trained and evaluated without interruption; read only."""
-    from ragen_apo.cli import app
-
     folder = tmp_path_factory.mktemp("finished")
     config = folder / "tiny.yaml"
     config.write_text(TINY_CONFIG)
     with threads_restored():
         train = ["train", "--config", str(config), "--run-dir", str(folder / "run")]
-        app([*train, "--no-evaluate"], result_action="return_value")
-        app(["evaluate", str(folder / "run")], result_action="return_value")
+        cli.app([*train, "--no-evaluate"], result_action="return_value")
+        cli.app(["evaluate", str(folder / "run")], result_action="return_value")
     return folder / "run"
 
 
-@contextlib.contextmanager
-def threads_restored() -> Iterator[None]:
-    """A run sets torch's number of threads for the whole process."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+@pytest.fixture
+def session(finished_run: Path, tmp_path: Path) -> Iterator[Session]:
+    """Work on a copy of the finished run, with the tiny configuration."""
+    shutil.copytree(finished_run, tmp_path / "copy")
+    with threads_restored():
+        yield open_session(factories.config(), RunDirectory(tmp_path / "copy"), SilentProgress())
+
+
+@pytest.fixture(scope="session")
+def algorithm_runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> AlgorithmRuns:
+    """Configurations of all algorithms and their runs, from the finished run's reference."""
+    return AlgorithmRuns(finished_run / "references" / "0", tmp_path_factory.mktemp("algorithms"))
 
 
 @pytest.fixture(scope="session")
@@ -217,7 +185,7 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
-    """Runs the entry point in this process; messages come back on one line."""
+    """Runs the entry point in this process."""
 
     def command(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
@@ -229,15 +197,20 @@ def command(
         captured = capsys.readouterr()
         return Result(status, captured.out, captured.err)
 
-    before = torch.get_num_threads()
-    yield command
-    torch.set_num_threads(before)
+    folders, modules = list(sys.path), set(sys.modules)
+    with threads_restored():
+        yield command
+    sys.path[:] = folders
+    for name in set(sys.modules) - modules:
+        if re.search(r"_[0-9a-f]{12}$", name):  # an environment that was loaded from a file
+            del sys.modules[name]
 
 
 @pytest.fixture
-def config(tiny_config: str, tmp_path: Path) -> Path:
+def config(tmp_path: Path) -> Path:
+    """A file with the tiny configuration."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(tiny_config)
+    path.write_text(TINY_CONFIG)
     return path
 
 

@@ -4,23 +4,27 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from benchmarks import stopping_rule
 from transformers import AutoModelForCausalLM
 
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
-from ragen_apo.config import parse_config
 from ragen_apo.config.algorithms import AlgorithmName
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
 from ragen_apo.run_directory import open_run
 from ragen_apo.types import Task, Trajectory
+from ragen_apo.values.estimator import SampleSchedule, next_num_samples
+from tests import factories
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -207,9 +211,10 @@ def test_every_algorithm_has_a_configuration_that_two_checkouts_are_compared_by(
     assert set(names) == set(get_args(AlgorithmName))
     for name in names:
         text = json.dumps(same_results.configuration(same_results.CONFIGS, name))
-        assert parse_config(text, source=name).algorithm == name
+        assert factories.config(text=text).algorithm == name
 
 
+@pytest.mark.slow
 def test_a_checkout_has_the_same_results_as_itself_and_others_with_another_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,7 +288,7 @@ def test_rounding_between_sampling_and_scoring_is_small_and_larger_in_bfloat16(
 
     tiny_model.save(tmp_path)
     text = "{environment: {name: shop, max_turns: 1}, agent: {max_response_tokens: 8}}"
-    config = parse_config(text, source="test")
+    config = factories.config(text=text)
     largest = {}
     for precision in ("float32", "bfloat16 autocast"):
         name, *_, last = logprob_gap.row("tiny", tmp_path, precision, config, num_episodes=2)
@@ -291,3 +296,30 @@ def test_rounding_between_sampling_and_scoring_is_small_and_larger_in_bfloat16(
         largest[precision] = float(str(last))
     assert largest["float32"] < 1e-5
     assert 1e-4 < largest["bfloat16 autocast"] < 0.1
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_the_walk_of_the_stopping_rule_equals_playing_every_sequence_of_results(
+    delayed: bool,
+) -> None:
+    schedule, p = SampleSchedule(first=2, cap=8), 0.3
+    expected: dict[tuple[int, int], float] = defaultdict(float)
+    for results in itertools.product((0, 1), repeat=8):
+        chance = math.prod(p if result else 1 - p for result in results)
+        seen = 0
+        for total in schedule.rounds():
+            counted = sum(results[: seen if delayed else total])
+            looked = seen if delayed else total
+            more = looked == 0 or (
+                next_num_samples(schedule, num_successes=counted, num_samples=looked) > looked
+            )
+            if not more or total == 8:
+                expected[sum(results[:total]), total] += chance
+                break
+            seen = total
+    assert stopping_rule.stops(schedule, p=p, delayed=delayed) == pytest.approx(expected)
+
+
+def test_the_tables_of_the_page_on_the_algorithm_are_the_exact_ones() -> None:
+    page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8").splitlines()
+    assert {*stopping_rule.bias_table(), *stopping_rule.budget_table()} <= set(page)

@@ -82,12 +82,13 @@ def test_an_unknown_verb_is_refused_with_status_2(command: Command) -> None:
     assert command("trian").status == 2
 
 
+@pytest.mark.slow
 def test_train_evaluates_and_reports_in_one_command(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
     quick = ["--warm_start.enabled", "false", "--training.max_steps", 1]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
         assert (tmp_path / "new" / name).exists()
     assert "trained policy:" in result.out
@@ -96,13 +97,14 @@ def test_train_evaluates_and_reports_in_one_command(
     assert "95% interval" in result.out
 
 
+@pytest.mark.slow
 def test_the_console_and_the_report_name_the_algorithm_that_was_run(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
     quick = ["--warm_start.enabled", "false", "--training.max_steps", 1, "--algorithm", "dr_grpo"]
     group = ["--policy_gradient.group_size", 2]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick, *group)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     assert "Dr. GRPO compares several rollouts" in result.out
     assert "Dr. GRPO (trained)" in result.out
     assert "A*-PO" not in result.out
@@ -110,9 +112,10 @@ def test_the_console_and_the_report_name_the_algorithm_that_was_run(
     assert "Dr. GRPO (trained)" in summary
 
 
+@pytest.mark.slow
 def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, run: Path) -> None:
     result = command("estimate-values", run, "--samples", 3)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     coverage = json.loads(result.out[result.out.index("{") :])
     assert coverage["tasks_by_num_samples"] == {"3": 21}
 
@@ -224,6 +227,7 @@ def test_a_value_store_that_does_not_exist_is_refused_before_a_run_is_made(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_on_resume(command: Command, unfinished: Path) -> None:
     file = unfinished / "checkpoints" / "3-apo-000006" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
@@ -266,6 +270,7 @@ def disk_full_for_rust(*_: Any, **__: Any) -> NoReturn:
     raise Exception("No space left on device (os error 28)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "failure"),
     [
@@ -371,6 +376,7 @@ def test_values_of_a_reference_that_does_not_exist(command: Command, run: Path) 
 # Ctrl-C
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_is_kept_and_training_continues(
     command: Command, run: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,12 +390,13 @@ def test_ctrl_c_says_what_is_kept_and_training_continues(
         patch.setattr("ragen_apo.training.trainer.Trainer.step", interrupt)
         result = command("train", "--run-dir", run, "--resume")
     assert result.status == 130
-    assert "interrupted" in result.err
-    assert "--resume" in result.err
+    assert "interrupted" in result.message
+    assert "--resume" in result.message
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
     assert snapshot(run / "policy") == snapshot(finished_run / "policy")
 
 
+@pytest.mark.slow
 def test_a_real_sigint_ends_training_with_status_130(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "new"
     with subprocess.Popen(
@@ -424,7 +431,7 @@ def test_play_reads_actions_from_standard_input(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("search classic blanket\ndance\nquit\n"))
     result = command("play", "shop", "--task", 0)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     assert "TASK: " in result.out
     assert "Top 5" in result.out
     assert "Invalid action" in result.out
@@ -483,6 +490,7 @@ def play_and_record(
     return command("play", "shop", "--record", file, *arguments)
 
 
+@pytest.mark.slow
 def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,7 +504,7 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     }
     for (lines, *arguments), answer in sessions.items():
         result = play_and_record(command, monkeypatch, file, lines, *arguments)
-        assert answer in result.out, result.err
+        assert answer in result.out, result.message
     with file.open("a") as stream:
         stream.write('{"cut off')
     used: list[Any] = []
@@ -511,7 +519,7 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     keys = ["--warm_start.copy.max_steps", 0, "--warm_start.demonstrations.num_steps", 2]
     keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file.parent]
     result = command("train", "--config", config, "--run-dir", run, "--no-evaluate", *keys)
-    assert result.status == 0, result.err
+    assert result.status == 0, result.message
     said = " ".join(result.out.split())
     assert "2 recorded episodes from" in said
     assert "1 of a task that is not for training (split test)" in said
@@ -523,6 +531,7 @@ def test_a_warm_start_uses_exactly_the_episodes_that_a_person_recorded(
     assert len(read_json_lines(run / "recordings.jsonl")) == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,7 +554,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     assert command(*train, "--run-dir", tmp_path / "run").status == 130
     play_and_record(command, monkeypatch, file, "buy 2\n", *SHOP_OPTIONS)
     resumed = command("train", "--run-dir", tmp_path / "run", "--resume", "--no-evaluate")
-    assert resumed.status == 0, resumed.err
+    assert resumed.status == 0, resumed.message
     policies = [tmp_path / name / "policy" / "model.safetensors" for name in ("run", "whole")]
     assert policies[0].read_bytes() == policies[1].read_bytes()
 

@@ -1,39 +1,28 @@
 """Numbers and files beyond what can be meant: one line, before anything is read or written."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ragen_apo import cli
 from ragen_apo.environments.webshop.generated import write_generated_files
-
-# Cyclopts suspects a mistake when the real command line is read inside a test.
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+from tests.command_line import Command, assert_one_line
 
 Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Refused:
+def refused(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Refused:
     """Runs the entry point; the one line with which it ends, exit status 2."""
     monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path / "data"))
 
-    def run(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        message = capsys.readouterr().err
-        assert ended.value.code == 2
-        assert message.startswith("error: ")
-        assert len(message.splitlines()) == 1
-        return message
+    def refused(*arguments: object) -> str:
+        result = command(*arguments)
+        assert_one_line(result)
+        return result.err
 
-    return run
+    return refused
 
 
 NUMBERS = {
@@ -48,14 +37,14 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("command", NUMBERS)
+@pytest.mark.parametrize("words", NUMBERS)
 @pytest.mark.parametrize("number", ["1e22", "2.7", "-1", "many", "nan", "inf", "9" * 5000, ""])
 def test_a_number_that_cannot_be_meant_is_refused_with_what_is_allowed(
-    command: tuple[str, ...], number: str, refused: Refused
+    words: tuple[str, ...], number: str, refused: Refused
 ) -> None:
-    message = refused(*command[:-1], f"{command[-1]}={number}")
-    assert f"error: {command[-1]}: got " in message
-    assert f"expected a whole number {NUMBERS[command]}" in message
+    message = refused(*words[:-1], f"{words[-1]}={number}")
+    assert f"error: {words[-1]}: got " in message
+    assert f"expected a whole number {NUMBERS[words]}" in message
     assert len(message) < 200
 
 
@@ -102,12 +91,11 @@ def test_a_generated_catalogue_of_a_size_beyond_use_is_refused(refused: Refused)
 
 
 def test_recordings_that_are_no_file_are_refused_before_a_directory_is_made(
-    pipe: Path, tiny_config: str, tmp_path: Path, refused: Refused
+    pipe: Path, config: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    (tmp_path / "tiny.yaml").write_text(tiny_config)
     for path in (pipe, pipe.parent):
         message = refused(
-            "train", "--config", tmp_path / "tiny.yaml", "--run-dir", tmp_path / "run",
+            "train", "--config", config, "--run-dir", tmp_path / "run",
             "--warm_start.demonstrations.recordings", path,
         )  # fmt: skip
         assert f"recordings: {pipe} is a pipe, a device or a folder" in message
@@ -122,9 +110,8 @@ def test_recordings_that_are_no_file_are_refused_before_a_directory_is_made(
     ],
 )
 def test_what_the_environment_lacks_is_said_before_a_directory_is_made(
-    key: str, said: str, tiny_config: str, tmp_path: Path, refused: Refused
+    key: str, said: str, config: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    (tmp_path / "tiny.yaml").write_text(tiny_config)
-    config, run = tmp_path / "tiny.yaml", tmp_path / "run"
+    run = tmp_path / "run"
     assert said in refused("train", "--config", config, "--run-dir", run, key)
     assert not run.exists()

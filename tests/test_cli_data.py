@@ -1,37 +1,18 @@
 """`ragen-apo data`: what people type and read when they get data."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ragen_apo import cli
 from ragen_apo.environments.webshop import WebShopEnvironment, download
 from ragen_apo.environments.webshop.fetch import FetchError
 from ragen_apo.environments.webshop.generated import write_generated_files
+from tests.command_line import Command
 
-Command = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Command:
-    """Runs the entry point with a fresh data folder; gives status, output and error."""
+@pytest.fixture(autouse=True)
+def _data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path / "data"))
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit_request:
-            status = exit_request.code if isinstance(exit_request.code, int) else 0
-        captured = capsys.readouterr()
-        return status, captured.out, " ".join(captured.err.split())
-
-    return run
 
 
 @pytest.fixture
@@ -45,7 +26,7 @@ def at_hand(tmp_path: Path) -> Path:
 
 
 def test_data_explains_itself(command: Command) -> None:
-    assert "webshop" in command("data", "--help")[1]
+    assert "webshop" in command("data", "--help").out
     status, out, _ = command("data", "webshop", "--help")
     assert status == 0
     assert all(word in out for word in ("--size", "small", "full", "--from", "--force"))
@@ -60,7 +41,7 @@ def test_files_at_hand_are_placed_and_prepared_and_then_found(
     assert f"30 products of {folder}" in out
     assert "read products (%): 100/100" in out
     assert WebShopEnvironment().catalog.num_products == 30  # `auto` finds it
-    assert "is there already" in command("data", "webshop")[1]
+    assert "is there already" in command("data", "webshop").out
 
 
 def test_a_generated_catalogue_is_prepared_ahead(command: Command, tmp_path: Path) -> None:

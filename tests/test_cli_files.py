@@ -4,62 +4,13 @@ import errno
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import torch
 
-from ragen_apo import cli
 from ragen_apo.files import write_checksums
-
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
-
-Command = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    """Runs the entry point in this process; gives the exit status and what standard error got."""
-
-    def command(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit_request:
-            status = exit_request.code if isinstance(exit_request.code, int) else 0
-        return status, capsys.readouterr().err
-
-    before = torch.get_num_threads()
-    yield command
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def config(tiny_config: str, tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(tiny_config)
-    return path
-
-
-@pytest.fixture
-def run(finished_run: Path, tmp_path: Path) -> Path:
-    """A finished run that a test may damage."""
-    return Path(shutil.copytree(finished_run, tmp_path / "run"))
-
-
-def assert_one_line(result: tuple[int, str], *parts: object) -> None:
-    status, message = result
-    assert status == 2, message
-    assert message.startswith("error: ") and message.count("\n") == 1, message
-    for part in parts:
-        assert str(part) in message, message
-
+from tests.command_line import Command, assert_one_line
 
 # What the operating system refuses
 
@@ -73,6 +24,7 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
     def refused(path: Path, *_: Any, **__: Any) -> NoReturn:
         raise OSError(number, os.strerror(number), str(path))
 
+    monkeypatch.setattr("ragen_apo.report.write.report_files", lambda _: {"summary.csv": b""})
     monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
     result = command("report", run)
     assert_one_line(result, run / "report" / "summary.csv", os.strerror(number))
@@ -92,7 +44,7 @@ def test_a_run_below_a_file_or_a_dangling_link_or_with_a_name_of_256_characters(
     ):
         result = command("train", "--config", config, "--run-dir", place)
         assert_one_line(result, reason)
-        assert str(place)[:100] in result[1] or str(place.parent) in result[1]
+        assert str(place)[:100] in result.err or str(place.parent) in result.err
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -127,6 +79,7 @@ def test_a_model_that_cannot_be_written_is_one_line_whoever_says_so(
     assert not list(run.glob("policy*"))
 
 
+@pytest.mark.slow
 def test_a_start_that_was_killed_while_it_wrote_the_configuration_is_started_anew(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -134,8 +87,8 @@ def test_a_start_that_was_killed_while_it_wrote_the_configuration_is_started_ane
     run.mkdir()
     (run / "config.yaml.partial-0123abcd").write_text("seed")
     steps = ["--warm_start.enabled=false", "--training.max_steps=0", "--no-evaluate"]
-    status, message = command("train", "--config", config, "--run-dir", run, *steps)
-    assert status == 0, message
+    result = command("train", "--config", config, "--run-dir", run, *steps)
+    assert result.status == 0, result.err
     assert (run / "policy").is_dir()
     assert not list(run.glob("*.partial-*"))
 
@@ -178,7 +131,7 @@ def test_a_run_json_that_is_cut_or_made_by_hand(
         assert_one_line(result, run / "run.json", problem, "put an undamaged copy")
     assert (run / "run.json").read_text() == text
     (run / "run.json").unlink()
-    assert command("train", "--run-dir", run, "--resume", "--no-evaluate")[0] == 0
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
 
 
 @pytest.mark.parametrize(
@@ -226,11 +179,12 @@ def test_recordings_made_by_hand_are_named_and_not_used(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_report_of_a_directory_with_a_strange_or_a_long_name(command: Command, run: Path) -> None:
     for name in ("a\x01b\nc\x1b[31m", "x" * 255):
         renamed = run.rename(run.with_name(name))
-        status, message = command("report", renamed)
-        assert status == 0, message
+        result = command("report", renamed)
+        assert result.status == 0, result.err
         assert (renamed / "report" / "slides.pptx").exists()
         run = renamed
 
@@ -242,6 +196,7 @@ def newest(run: Path) -> Path:
     return run / "checkpoints" / "3-apo-000006"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_one_line_and_the_one_before_it_is_named(
     command: Command, run: Path
 ) -> None:
@@ -254,7 +209,7 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_it_is_named(
     result = command("train", "--run-dir", run, "--resume")
     assert_one_line(result, newest(run), "3-apo-000004")
     shutil.rmtree(newest(run))
-    assert command("train", "--run-dir", run, "--resume", "--no-evaluate")[0] == 0
+    assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
 
 
 @pytest.mark.parametrize("folder", ["policy", "references/0"])

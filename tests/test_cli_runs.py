@@ -167,6 +167,7 @@ def test_the_split_of_a_curve_may_not_change_within_it(command: Command, unfinis
     assert_refused(result, 'evaluation.split was "test" and is "train"')
 
 
+@pytest.mark.slow
 def test_how_a_run_uses_the_machine_may_be_edited(command: Command, unfinished: Path) -> None:
     file = unfinished / "config.yaml"
     text = file.read_text()
@@ -284,11 +285,11 @@ def test_a_model_that_is_refused_when_it_is_loaded_leaves_no_run_behind(
 def test_a_start_that_failed_after_it_computed_something_is_kept(
     command: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ragen_apo.stages.pipeline._warm_start", fails)
+        patch.setattr("ragen_apo.stages.pipeline.run_supervised_phase", fails)
         result = command("train", "--config", config, "--run-dir", tmp_path / "new")
     assert_refused(result, "Input/output error")
     assert (tmp_path / "new" / "initial").is_dir()

@@ -5,50 +5,19 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from ragen_apo import cli
 from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.gymnasium import GymnasiumTextEnv
 from ragen_apo.environments.human.recordings import read_recordings
-
-# Cyclopts suspects a mistake when the real command line is read inside a test.
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+from tests import factories
+from tests.command_line import Command
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "adding_an_environment.md"
-Command = Callable[..., tuple[int, str, str]]
-"""Status, what stands on the screen, and the message, on one line."""
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    """Runs the entry point in this process."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ragen-apo", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit_request:
-            status = exit_request.code if isinstance(exit_request.code, int) else 0
-        captured = capsys.readouterr()
-        return status, captured.out, " ".join(captured.err.split())
-
-    threads, folders, modules = torch.get_num_threads(), list(sys.path), set(sys.modules)
-    yield command
-    torch.set_num_threads(threads)
-    sys.path[:] = folders
-    for name in set(sys.modules) - modules:
-        if re.search(r"_[0-9a-f]{12}$", name):
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -154,7 +123,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_an_environment_that_cannot_be_made_is_a_finding_and_ends_training_in_one_line(
-    case: str, command: Command, folder: Path, tiny_config: str
+    case: str, command: Command, folder: Path
 ) -> None:
     opening, factory, message = BROKEN[case]
     (folder / "broken.py").write_text(f"import ragen_apo\n{opening}\n{factory}\n")
@@ -162,7 +131,7 @@ def test_an_environment_that_cannot_be_made_is_a_finding_and_ends_training_in_on
     assert (status, err) == (1, "")
     assert "NOT  the environment can be made" in out
     assert message in " ".join(out.split())
-    (folder / "tiny.yaml").write_text(tiny_config)
+    (folder / "tiny.yaml").write_text(factories.TINY_CONFIG)
     status, _, err = command(
         *("train", "--config", "tiny.yaml", "--run-dir", "run"),
         *("--environment", "{name: 'broken.py:make'}"),
@@ -313,7 +282,7 @@ def test_play_takes_a_line_of_no_utf8_for_no_turn(
     [("train", "tasks"), ("train", "scripted_policies"), ("train", "act"), ("play", "tasks")],
 )
 def test_an_environment_that_exits_with_0_ends_no_command_with_status_0(
-    member: str, verb: str, command: Command, folder: Path, tiny_config: str
+    member: str, verb: str, command: Command, folder: Path
 ) -> None:
     text = (folder / "guess.py").read_text()
     if member == "act":
@@ -331,7 +300,7 @@ def test_an_environment_that_exits_with_0_ends_no_command_with_status_0(
     (folder / "guess.py").write_text(text + made)
     name = "./guess.py:Exits" if made else "./guess.py:make_guess_number"
     arguments = {
-        "train": [*train_arguments(folder, tiny_config), "--environment.name", name],
+        "train": [*train_arguments(folder), "--environment.name", name],
         "play": ["play", name],
     }[verb]
     status, _, err = command(*arguments)
@@ -340,19 +309,18 @@ def test_an_environment_that_exits_with_0_ends_no_command_with_status_0(
     assert not (folder / "run").exists()
 
 
-def train_arguments(folder: Path, tiny_config: str) -> list[object]:
-    config = yaml.safe_load(tiny_config)
-    config["environment"] = {"name": "./guess.py:make_guess_number", "max_turns": 3}
-    config["training"]["max_steps"] = 1
-    config["apo"]["adaptive_vstar"] = False
-    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
-    return ["train", "--config", "mine.yaml", "--run-dir", "run", "--warm_start.enabled", "false"]
+def train_arguments(folder: Path) -> list[object]:
+    world = {"name": "./guess.py:make_guess_number", "max_turns": 3}
+    document = yaml.safe_load(factories.TINY_CONFIG) | {"environment": world}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(document))
+    keys = ["--training.max_steps=1", "--apo.adaptive_vstar=false", "--warm_start.enabled=false"]
+    return ["train", "--config", "mine.yaml", "--run-dir", "run", *keys]
 
 
 def test_a_run_names_its_file_absolutely_and_is_evaluated_from_elsewhere(
-    command: Command, folder: Path, tiny_config: str, monkeypatch: pytest.MonkeyPatch
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, _, err = command(*train_arguments(folder, tiny_config), "--no-evaluate")
+    status, _, err = command(*train_arguments(folder), "--no-evaluate")
     assert status == 0, err
     name = yaml.safe_load((folder / "run" / "config.yaml").read_text())["environment"]["name"]
     assert name == f"{folder}/guess.py:make_guess_number"
@@ -409,7 +377,7 @@ def test_a_run_of_somebody_else_cannot_have_code_executed(
 
 
 def test_a_run_whose_environment_never_ends_an_episode_is_refused_and_does_not_hang(
-    command: Command, folder: Path, tiny_config: str
+    command: Command, folder: Path
 ) -> None:
     text = (folder / "guess.py").read_text()
     endless = text.replace("max_turns=checked.max_turns,", "max_turns=1_000_000_000,")
@@ -426,8 +394,8 @@ def test_a_run_whose_environment_never_ends_an_episode_is_refused_and_does_not_h
         "        return replace(self.inner.properties, max_turns=None)\n"
     )
     (folder / "guess.py").write_text(f"from dataclasses import replace\n{endless}")
-    arguments = train_arguments(folder, tiny_config)
-    arguments = [str(each) for each in arguments if each not in ("--warm_start.enabled", "false")]
+    arguments = train_arguments(folder)
+    arguments.remove("--warm_start.enabled=false")
     status, _, err = command(
         *arguments, "--environment", "{name: 'guess.py:Undeclared', max_turns: null}"
     )

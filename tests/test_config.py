@@ -375,6 +375,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     system_prompt=st.text()
     | st.sampled_from(["1e-4", "yes", "null", "~", "1:30", "<<", "2020-01-01"]),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,61 +10,35 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from ragen_apo.types import (
-    StopReason,
     Task,
     TrainingSample,
     Trajectory,
     Turn,
     TurnFlag,
-    make_task,
     training_samples,
 )
+from tests import factories
 
 
 def task(**changes: object) -> Task:
-    fields = {
-        "environment": "shop",
-        "instruction": "buy classic blanket",
-        "split": "train",
-        "category": "home",
-        "payload": {"product": 7, "colours": ["red"]},
-    }
-    return make_task(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+    payload = {"product": 7, "colours": ["red"]}
+    fields = {"instruction": "buy classic blanket", "category": "home", "payload": payload}
+    return factories.task(**{**fields, **changes})
 
 
 def turn(
-    *,
-    prompt: tuple[int, ...] = (1, 2),
-    response: tuple[int, ...] = (3,),
-    reward: float = 0.0,
-    flags: tuple[str, ...] = (),
+    *, prompt: tuple[int, ...] = (1, 2), response: tuple[int, ...] = (3,), **fields: Any
 ) -> Turn:
-    return Turn(
-        observation="Found 7 results.",
+    return factories.turn(
         prompt_token_ids=prompt,
         response_token_ids=response,
         logprobs=tuple(-0.1 * token for token in response),
-        response="<think>t</think><answer>buy 7</answer>",
-        thought="t",
-        action="buy 7",
-        reward=reward,
-        flags=flags,
-        state_key="page",
+        **fields,
     )
 
 
 def trajectory(*turns: Turn) -> Trajectory:
-    return Trajectory(
-        task=task(),
-        turns=turns,
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        success=True,
-        final_observation="You bought Classic Blanket.",
-        policy_version="reference",
-        seed=5,
-    )
+    return factories.episode(*turns, task=task(), success=True, seed=5)
 
 
 class TestTaskId:

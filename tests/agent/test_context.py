@@ -16,6 +16,7 @@ from ragen_apo.agent.context import (
 )
 from ragen_apo.errors import ContextError
 from ragen_apo.types import Turn
+from tests import factories
 
 OBSERVATIONS = [
     "TASK: User wants to buy blue mug.\nAvailable: 497 products across 8 categories.",
@@ -109,15 +110,13 @@ def turns(context: ContextManager, *, actions: Sequence[str], cut: int | None = 
         written = context.encode_response(response)[:cut]
         prompt = context.prompt(played, observation)
         played.append(
-            Turn(
+            factories.turn(
                 observation=observation,
                 prompt_token_ids=prompt.token_ids,
-                response_token_ids=tuple(written),
-                logprobs=(0.0,) * len(written),
+                response_token_ids=written,
                 response=response,
                 thought="t",
                 action=action,
-                reward=0.0,
                 restarts_context=prompt.restarts,
             )
         )

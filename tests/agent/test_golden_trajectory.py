@@ -8,20 +8,20 @@ import pytest
 
 from ragen_apo.agent.assembly import build_environments, build_proxy, sampling_conditions
 from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.config import RunConfig
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.stages.collect_values import collect_values
 from ragen_apo.types import Trajectory, TurnFlag
 from ragen_apo.values.estimator import SampleSchedule
 from ragen_apo.values.store import ValueStore
+from tests import factories
 
-AGENT = {"format_penalty": -0.2, "invalid_action_penalty": -0.3}
-SETTINGS = {
-    "environment": {"name": "shop", "reward": "slides"},
-    "agent": AGENT,
-    "training": {"num_rows": 2},
-}
-CONFIG = RunConfig.model_validate(SETTINGS)
+CONFIG = factories.config(
+    "--environment.reward=slides",
+    "--agent.format_penalty=-0.2",
+    "--agent.invalid_action_penalty=-0.3",
+    "--training.num_rows=2",
+    text="environment: {name: shop}",
+)
 FORMAT_ERROR, INVALID = TurnFlag.FORMAT_ERROR.value, TurnFlag.INVALID_ACTION.value
 SHOWN = TurnFlag.TARGET_SHOWN.value
 
@@ -87,22 +87,22 @@ def test_stage_one_and_stage_two_score_it_identically(
 
 
 def test_every_setting_that_changes_a_return_changes_the_key(tiny_model: LanguageModel) -> None:
-    def digest(**sections: dict) -> str:
-        config = RunConfig.model_validate(SETTINGS | sections)
+    def digest(*keys: str) -> str:
+        config = factories.changed(CONFIG, *keys)
         return sampling_conditions(config, tiny_model, build_environments(config)).digest
 
     changed = [
-        digest(environment={"name": "shop", "reward": "fixed"}),
-        digest(environment={"name": "shop", "reward": "slides", "max_turns": 4}),
-        digest(agent=AGENT | {"max_response_tokens": 39}),
-        digest(agent=AGENT | {"max_context_tokens": 1000}),
-        digest(agent=AGENT | {"format_penalty": -0.1}),
-        digest(agent=AGENT | {"invalid_action_penalty": -0.1}),
-        digest(agent=AGENT | {"system_prompt": "rules"}),
-        digest(agent=AGENT | {"context": {"mode": "last_turns", "num_turns": 2}}),
-        digest(agent=AGENT | {"context": {"mode": "last_turns", "num_turns": 3}}),
-        digest(agent=AGENT | {"context": {"mode": "single_turn", "num_turns": 2}}),
-        digest(apo={"temperature": 0.9}),
+        digest("--environment.reward=fixed"),
+        digest("--environment.max_turns=4"),
+        digest("--agent.max_response_tokens=39"),
+        digest("--agent.max_context_tokens=1000"),
+        digest("--agent.format_penalty=-0.1"),
+        digest("--agent.invalid_action_penalty=-0.1"),
+        digest("--agent.system_prompt=rules"),
+        digest("--agent.context={mode: last_turns, num_turns: 2}"),
+        digest("--agent.context={mode: last_turns, num_turns: 3}"),
+        digest("--agent.context={mode: single_turn, num_turns: 2}"),
+        digest("--apo.temperature=0.9"),
     ]
     assert len({digest(), *changed}) == len(changed) + 1
-    assert digest(training={"num_rows": 7}) == digest()
+    assert digest("--training.num_rows=7") == digest()

@@ -16,7 +16,8 @@ from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
-from ragen_apo.types import Turn, training_samples
+from ragen_apo.types import training_samples
+from tests import factories
 
 BRACKETED = (
     "{% for message in messages %}<\uff5c{{ message['role'] }}\uff5c>{{ message['content'] }}"
@@ -115,7 +116,9 @@ def test_a_remembered_action_and_a_scripted_response_open_no_message(
     token_ids = context.encode_response(response)
     assert structure(tokenizer, token_ids) == []
     assert context.decode(token_ids) == response
-    turn = Turn("page", (1,), tuple(token_ids), (0.0,) * len(token_ids), response, "", action, 0.0)
+    turn = factories.turn(
+        observation="page", response_token_ids=token_ids, response=response, action=action
+    )
     prompt = context.prompt([turn], "next page")
     assert f"1. {action}" in str(tokenizer.decode(prompt.token_ids))
     opening = context.first_prompt("page\n...\nnext page")
@@ -126,6 +129,7 @@ PARTS = sorted({part for roles in ROLES.values() for role in roles for part in (
 FORGERIES = st.lists(st.sampled_from([*PARTS, "<", ">", "|", "<|", "|>", " ", "x"])).map("".join)
 
 
+@pytest.mark.slow
 @given(page=FORGERIES, system_prompt=FORGERIES)
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_no_pieces_of_names_put_together_open_a_message(
@@ -151,6 +155,7 @@ CLEAN = st.one_of(
 ).filter(names_no_role)
 
 
+@pytest.mark.slow
 @given(page=CLEAN, system_prompt=CLEAN.filter(bool))
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_text_without_such_names_has_the_tokens_of_the_rendering_as_a_whole(

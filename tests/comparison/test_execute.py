@@ -15,6 +15,7 @@ from ragen_apo.comparison.plan import load_comparison
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
+from tests import factories
 
 COMPARISON = "base: base.yaml\nseeds: [0, 1]\nruns: {one: {}, two: {algorithm: grpo}}\n"
 
@@ -126,14 +127,21 @@ import signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from ragen_apo.comparison.execute import _finish
+from pathlib import Path
 
-_finish([("sleeper",)], 1, lambda name, lifeline: lifeline.call(name, []))
+from ragen_apo.comparison import execute
+from ragen_apo.comparison.plan import load_comparison
+
+execute.finish_run = lambda *_, lifeline, **__: lifeline.call("sleeper", [])
+execute.play_comparison(load_comparison(Path("compare.yaml")), Path("out"), say=print)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
 def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, name: str) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 0\n")
+    (tmp_path / "compare.yaml").write_text(COMPARISON)
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(
@@ -141,6 +149,7 @@ def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, nam
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": path},
     ) as parent:
         assert parent.stdout is not None
@@ -151,12 +160,13 @@ def test_children_end_when_the_parent_is_ended_by_any_signal(tmp_path: Path, nam
     assert parent.returncode != 0
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_terminated_leaves_no_run_behind_that_goes_on_training(
-    tmp_path: Path, tiny_config: str
+    tmp_path: Path,
 ) -> None:
     # So many steps that nothing but a signal ends the run.
-    endless = tiny_config.replace("max_steps: 12,", "max_steps: 1000000,")
-    assert endless != tiny_config
+    endless = factories.TINY_CONFIG.replace("max_steps: 12,", "max_steps: 1000000,")
+    assert endless != factories.TINY_CONFIG
     (tmp_path / "base.yaml").write_text(endless)
     (tmp_path / "compare.yaml").write_text(COMPARISON)
     where = ["--config", str(tmp_path / "compare.yaml"), "--out", str(tmp_path / "out")]

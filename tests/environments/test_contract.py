@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_apo.config import load_config, resolved_yaml
+from ragen_apo.config import load_config
 from ragen_apo.environments.base import TextEnvironment, environment_names, make_environment
 from ragen_apo.environments.contract import (
     PROMISES,
@@ -33,9 +32,6 @@ from ragen_apo.environments.contract import (
 )
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import create_run
-from ragen_apo.stages.pipeline import train
 from ragen_apo.types import Task, make_task
 
 if sys.version_info >= (3, 11):
@@ -144,18 +140,19 @@ def play_texts(environment: TextEnvironment, texts: Sequence[str]) -> list[tuple
     return [(*environment.step(text), environment.state_key()) for text in texts]
 
 
+@pytest.mark.slow
 def test_the_documented_configuration_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = torch.get_num_threads()
+    # Not above: the processes that write texts run this file as well, and need no torch.
+    from tests import factories
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
     (tmp_path / "guess.yaml").write_text(block_of_document("yaml"), encoding="utf-8")
     short = ["--warm_start.demonstrations.num_steps=2", "--training.max_steps=1"]
     config = load_config(tmp_path / "guess.yaml", [*short, "--run.num_threads=1"])
-    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
-    train(config, run, progress=SilentProgress())
-    torch.set_num_threads(threads)
+    run = factories.run(config, tmp_path / "run")
     assert run.policy.exists()
     assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [32]
 
@@ -177,6 +174,7 @@ def texts_by_hash_seed(documented_environment: None) -> list[dict[str, str]]:
     return written
 
 
+@pytest.mark.slow
 @every_environment
 def test_two_processes_with_different_hash_seeds_write_the_same_text(
     name: str, texts_by_hash_seed: list[dict[str, str]]
@@ -239,6 +237,7 @@ def test_scripted_policies_write_nothing_but_actions(name: str) -> None:
             assert may_fail or not step.info.get("invalid_action", False)
 
 
+@pytest.mark.slow
 @every_environment
 @given(texts=st.lists(ANY_TEXT, min_size=1, max_size=2 * MAX_TURNS))
 @settings(max_examples=60, deadline=None)
@@ -280,6 +279,7 @@ def test_scripted_policies_end_within_the_limit(name: str) -> None:
         assert last.terminated or last.truncated
 
 
+@pytest.mark.slow
 @every_environment
 @given(texts=st.lists(ANY_TEXT, max_size=MAX_TURNS))
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ragen_apo.config import RunConfig
 from ragen_apo.environments.base import FailureWords, PatternWords
 from ragen_apo.environments.shop.environment import FAILURE_WORDS, ShopOptions
 from ragen_apo.environments.webshop.environment import FAILURE_WORDS as WEBSHOP_WORDS
@@ -22,7 +21,8 @@ from ragen_apo.evaluation.failures import (
     failure_pattern,
     reports_target,
 )
-from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag, make_task
+from ragen_apo.types import Trajectory, TurnFlag
+from tests import factories
 
 
 def episode(
@@ -30,33 +30,16 @@ def episode(
 ) -> Trajectory:
     """An episode from (action, the answer to it, flags)."""
     observations = ["TASK: buy the blue mug.", *(answer for _, answer, _ in actions)]
-    turns = tuple(
-        Turn(
-            observation=observation,
-            prompt_token_ids=(1,),
-            response_token_ids=(2,),
-            logprobs=(-0.5,),
-            response="",
-            thought="",
-            action=action,
-            reward=0.0,
-            flags=flags,
-        )
+    turns = (
+        factories.turn(observation=observation, action=action, flags=flags)
         for observation, (action, _, flags) in zip(observations[:-1], actions, strict=True)
     )
-    task = make_task(
-        environment="shop", instruction="buy the blue mug", split="test", category="k", payload={}
-    )
-    return Trajectory(
-        task=task,
-        turns=turns,
+    return factories.episode(
+        *turns,
+        task=factories.task("buy the blue mug", split="test"),
         terminated=terminated,
-        truncated=not terminated,
-        stop_reason=StopReason.TERMINATED if terminated else StopReason.TURN_LIMIT,
         success=success,
         final_observation=observations[-1],
-        policy_version="p",
-        seed=0,
     )
 
 
@@ -186,7 +169,7 @@ def test_advice_names_keys_that_exist_and_can_be_moved_the_way_it_says(
 
 
 def assert_key_exists(key: str) -> None:
-    model: Any = RunConfig()
+    model: Any = factories.config()
     for part in key.split("."):
         assert hasattr(model, part), key
         model = getattr(model, part)

@@ -14,42 +14,32 @@ from ragen_apo.evaluation.summary import (
     pass_at_by_task,
     results_document,
 )
-from ragen_apo.types import StopReason, Trajectory, Turn, make_task
+from ragen_apo.types import Trajectory
+from tests import factories
 
 
 def episode(
     *, goal: str, category: str, rewards: list[float], success: bool, terminated: bool = True
 ) -> Trajectory:
     """An episode with one turn a reward; the action of turn n is `search n`."""
-    turns = tuple(
-        Turn(
+    turns = (
+        factories.turn(
+            reward,
             observation=f"page {number}",
-            prompt_token_ids=(1, 2, 3),
-            response_token_ids=(4, 5),
             logprobs=(-0.1, -0.2),
             response=f"<think>so</think><answer>search {number}</answer>",
             thought="so",
             action=f"search {number}",
-            reward=reward,
             flags=("helpful",),
             state_key=f"state {number}",
         )
         for number, reward in enumerate(rewards)
     )
-    return Trajectory(
-        task=make_task(
-            environment="shop",
-            instruction=f"buy {goal}",
-            split="test",
-            category=category,
-            payload={"goal": goal},
-        ),
-        turns=turns,
+    return factories.episode(
+        *turns,
+        task=factories.task(f"buy {goal}", split="test", category=category, payload={"goal": goal}),
         terminated=terminated,
-        truncated=not terminated,
-        stop_reason=StopReason.TERMINATED if terminated else StopReason.TURN_LIMIT,
         success=success,
-        final_observation="the end",
         policy_version="p1",
         seed=3,
     )

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from ragen_apo.objectives.apo import ApoSettings, apo_loss, regression_loss, residual
-from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples
+from ragen_apo.types import Trajectory, training_samples
+from tests import factories
 
 BETA = 0.3
 END, A, B, PROMPT_0, PROMPT_1, SAW_A, SAW_B, PAD = range(8)
@@ -46,32 +47,11 @@ def token_logprobs(logits_BTV, tokens_BT):
 def trajectory(prompt: int, first: tuple[int, ...], second: tuple[int, ...]) -> Trajectory:
     """The record of one episode, as a rollout would make it."""
     seen = SAW_A if first[0] == A else SAW_B
-    turns = tuple(
-        Turn(
-            observation="",
-            prompt_token_ids=(read,),
-            response_token_ids=said,
-            logprobs=(0.0,) * len(said),
-            response="",
-            thought="",
-            action="",
-            reward=0.0,
-        )
+    turns = (
+        factories.turn(prompt_token_ids=(read,), response_token_ids=said)
         for read, said in ((prompt, first), (seen, second))
     )
-    return Trajectory(
-        task=make_task(
-            environment="toy", instruction=str(prompt), split="train", category="toy", payload={}
-        ),
-        turns=turns,
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        success=True,
-        final_observation="",
-        policy_version="",
-        seed=0,
-    )
+    return factories.episode(*turns, task=factories.task(str(prompt)))
 
 
 @dataclass(frozen=True)
@@ -175,6 +155,7 @@ def draw(probability_B, number, generator):
     return torch.multinomial(probability_B, number, replacement=True, generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["regression", "weighted"])
 def test_a_language_model_trained_on_its_own_samples_reaches_the_closed_form(toy, form):
     draws = torch.Generator().manual_seed(0)
@@ -183,6 +164,7 @@ def test_a_language_model_trained_on_its_own_samples_reaches_the_closed_form(toy
     assert toy.total_variation(policy) < 0.02
 
 
+@pytest.mark.slow
 def test_a_language_model_trained_on_a_quarter_new_and_the_rest_old_samples_reaches_it(toy):
     draws, played = torch.Generator().manual_seed(0), []
 
@@ -217,11 +199,13 @@ def minimizer(toy, *, beta1, data, num_steps=600):
     return policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["another", "any"])
 def test_with_one_beta_the_minimum_is_the_optimal_policy_on_any_data(toy, data):
     assert toy.total_variation(minimizer(toy, beta1=BETA, data=data)) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta1", "moved"), [(0.1, 0.223), (1.0, 0.057)])
 def test_with_two_betas_it_is_so_on_its_own_data_and_not_on_others(toy, beta1, moved):
     assert toy.total_variation(minimizer(toy, beta1=beta1, data="own")) < 0.02

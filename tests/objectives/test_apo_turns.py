@@ -174,6 +174,7 @@ def test_the_value_over_trajectories_counts_luck_as_skill():
     assert machine.trajectory_value.item() == pytest.approx(0.815, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "off_policy_kl"), [("over trajectories", 0.61), ("by backward induction", 0.16)]
 )
@@ -187,6 +188,7 @@ def test_with_luck_the_trajectory_loss_is_right_on_policy_and_wrong_on_other_dat
     assert machine.train(loss, on_policy=False) == pytest.approx(off_policy_kl, abs=5e-3)
 
 
+@pytest.mark.slow
 def test_with_luck_the_turn_loss_with_soft_values_is_right_on_any_data():
     machine = LuckyMachine()
     assert machine.train(machine.turn_loss, on_policy=True) < 1e-10

@@ -281,6 +281,7 @@ def test_must_solve(task, name):
     assert train(task, name) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [Bandit(), Corridor()], ids=["bandit", "corridor"])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_shuffled_returns_teach_nothing(task, name):

@@ -24,6 +24,7 @@ from ragen_apo.policy.generation import (
     read_together,
 )
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.ragged_cache import SpareMemory
 from ragen_apo.seeding import generator
 from tests.generating import respond
 
@@ -106,6 +107,7 @@ def sampled_tokens(row: Conversation) -> list[int]:
     return [row.token_ids[position] for position in row.sampled_positions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("matrix_units", [False, True])
 def test_logprobs_equal_those_of_separate_forward_passes(
@@ -186,6 +188,7 @@ def play_without_waiting(
     return played
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 20])
 @pytest.mark.parametrize("tokens_per_pass", [5, TOKENS_PER_PASS])
 def test_rows_that_go_on_at_once_write_what_rows_that_wait_for_each_other_write(
@@ -233,7 +236,22 @@ def stores(engine: GenerationEngine) -> list[torch.Tensor]:
     return [store for store in found if store is not None]
 
 
-def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> None:
+@pytest.fixture
+def spare(monkeypatch: pytest.MonkeyPatch) -> list[SpareMemory]:
+    """The spare memory of each engine, in the order in which they are made."""
+    made: list[SpareMemory] = []
+
+    def make(**options: int) -> SpareMemory:
+        made.append(SpareMemory(**options))
+        return made[-1]
+
+    monkeypatch.setattr(generation, "SpareMemory", make)
+    return made
+
+
+def test_the_last_row_leaves_its_memory_to_the_next(
+    llama: LanguageModel, spare: list[SpareMemory]
+) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=CAPACITY)
 
     def used_memory() -> set[int]:
@@ -247,12 +265,12 @@ def test_the_last_row_leaves_its_memory_to_the_next(llama: LanguageModel) -> Non
         return found
 
     used = used_memory()
-    assert used <= {storage.data_ptr() for storage in engine._memory.free}
+    assert used <= {storage.data_ptr() for storage in spare[0].free}
     assert used_memory() == used
 
 
 def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
-    llama: LanguageModel,
+    llama: LanguageModel, spare: list[SpareMemory]
 ) -> None:
     engine = GenerationEngine(llama, num_rows=2, capacity=1000)
     row = engine.open_row(generator(0))
@@ -263,7 +281,7 @@ def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
     assert row.length == 27 * 37 - 1
     assert len(set(lengths)) > 8
     assert lengths[-1] == 1024, "the capacity in whole steps of 64"
-    assert len(engine._memory.free) == 1
+    assert len(spare[0].free) == 1
 
 
 def test_in_mixed_precision_the_cache_holds_what_the_products_read(llama: LanguageModel) -> None:

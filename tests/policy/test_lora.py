@@ -127,6 +127,7 @@ def test_switched_off_adapters_leave_the_model_they_were_added_to(qwen_folder: P
     assert list(gradients) == list(trained_tensors(model.model))
 
 
+@pytest.mark.slow
 def test_a_saved_model_has_plain_weights_that_are_the_sum(
     any_model: LanguageModel, tmp_path: Path
 ) -> None:

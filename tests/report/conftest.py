@@ -20,7 +20,8 @@ from ragen_apo.environments.shop.environment import FAILURE_WORDS
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
 from ragen_apo.files import write_json_atomically, write_json_lines_atomically
 from ragen_apo.seeding import generator
-from ragen_apo.types import StopReason, Trajectory, Turn, TurnFlag, make_task
+from ragen_apo.types import Trajectory, Turn, TurnFlag
+from tests import factories
 
 CATEGORIES = (
     "accessories", "apparel", "books", "electronics", "fitness", "home", "kitchen", "shoes",
@@ -79,15 +80,15 @@ def make_turn(
     observation: str, action: str, *, thought: str, reward: float, flags: tuple[str, ...] = ()
 ) -> Turn:
     response = f"<think>{thought}</think><answer>{action}</answer>" if action else thought
-    return Turn(
+    return factories.turn(
+        reward,
         observation=observation,
         prompt_token_ids=tuple(range(24)),
-        response_token_ids=tuple(range(18)),
+        response_token_ids=range(18),
         logprobs=(-0.1,) * 18,
         response=response,
         thought=thought if action else "",
         action=action,
-        reward=reward,
         flags=flags,
     )
 
@@ -96,18 +97,15 @@ def make_trajectory(
     *, number: int, category: str, turns: list[Turn], final: str, success: bool, terminated: bool
 ) -> Trajectory:
     goal = product(number, category)
-    return Trajectory(
-        task=make_task(
-            environment="shop",
-            instruction=f"User wants to buy {goal.lower()}.",
+    return factories.episode(
+        *turns,
+        task=factories.task(
+            f"User wants to buy {goal.lower()}.",
             split="test",
             category=category,
             payload={"product_id": number, "phrasing": "plain"},
         ),
-        turns=tuple(turns),
         terminated=terminated,
-        truncated=not terminated,
-        stop_reason=StopReason.TERMINATED if terminated else StopReason.TURN_LIMIT,
         success=success,
         final_observation=final,
         policy_version="step-60",

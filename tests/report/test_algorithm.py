@@ -78,6 +78,7 @@ def test_every_algorithm_has_its_traits_and_a_sentence_that_begins_with_its_name
         assert traits.sentence.startswith(f"{traits.name} ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_report_names_the_algorithm_of_the_run_and_never_another(
     algorithm: AlgorithmName, build_run: Callable[..., Path]
@@ -90,6 +91,7 @@ def test_the_report_names_the_algorithm_of_the_run_and_never_another(
         assert not [other for other in NAMES.values() if other in rest], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_panels_that_do_not_apply_to_the_algorithm_are_absent(
     algorithm: AlgorithmName, build_run: Callable[..., Path]

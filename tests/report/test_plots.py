@@ -22,6 +22,7 @@ def all_pictures(run: RunData) -> list[bytes]:
     return [plots.learning_curves(run), plots.by_category(run), plots.failures(run)]
 
 
+@pytest.mark.slow
 def test_a_whole_run_gives_three_pictures(build_run: Callable[..., Path]) -> None:
     for picture in all_pictures(load_run(build_run())):
         assert picture.startswith(PNG_SIGNATURE)
@@ -52,6 +53,7 @@ def test_numbers_that_are_absent_null_or_not_finite_are_left_out(
         assert picture.startswith(PNG_SIGNATURE)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_names_with_markup_and_control_characters_are_drawn_as_they_are(
     build_run: Callable[..., Path],
@@ -80,6 +82,7 @@ def test_a_curve_of_two_points_is_not_smoothed_flat() -> None:
     assert plots.smoothed([1.0] * 10) == [1.0] * 10
 
 
+@pytest.mark.slow
 def test_text_in_the_pictures_is_ten_pixels_high_on_a_phone(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
     curves = [picture for _, picture in plots.curve_pictures(run)]

@@ -2,27 +2,32 @@
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pvariance
 
 import pytest
-import torch
 
-from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.algorithms import ReplayConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import CheckpointError, ConfigError
 from ragen_apo.files import read_json_lines, write_checksums
-from ragen_apo.policy.scoring import score_tokens
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import create_run
-from ragen_apo.stages.pipeline import train
-from ragen_apo.training.batching import collate
+from ragen_apo.session import Session
 from ragen_apo.training.replay import ReplayBuffer, refuse_luck
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import StopReason, Trajectory, Turn, make_task, training_samples
+from ragen_apo.types import Trajectory
+from tests import factories
+from tests.factories import (
+    AlgorithmRuns,
+    config,
+    flat_gradient,
+    sampled_logprobs,
+    step_without_update,
+    trainer,
+    turn,
+    with_keys,
+)
 
 BETA = 0.1
 KEYS = (
@@ -41,30 +46,8 @@ def buffer(num_drawn: int = 2, capacity: int = 4, *, seed: int = 0) -> ReplayBuf
 
 def episode(number: int) -> Trajectory:
     """One that is told from others by its seed, with numbers that JSON has to keep exactly."""
-    turn = Turn(
-        observation="\u2603",
-        prompt_token_ids=(1,),
-        response_token_ids=(2, 3),
-        logprobs=(-0.1, -1 / 3),
-        response="",
-        thought="",
-        action="",
-        reward=1 / 3,
-        flags=("format_error",),
-    )
-    return Trajectory(
-        task=make_task(
-            environment="shop", instruction="", split="train", category="", payload={"a": [1.5]}
-        ),
-        turns=(turn,),
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        success=False,
-        final_observation="",
-        policy_version="",
-        seed=number,
-    )
+    played = turn(1 / 3, observation="\u2603", logprobs=(-0.1, -1 / 3), flags=("format_error",))
+    return factories.episode(played, task=factories.task(payload={"a": [1.5]}), seed=number)
 
 
 def fill(each: ReplayBuffer, numbers: Sequence[int], step: int) -> None:
@@ -106,19 +89,21 @@ def test_fewer_than_a_step_takes_are_all_taken_and_none_from_an_empty_buffer() -
 
 
 def test_a_buffer_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
-    each, loaded = buffer(), buffer()
+    each, loaded = buffer(num_drawn=4), buffer(num_drawn=4)
     fill(each, [0, 1, 2], step=0)
     fill(each, [3, 4], step=6)
     for name, content in each.files().items():
         (tmp_path / name).write_bytes(content)
     write_checksums(tmp_path)
     loaded.load(tmp_path)
-    assert loaded._stored == each._stored
+    assert len(loaded) == 4 and loaded.draw(7) == each.draw(7), "all that there are"
     assert loaded.files() == each.files(), "byte for byte"
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"{}", gzip.compress(b"{}\n"), gzip.compress(b"{}\n")[:-9]]
+    "content",
+    [None, b"{}", gzip.compress(b"{}\n"), gzip.compress(b"{}\n")[:-9]],
+    ids=["missing", "not compressed", "of another form", "cut"],  # gzip writes the time of day
 )
 def test_a_checkpoint_without_readable_trajectories_is_an_error(
     content: bytes | None, tmp_path: Path
@@ -187,11 +172,10 @@ def test_a_run_in_an_environment_of_luck_is_refused_before_anything_is_computed(
     tmp_path: Path,
 ) -> None:
     keys = ["--environment.name=frozen_lake", *KEYS[:2]]
-    config = parse_config("", source="run.yaml", overrides=keys)
-    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    lucky = config(*keys, text="")
     with pytest.raises(ConfigError, match="needs a deterministic environment"):
-        train(config, run, progress=SilentProgress())
-    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+        factories.run(lucky, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -210,99 +194,72 @@ def test_what_is_wrong_off_policy_is_refused(keys: list[str], words: str) -> Non
     base = ["--apo.beta2=0.1", *KEYS[1:3]]
     beta1 = [] if keys[0].startswith("--apo.beta1") else ["--apo.beta1=0.1"]
     with pytest.raises(ConfigError, match=words):
-        parse_config("", source="run.yaml", overrides=[*base, *beta1, *keys])
+        config(*base, *beta1, *keys, text="")
 
 
-def test_a_new_reference_empties_the_buffer(
-    algorithm_config: Callable[[str], RunConfig], tmp_path: Path
-) -> None:
-    config = algorithm_config("apo")
-    refresh = config.apo.reference_refresh.model_copy(update={"every_steps": 2})
-    apo = config.apo.model_copy(update={"reference_refresh": refresh})
-    config = config.model_copy(update={"apo": apo})
-    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
-    before = torch.get_num_threads()
-    train(config, run, progress=SilentProgress())
-    torch.set_num_threads(before)
+@pytest.mark.slow
+def test_a_new_reference_empties_the_buffer(algorithm_runs: AlgorithmRuns, tmp_path: Path) -> None:
+    run = factories.run(
+        algorithm_runs.config("apo", "--apo.reference_refresh.every_steps=2"), tmp_path / "run"
+    )
     rows = read_json_lines(run.metrics)
     assert [row["reference_version"] for row in rows] == [0, 0, 1, 1]
     assert [row["num_replayed"] for row in rows] == [0, 3, 0, 3]
 
 
-@pytest.fixture
-def trainer_of(trainer_with: Callable[..., Trainer], tiny_config: str) -> Callable[..., Trainer]:
-    """A trainer with replay whose policy is the second reference and reference the first."""
-
-    def trainer_of(*keys: str) -> Trainer:
-        config = parse_config(tiny_config, source="tiny", overrides=[*KEYS, *keys])
-        return trainer_with(config)
-
-    return trainer_of
+def replaying(session: Session, *keys: str) -> Trainer:
+    return trainer(with_keys(session, *KEYS, *keys))
 
 
-def gradient_of(trainer: Trainer) -> torch.Tensor:
-    grads = [parameter.grad for parameter in trainer.policy.model.parameters()]
-    return torch.cat([grad.flatten().double() for grad in grads if grad is not None])
-
-
-def test_old_and_new_trajectories_have_one_loss_and_metrics_of_their_own(
-    trainer_of: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = trainer_of()
-    monkeypatch.setattr(trainer.optimizer, "update", lambda **_: 1.0)
-    first = trainer.step(0)
+@pytest.mark.slow
+def test_old_and_new_trajectories_have_one_loss_and_metrics_of_their_own(session: Session) -> None:
+    trainer = replaying(session)
+    first = step_without_update(trainer, 0).result
     assert first.metrics["num_replayed"] == first.metrics["num_replayed_tokens"] == 0
     assert "replayed_residual_mean" not in first.metrics
-    trainer.step(1)
+    step_without_update(trainer, 1)
     assert len(trainer.replay) == 5, "the newest of 8"
     old = trainer.replay.draw(2)
-    trainer.policy.model.zero_grad()
-    second = trainer.step(2)
-    actual = gradient_of(trainer)
+    second = step_without_update(trainer, 2)
 
     # Each of 4 + 3 trajectories counts alike: -A log pi / 7, with A recomputed one by one.
     trainer.policy.model.zero_grad()
     residuals = []
     for trajectory in [*second.trajectories, *(each.trajectory for each in old)]:
-        batch = collate(training_samples(trajectory), pad_id=0, device=trainer.policy.device)
         logprob, reference = (
-            score_tokens(model, batch.token_ids_BT, batch.loss_mask_BT).logprobs_BT[
-                batch.loss_mask_BT
-            ]
-            for model in (trainer.policy, trainer.reference)
+            sampled_logprobs(model, trajectory) for model in (trainer.policy, trainer.reference)
         )
         advantage = trajectory.episode_return - trainer.values.tasks[trajectory.task.task_id]
         residuals.append(advantage - BETA * (logprob - reference).sum().item())
         (-residuals[-1] * logprob.sum() / 7).backward()
-    expected = gradient_of(trainer)
+    expected = flat_gradient(trainer)
     assert expected.norm() > 1e-2
-    assert (actual - expected).norm() <= 1e-4 * expected.norm()
+    assert (second.gradient - expected).norm() <= 1e-4 * expected.norm()
 
-    metrics = second.metrics
-    assert metrics["residual_mean"] == pytest.approx(fmean(residuals[:4]), abs=1e-5)
-    assert metrics["residual_variance"] == pytest.approx(pvariance(residuals[:4]), abs=1e-5)
-    assert metrics["replayed_residual_mean"] == pytest.approx(fmean(residuals[4:]), abs=1e-5)
-    assert metrics["replayed_residual_variance"] == pytest.approx(
-        pvariance(residuals[4:]), abs=1e-5
-    )
+    metrics = second.result.metrics
+    own, replayed = residuals[:4], residuals[4:]
+    assert metrics["residual_mean"] == pytest.approx(fmean(own), abs=1e-5)
+    assert metrics["residual_variance"] == pytest.approx(pvariance(own), abs=1e-5)
+    assert metrics["replayed_residual_mean"] == pytest.approx(fmean(replayed), abs=1e-5)
+    assert metrics["replayed_residual_variance"] == pytest.approx(pvariance(replayed), abs=1e-5)
     assert metrics["num_replayed"] == 3
     assert metrics["replayed_age_mean"] == pytest.approx(fmean(2 - each.step for each in old))
     assert metrics["num_replayed_tokens"] == sum(e.trajectory.num_response_tokens for e in old)
     assert metrics["num_episodes"] == 4
 
 
-def test_figures_of_the_policys_own_episodes_leave_replayed_ones_out(
-    trainer_of: Callable[..., Trainer],
-) -> None:
-    with_replay, without = trainer_of(), trainer_of("--apo.replay.num_trajectories_per_step=0")
+@pytest.mark.slow
+def test_metrics_of_the_policys_own_episodes_leave_replayed_ones_out(session: Session) -> None:
+    with_replay = replaying(session)
+    without = replaying(session, "--apo.replay.num_trajectories_per_step=0")
     # Trajectories that no policy here sampled: their recorded log-probabilities are far off.
-    strange = with_replay._roll_out(5)[:3]
+    strange = step_without_update(without, 5).trajectories[:3]
     strange = [
         replace(t, turns=tuple(replace(n, logprobs=(-50.0,) * len(n.logprobs)) for n in t.turns))
         for t in strange
     ]
     with_replay.replay.add(strange, returns=[9.0] * 3, step=0)
-    rows = [trainer.step(3).metrics for trainer in (with_replay, without)]
+    rows = [step_without_update(each, 3).result.metrics for each in (with_replay, without)]
     assert rows[0]["num_replayed"] == 3 and "num_replayed" not in rows[1]
     own = ("entropy", "logprob_gap_max", "kl_per_sequence", "log_ratio_mean", "residual_mean")
     for name in own:
@@ -310,14 +267,13 @@ def test_figures_of_the_policys_own_episodes_leave_replayed_ones_out(
     assert rows[0]["loss"] > 2 * rows[1]["loss"]
 
 
-def test_the_control_experiment_replays_the_returns_that_it_gave(
-    trainer_of: Callable[..., Trainer],
-) -> None:
-    trainer = trainer_of("--apo.shuffle_returns=true")
-    given = [0.25, 0.5, 0.75, 1.0]
-    trainer._returns = lambda trajectories, step: torch.tensor(given)  # pyright: ignore
-    trainer.step(0)
-    assert [stored.episode_return for stored in trainer.replay._stored] == given
-    rollouts = trainer._with_replayed(trainer._gather(trainer._roll_out(1), 1))
-    assert set(rollouts.returns_B[4:].tolist()) <= set(given)
+def test_the_control_experiment_replays_the_returns_that_it_gave(session: Session) -> None:
+    trainer = replaying(session, "--apo.shuffle_returns=true")
+    numbers = [0.25, 0.5, 0.75, 1.0]
+    first = step_without_update(trainer, 0, returns=numbers).rollouts.returns_B.tolist()
+    assert sorted(first) == numbers and first != numbers
+    old = trainer.replay.draw(1)
+    assert len(old) == 3 and {each.episode_return for each in old} <= set(numbers)
+    rollouts = step_without_update(trainer, 1).rollouts
+    assert rollouts.returns_B[4:].tolist() == [each.episode_return for each in old]
     assert rollouts.rewards_BT.sum(dim=1).tolist() == rollouts.returns_B.tolist()

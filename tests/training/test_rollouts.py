@@ -1,48 +1,59 @@
+"""What an algorithm reads of a step's episodes: rows, micro-batches, normalised returns."""
+
 import pytest
 import torch
 
 from ragen_apo.config.algorithms import RewardNormalizationConfig
 from ragen_apo.environments.base import make_environment
-from ragen_apo.training.rollouts import gather_rollouts, normalized
-from ragen_apo.types import StopReason, Task, Trajectory, Turn
-from ragen_apo.values.reference_values import ReferenceValues
-
-
-def episode(task: Task, reward: float) -> Trajectory:
-    turn = Turn(
-        observation="",
-        prompt_token_ids=(1,),
-        response_token_ids=(2, 3),
-        logprobs=(0.0, 0.0),
-        response="",
-        thought="",
-        action="",
-        reward=reward,
-    )
-    return Trajectory(
-        task=task,
-        turns=(turn,),
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        success=False,
-        final_observation="",
-        policy_version="",
-        seed=0,
-    )
+from ragen_apo.training.rollouts import normalized
+from tests.factories import episode, rollouts, turn
 
 
 def test_returns_of_a_mixture_are_normalised_within_each_part() -> None:
     tasks = make_environment("mixture", {"parts": {"bandit": {}, "countdown": {}}}).tasks("test")
     rewards = [1.0, 10.0, 3.0, 30.0]  # the parts take turns
-    rollouts = gather_rollouts(
-        [episode(task, reward) for task, reward in zip(tasks[:4], rewards, strict=True)],
-        step=0,
-        group_size=1,
-        returns_B=torch.tensor(rewards),
-        values=ReferenceValues(),
-        pad_id=0,
-        device=torch.device("cpu"),
-    )
+    episodes = [
+        episode(turn(reward), task=task) for task, reward in zip(tasks[:4], rewards, strict=True)
+    ]
     settings = RewardNormalizationConfig(method="mean", grouping="environment")
-    assert normalized(rollouts, settings).returns_B.tolist() == pytest.approx([-1, -10, 1, 10])
+    expected = pytest.approx([-1, -10, 1, 10])
+    assert normalized(rollouts(episodes), settings).returns_B.tolist() == expected
+
+
+def test_a_row_holds_the_sampled_tokens_of_all_samples_in_their_order() -> None:
+    turns = (
+        turn(0.1, prompt_token_ids=(10, 11), response_token_ids=(12,)),
+        turn(0.2, prompt_token_ids=(13,), response_token_ids=(14, 15)),
+        turn(
+            0.4,
+            prompt_token_ids=(10, 16, 17),
+            response_token_ids=(18, 19),
+            restarts_context=True,
+        ),
+    )
+    two = rollouts([episode(turns[0]), episode(*turns)])
+    # Row 1: 10 11 12 13 14 15 of the first sample, then 18 19 of the second.
+    assert two.tokens.token_ids_BT.tolist() == [
+        [10, 11, 12, 0, 0, 0, 0, 0],
+        [10, 11, 12, 13, 14, 15, 18, 19],
+    ]
+    assert two.turn_index_BT.tolist() == [
+        [-1, -1, 0, -1, -1, -1, -1, -1],
+        [-1, -1, 0, -1, 1, 1, 2, 2],
+    ]
+    assert two.rewards_BT[1].tolist() == pytest.approx([0, 0, 0.1, 0, 0, 0.2, 0, 0.4])
+    (micro,) = two.micro_batches([1, 0], size=8)
+    assert micro.places.tolist() == [0, 1]
+    assert micro.samples.token_ids_BT.tolist() == [
+        [10, 11, 12, 0, 0, 0],
+        [10, 11, 12, 13, 14, 15],
+        [10, 16, 17, 18, 19, 0],
+    ]
+    assert (micro.num_sequences, micro.num_tokens) == (2, 6)
+    values_SL = micro.samples.token_ids_BT.float().requires_grad_()
+    rows_BT = micro.in_rows(values_SL)
+    expected = [[0, 0, 12, 0, 0, 0, 0, 0], [0, 0, 12, 0, 14, 15, 18, 19]]
+    assert rows_BT.tolist() == expected
+    rows_BT.sum().backward()
+    assert values_SL.grad is not None
+    assert torch.equal(values_SL.grad, micro.samples.loss_mask_BT.float())

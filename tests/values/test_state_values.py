@@ -1,37 +1,15 @@
 import pytest
 
-from ragen_apo.types import StopReason, Trajectory, Turn, make_task
+from ragen_apo.types import Trajectory
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.state_values import segments, state_coverage, state_values
-
-TASK = make_task(environment="shop", instruction="buy", split="train", category="c", payload={})
+from tests import factories
 
 
 def episode(*turns: tuple[str | None, float]) -> Trajectory:
     """An episode from (state key, reward) pairs."""
-    return Trajectory(
-        task=TASK,
-        turns=tuple(
-            Turn(
-                observation="",
-                prompt_token_ids=(),
-                response_token_ids=(),
-                logprobs=(),
-                response="",
-                thought="",
-                action="",
-                reward=reward,
-                state_key=state_key,
-            )
-            for state_key, reward in turns
-        ),
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        success=False,
-        final_observation="",
-        policy_version="reference",
-        seed=0,
+    return factories.episode(
+        *(factories.turn(reward, state_key=state_key) for state_key, reward in turns)
     )
 
 

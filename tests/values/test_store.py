@@ -14,6 +14,7 @@ from ragen_apo.errors import MissingValueError, ValueStoreError
 from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.store import ValueStore
+from tests import factories
 
 CHANGED = {
     "reference_fingerprint": "def",
@@ -39,13 +40,26 @@ def path(tmp_path):
 
 
 @pytest.fixture
+def connections(monkeypatch):
+    """The connections that stores open."""
+    opened, connect = [], sqlite3.connect
+
+    def connected(*args, **options):
+        opened.append(connect(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    return opened
+
+
+@pytest.fixture
 def store(path):
     with ValueStore(path) as store:
         yield store
 
 
-def test_a_stored_trajectory_comes_back_equal_after_reopening(path, conditions, episodes):
-    played = episodes.play("a mug", rewards=(-0.1, 0.7))
+def test_a_stored_trajectory_comes_back_equal_after_reopening(path, conditions):
+    played = factories.played("a mug", rewards=(-0.1, 0.7))
     with ValueStore(path) as store:
         assert store.add_many(conditions, [(0, played)])
     with ValueStore(path, create=False) as store:
@@ -55,30 +69,31 @@ def test_a_stored_trajectory_comes_back_equal_after_reopening(path, conditions, 
         assert store.successes_by_task(conditions) == {played.task.task_id: [True]}
 
 
-def test_returns_come_in_the_order_of_their_index_whatever_the_order_of_writing(
-    store, conditions, episodes
-):
+def test_returns_come_in_the_order_of_their_index_whatever_the_order_of_writing(store, conditions):
     for index in (2, 0, 5):
-        store.add_many(conditions, [(index, episodes.play("a mug", rewards=(float(index),)))])
-    task_id = episodes.task("a mug").task_id
+        store.add_many(conditions, [(index, factories.played("a mug", rewards=(float(index),)))])
+    task_id = factories.task("a mug").task_id
     assert store.returns_by_task(conditions)[task_id] == [0.0, 2.0, 5.0]
     assert store.sample_indices(conditions, task_id) == [0, 2, 5]
     assert [t.episode_return for t in store.trajectories(conditions, task_id)] == [0.0, 2.0, 5.0]
 
 
-def test_the_first_sample_under_a_key_stays(store, conditions, episodes):
-    first, second = episodes.play("a mug", rewards=(1.0,)), episodes.play("a mug", rewards=(0.0,))
+def test_the_first_sample_under_a_key_stays(store, conditions):
+    first, second = (
+        factories.played("a mug", rewards=(1.0,)),
+        factories.played("a mug", rewards=(0.0,)),
+    )
     assert store.add_many(conditions, [(0, first)]) == 1
     assert store.add_many(conditions, [(0, second)]) == 0
     assert store.add_many(conditions, [(0, second), (1, second)]) == 1
     assert store.trajectories(conditions, first.task.task_id) == [first, second]
 
 
-def test_values_are_the_soft_values_of_the_stored_returns_at_any_beta(store, conditions, episodes):
-    task_id = episodes.task("a mug").task_id
+def test_values_are_the_soft_values_of_the_stored_returns_at_any_beta(store, conditions):
+    task_id = factories.task("a mug").task_id
     returns = [0.0, 1.0, 0.25, 0.0]
     for index, reward in enumerate(returns):
-        store.add_many(conditions, [(index, episodes.play("a mug", rewards=(reward,)))])
+        store.add_many(conditions, [(index, factories.played("a mug", rewards=(reward,)))])
     for beta in (0.0, 0.1, 0.5, math.inf):
         values = store.values(conditions, [task_id], beta=beta)
         assert values == {task_id: soft_value(returns, beta=beta)}
@@ -91,11 +106,9 @@ def test_this_list_of_changes_names_every_key_field():
 
 
 @pytest.mark.parametrize("field", CHANGED)
-def test_a_change_of_any_key_field_misses_and_the_error_names_the_field(
-    store, conditions, episodes, field
-):
-    task_id = episodes.task("a mug").task_id
-    store.add_many(conditions, [(0, episodes.play("a mug"))])
+def test_a_change_of_any_key_field_misses_and_the_error_names_the_field(store, conditions, field):
+    task_id = factories.task("a mug").task_id
+    store.add_many(conditions, [(0, factories.played("a mug"))])
     asked = dataclasses.replace(conditions, **{field: CHANGED[field]})
     assert store.returns_by_task(asked) == {}
     assert store.returns_by_task(asked) == {}
@@ -108,12 +121,10 @@ def test_a_change_of_any_key_field_misses_and_the_error_names_the_field(
     assert sum("store has" in line for line in lines) == 1
 
 
-def test_the_error_for_missing_values_says_how_many_which_why_and_what_to_do(
-    store, conditions, episodes
-):
-    store.add_many(conditions, [(0, episodes.play("a mug"))])
-    store.add_many(conditions, [(0, episodes.play("a hat"))])
-    mug, hat, new = (episodes.task(name).task_id for name in ("a mug", "a hat", "a book"))
+def test_the_error_for_missing_values_says_how_many_which_why_and_what_to_do(store, conditions):
+    store.add_many(conditions, [(0, factories.played("a mug"))])
+    store.add_many(conditions, [(0, factories.played("a hat"))])
+    mug, hat, new = (factories.task(name).task_id for name in ("a mug", "a hat", "a book"))
     asked = dataclasses.replace(conditions, reference_fingerprint="def", temperature=0.5)
     with pytest.raises(MissingValueError) as raised:
         store.values(asked, [mug, hat, new], beta=0.5)
@@ -126,18 +137,16 @@ def test_the_error_for_missing_values_says_how_many_which_why_and_what_to_do(
     assert "ragen-apo estimate-values" in message
 
 
-def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, conditions, episodes):
-    store.add_many(conditions, [(0, episodes.play("a mug"))])
-    mug, new = episodes.task("a mug").task_id, episodes.task("a book").task_id
+def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, conditions):
+    store.add_many(conditions, [(0, factories.played("a mug"))])
+    mug, new = factories.task("a mug").task_id, factories.task("a book").task_id
     with pytest.raises(MissingValueError, match="no return of these tasks under other conditions"):
         store.values(conditions, [mug, new], beta=0.5)
 
 
-def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(
-    store, conditions, episodes
-):
-    store.add_many(conditions, [(0, episodes.play("a mug"))])
-    mug = episodes.task("a mug").task_id
+def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(store, conditions):
+    store.add_many(conditions, [(0, factories.played("a mug"))])
+    mug = factories.task("a mug").task_id
     with pytest.raises(
         MissingValueError, match=rf"fewer than 8 sampled returns.*{mug} \(1\)"
     ) as raised:
@@ -145,12 +154,12 @@ def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(
     assert "differ in" not in str(raised.value)
 
 
-def test_long_texts_that_differ_look_different_in_the_error(store, conditions, episodes):
+def test_long_texts_that_differ_look_different_in_the_error(store, conditions):
     long = dataclasses.replace(conditions, system_prompt="Be careful. " * 50 + "A")
-    store.add_many(long, [(0, episodes.play("a mug"))])
+    store.add_many(long, [(0, factories.played("a mug"))])
     asked = dataclasses.replace(conditions, system_prompt="Be careful. " * 50 + "B")
     with pytest.raises(MissingValueError) as raised:
-        store.values(asked, [episodes.task("a mug").task_id], beta=0.5)
+        store.values(asked, [factories.task("a mug").task_id], beta=0.5)
     (line,) = [line for line in str(raised.value).splitlines() if "system_prompt" in line]
     stored, wanted = line.split(", asked for ")
     assert stored.removeprefix("  system_prompt: store has ") != wanted
@@ -189,25 +198,23 @@ def test_conditions_with_a_number_that_is_not_finite_are_refused(conditions):
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_return_that_is_not_finite_is_refused_and_nothing_of_the_batch_is_stored(
-    store, conditions, episodes, reward
+    store, conditions, reward
 ):
-    good, bad = episodes.play("a mug"), episodes.play("a hat", rewards=(reward,))
+    good, bad = factories.played("a mug"), factories.played("a hat", rewards=(reward,))
     with pytest.raises(ValueStoreError, match=f"sample 1 .* has the return {reward}"):
         store.add_many(conditions, [(0, good), (1, bad)])
     assert store.returns_by_task(conditions) == {}
 
 
-def test_a_trajectory_of_another_environment_is_refused(store, conditions, episodes):
+def test_a_trajectory_of_another_environment_is_refused(store, conditions):
     other = dataclasses.replace(conditions, environment="sokoban")
     with pytest.raises(ValueStoreError, match="environment 'shop', expected 'sokoban'"):
-        store.add_many(other, [(0, episodes.play("a mug"))])
+        store.add_many(other, [(0, factories.played("a mug"))])
 
 
-def test_a_negative_index_and_an_impossible_number_of_samples_are_refused(
-    store, conditions, episodes
-):
+def test_a_negative_index_and_an_impossible_number_of_samples_are_refused(store, conditions):
     with pytest.raises(ValueStoreError, match="counts from 0"):
-        store.add_many(conditions, [(-1, episodes.play("a mug"))])
+        store.add_many(conditions, [(-1, factories.played("a mug"))])
     with pytest.raises(ValueStoreError, match="num_samples must be at least 1 or None, got 0"):
         store.values(conditions, [], beta=0.5, num_samples=0)
 
@@ -262,25 +269,25 @@ def test_an_empty_file_becomes_a_store(path, conditions):
 
 
 def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space(
-    store, conditions, episodes
+    connections, store, conditions
 ):
-    store.add_many(conditions, [(0, episodes.play("a mug"))])
+    store.add_many(conditions, [(0, factories.played("a mug"))])
     connection = store._connection
     num_pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count={num_pages}")
-    long = [(index, episodes.play("a hat", rewards=(0.1,) * 99)) for index in range(200)]
+    long = [(index, factories.played("a hat", rewards=(0.1,) * 99)) for index in range(200)]
     with pytest.raises(ValueStoreError, match="full.*What was stored before is safe"):
         store.add_many(conditions, long)
-    mug, hat = episodes.task("a mug").task_id, episodes.task("a hat").task_id
+    mug, hat = factories.task("a mug").task_id, factories.task("a hat").task_id
     assert store.returns_by_task(conditions) == {mug: [1.0]}
     connection.execute("PRAGMA max_page_count=1000000")
     assert store.add_many(conditions, long) == 200
     assert len(store.returns_by_task(conditions)[hat]) == 200
 
 
-def test_a_damaged_file_is_an_error_of_the_store(path, conditions, episodes):
+def test_a_damaged_file_is_an_error_of_the_store(path, conditions):
     with ValueStore(path) as store:
-        store.add_many(conditions, [(i, episodes.play("a mug")) for i in range(100)])
+        store.add_many(conditions, [(i, factories.played("a mug")) for i in range(100)])
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
@@ -294,12 +301,10 @@ def change(path, statement, *values):
     connection.close()
 
 
-def test_a_flipped_byte_in_a_stored_trajectory_is_one_line_that_names_it(
-    path, conditions, episodes
-):
-    played = episodes.play("a mug")
+def test_a_flipped_byte_in_a_stored_trajectory_is_one_line_that_names_it(path, conditions):
+    played = factories.played("a mug")
     with ValueStore(path) as store:
-        store.add_many(conditions, [(0, played), (1, episodes.play("a mug"))])
+        store.add_many(conditions, [(0, played), (1, factories.played("a mug"))])
     packed = bytearray(zlib.compress(json.dumps(played.to_json()).encode()))
     packed[len(packed) // 2] ^= 4
     change(path, "UPDATE trajectories SET zlib_json = ? WHERE sample_index = 1", bytes(packed))
@@ -322,11 +327,9 @@ def test_a_flipped_byte_in_a_stored_trajectory_is_one_line_that_names_it(
         ("not JSON", "Expecting value"),
     ],
 )
-def test_a_trajectory_that_was_made_by_hand_is_one_line_too(
-    path, conditions, episodes, text, problem
-):
+def test_a_trajectory_that_was_made_by_hand_is_one_line_too(path, conditions, text, problem):
     with ValueStore(path) as store:
-        store.add_many(conditions, [(0, episodes.play("a mug"))])
+        store.add_many(conditions, [(0, factories.played("a mug"))])
     change(path, "UPDATE trajectories SET zlib_json = ?", zlib.compress(text.encode()))
     with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
         store.num_response_tokens()
@@ -334,22 +337,20 @@ def test_a_trajectory_that_was_made_by_hand_is_one_line_too(
 
 
 @pytest.mark.parametrize("value", ["much", b"\x00", math.inf])
-def test_a_return_that_is_no_number_is_named_and_not_computed_with(
-    path, conditions, episodes, value
-):
+def test_a_return_that_is_no_number_is_named_and_not_computed_with(path, conditions, value):
     with ValueStore(path) as store:
-        store.add_many(conditions, [(0, episodes.play("a mug"))])
+        store.add_many(conditions, [(0, factories.played("a mug"))])
     change(path, "UPDATE samples SET episode_return = ?", value)
-    task_id = episodes.task("a mug").task_id
+    task_id = factories.task("a mug").task_id
     with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
         store.values(conditions, [task_id], beta=0.5)
     assert f"episode_return of task {task_id}: {value!r}, expected a number" in str(raised.value)
 
 
-def test_conditions_with_a_flipped_byte_are_named(path, conditions, episodes):
+def test_conditions_with_a_flipped_byte_are_named(path, conditions):
     with ValueStore(path) as store:
-        store.add_many(conditions, [(0, episodes.play("a mug"))])
-    task_id = episodes.task("a mug").task_id
+        store.add_many(conditions, [(0, factories.played("a mug"))])
+    task_id = factories.task("a mug").task_id
     asked = dataclasses.replace(conditions, temperature=0.5)
     for text in ('{"temp', json.dumps({**conditions.to_json(), "temperature": 9})):
         change(path, "UPDATE conditions SET json = ?", text)
@@ -359,11 +360,11 @@ def test_conditions_with_a_flipped_byte_are_named(path, conditions, episodes):
 
 
 def test_pages_of_the_file_with_other_bytes_are_an_error_of_the_store_or_are_not_met(
-    path, conditions, episodes
+    path, conditions
 ):
     with ValueStore(path) as store:
-        store.add_many(conditions, [(i, episodes.play("a mug")) for i in range(60)])
-    whole, task_id, num_refused = path.read_bytes(), episodes.task("a mug").task_id, 0
+        store.add_many(conditions, [(i, factories.played("a mug")) for i in range(60)])
+    whole, task_id, num_refused = path.read_bytes(), factories.task("a mug").task_id, 0
     for start in range(0, len(whole), 509):
         content = bytearray(whole)
         content[start : start + 40] = b"\xa5" * 40

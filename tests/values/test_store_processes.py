@@ -13,6 +13,7 @@ import pytest
 from ragen_apo.errors import ValueStoreError
 from ragen_apo.values import store as store_module
 from ragen_apo.values.store import ValueStore
+from tests import factories
 
 WRITER = """
 import json, sys
@@ -40,9 +41,10 @@ def start_writer(path, conditions, trajectory, *, first, last):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_before_kill", [1, 7, 30])
-def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, episodes, num_before_kill):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug", rewards=(0.1,) * 50)
+def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, num_before_kill):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug", rewards=(0.1,) * 50)
     writer = start_writer(path, conditions, played, first=0, last=10**9)
     reported = [int(writer.stdout.readline().split()[0]) for _ in range(num_before_kill)]
     os.kill(writer.pid, signal.SIGKILL)
@@ -57,8 +59,9 @@ def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, episode
         assert store.add_many(conditions, [(stored[-1] + 1, played)])
 
 
-def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions, episodes):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+@pytest.mark.slow
+def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
         start_writer(path, conditions, played, first=first, last=first + 60) for first in (0, 40)
     ]
@@ -71,8 +74,9 @@ def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditi
     assert sum(output.count("False") for output in outputs) == 20
 
 
-def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions, episodes):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+@pytest.mark.slow
+def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
         start_writer(path, conditions, played, first=first, last=first + 1) for first in range(6)
     ]
@@ -82,8 +86,8 @@ def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions, ep
         assert store.sample_indices(conditions, played.task.task_id) == list(range(6))
 
 
-def test_reading_goes_on_while_another_one_writes(tmp_path, conditions, episodes):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+def test_reading_goes_on_while_another_one_writes(tmp_path, conditions):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
     with ValueStore(path) as writer, ValueStore(path) as reader:
         writer.add_many(conditions, [(0, played)])
         with writer._transaction():
@@ -93,8 +97,8 @@ def test_reading_goes_on_while_another_one_writes(tmp_path, conditions, episodes
 
 
 @pytest.mark.parametrize("store_exists", [True, False])
-def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes, store_exists):
-    path, played = tmp_path / "values.sqlite", episodes.play("a mug")
+def test_a_writer_waits_for_another_one(tmp_path, conditions, store_exists):
+    path, played = tmp_path / "values.sqlite", factories.played("a mug")
     if store_exists:
         ValueStore(path).close()
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -107,12 +111,10 @@ def test_a_writer_waits_for_another_one(tmp_path, conditions, episodes, store_ex
     other.close()
 
 
-def test_a_writer_that_waits_too_long_says_who_is_in_the_way(
-    tmp_path, conditions, episodes, monkeypatch
-):
+def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, conditions, monkeypatch):
     path = tmp_path / "values.sqlite"
     monkeypatch.setattr(store_module, "BUSY_TIMEOUT_SECONDS", 0.05)
     with ValueStore(path) as store, ValueStore(path) as waiting:
         with store._transaction(), pytest.raises(ValueStoreError, match="Another process kept it"):
-            waiting.add_many(conditions, [(0, episodes.play("a mug"))])
-        assert waiting.add_many(conditions, [(0, episodes.play("a mug"))])
+            waiting.add_many(conditions, [(0, factories.played("a mug"))])
+        assert waiting.add_many(conditions, [(0, factories.played("a mug"))])

@@ -422,6 +422,7 @@ def test_a_damaged_stamp_does_not_stand_for_other_data(
     assert open_catalog(str(folder), store=tmp_path / "store").folder == catalog.folder
 
 
+@pytest.mark.slow
 def test_a_pickled_environment_goes_on_in_a_worker_process_that_maps_the_same_folder(
     make: Callable[..., WebShopEnvironment],
 ) -> None:

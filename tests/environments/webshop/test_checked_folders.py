@@ -48,6 +48,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PREPARED)
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut", "missing", "a folder"])
 def test_a_damaged_prepared_catalogue_is_noticed_and_built_again(

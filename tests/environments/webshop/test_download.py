@@ -562,6 +562,7 @@ def test_a_source_beside_the_target_is_only_read_whatever_its_name(
     assert (keep / "small" / ITEMS).read_bytes() == (files / ITEMS).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["small", "small/inside", "small.download", "small.download/in", "small.partial-0123abcd"],

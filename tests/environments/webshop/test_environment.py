@@ -298,6 +298,7 @@ def test_a_player_is_told_which_data_the_tasks_are_made_of(make: Make) -> None:
     assert said[0] == "webshop: 200 generated products\n"
 
 
+@pytest.mark.slow
 def test_it_says_where_real_products_come_from_when_it_found_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Path, real_data: Path
 ) -> None:
@@ -359,6 +360,7 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(MODES), st.lists(ACTIONS, max_size=15))
 @settings(max_examples=150)
 def test_no_sequence_of_actions_raises(make: Make, mode: str, actions: list[str | int]) -> None:
@@ -387,6 +389,7 @@ def test_what_is_offered_can_be_clicked(make: Make) -> None:
             assert not info["invalid_action"], target
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_episodes(make: Make) -> None:
     environment = make(observation="text_rich")
     policies = environment.scripted_policies()

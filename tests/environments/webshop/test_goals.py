@@ -234,6 +234,7 @@ def test_human_goals_name_values_without_names_and_lose_their_final_dot(make: Ma
     assert not task.instruction.endswith(".")
 
 
+@pytest.mark.slow
 def test_goals_and_prices_are_the_same_in_another_process(make: Make, store: Path) -> None:
     program = (
         "import sys, random; from pathlib import Path; random.seed(99)\n"

@@ -75,6 +75,7 @@ def test_any_text_gives_tokens_that_occur_in_it_in_order(text: str) -> None:
         position = text.index(token, position) + len(token)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     ["\u0301", "a.", "1,", "\u200d", "😀\u200d", "_", "_\u0301", "a\u0301\u0301.", "🇦", "a'", "ア"],

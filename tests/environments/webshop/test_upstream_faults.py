@@ -60,6 +60,7 @@ def test_fault_the_text_never_shows_which_options_are_selected(make: Make) -> No
     assert f"Selected: {name} = {value}" in environment.step(f"click[{value}]")[0]
 
 
+@pytest.mark.slow
 def test_fault_sessions_are_never_freed(make: Make) -> None:
     environment = make()
     environment.reset(environment.goal_task(0), seed=0)
@@ -97,6 +98,7 @@ def test_fault_construction_reseeds_the_global_generators(make: Make) -> None:
     assert np.array_equal(numpy_words(), numpy_state)
 
 
+@pytest.mark.slow
 def test_fault_everything_lives_in_one_process_wide_singleton(make: Make) -> None:
     small, large = make(data="generated:30"), make(data="generated:60")
     assert (small.catalog.num_products, large.catalog.num_products) == (30, 60)
@@ -107,6 +109,7 @@ def test_fault_everything_lives_in_one_process_wide_singleton(make: Make) -> Non
     assert catalog() is None
 
 
+@pytest.mark.slow
 def test_fault_a_pair_is_compared_instead_of_an_options_value(make_real: Make) -> None:
     """Upstream's reward keeps 458 of 6,910 goals below 1, the corrected one none."""
     unreachable = {}

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.session import Session
 from ragen_apo.training.monitors.thoughts import (
     cross_scores,
     cross_scoring_metrics,
@@ -20,8 +20,9 @@ from ragen_apo.training.monitors.thoughts import (
     thought_shares,
     thought_tokens,
 )
-from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Turn
+from tests import factories
+from tests.factories import step_without_update, trainer_of
 
 NEVER = -math.inf
 
@@ -148,9 +149,10 @@ def test_equal_prompts_and_equal_thoughts_have_equal_scores_to_the_last_bit(
     assert torch.equal(actual[0], actual[1])
 
 
-def test_the_metrics_of_rollouts_by_brute_force(trainer_of: Callable[..., Trainer]) -> None:
-    trainer = trainer_of("grpo", "--apo.temperature=0.8")
-    trajectories = trainer._roll_out(0)
+@pytest.mark.slow
+def test_the_metrics_of_rollouts_by_brute_force(session: Session) -> None:
+    trainer = trainer_of(session, "grpo", "--apo.temperature=0.8", group_size=2)
+    trajectories = step_without_update(trainer).trajectories
     found = cross_scoring_metrics(
         trainer.policy,
         trajectories,
@@ -172,19 +174,19 @@ def test_the_metrics_of_rollouts_by_brute_force(trainer_of: Callable[..., Traine
     ]
     # Under its own prompt a thought has the log-probability that it was sampled with.
     own = [sum(logprobs) for _, logprobs in thoughts]
-    terms = [value - math.log(sum(row) / 6) for value, row in zip(own, chances, strict=True)]
+    terms = [value - math.log(sum(row) / 4) for value, row in zip(own, chances, strict=True)]
     best = [row.index(max(row)) == i for i, row in enumerate(chances)]
-    assert found["num_scored_thoughts"] == 6
-    assert found["mutual_information"] == pytest.approx(sum(terms) / 6, abs=1e-3)
-    assert found["conditional_entropy"] == pytest.approx(-sum(own) / 6, rel=1e-4)
+    assert found["num_scored_thoughts"] == 4
+    assert found["mutual_information"] == pytest.approx(sum(terms) / 4, abs=1e-3)
+    assert found["conditional_entropy"] == pytest.approx(-sum(own) / 4, rel=1e-4)
     num_tokens = sum(len(z) for z, _ in thoughts)
     assert found["conditional_entropy_per_token"] == pytest.approx(-sum(own) / num_tokens, rel=1e-4)
-    assert found["retrieval_accuracy"] == pytest.approx(sum(best) / 6)
+    assert found["retrieval_accuracy"] == pytest.approx(sum(best) / 4)
 
 
-def test_trajectories_of_a_single_task_say_nothing(trainer_of: Callable[..., Trainer]) -> None:
-    trainer = trainer_of("grpo")
-    trajectories = trainer._roll_out(0)[:2]
+def test_trajectories_of_a_single_task_say_nothing(session: Session) -> None:
+    trainer = trainer_of(session, "grpo", group_size=2)
+    trajectories = step_without_update(trainer).trajectories[:2]
     found = cross_scoring_metrics(
         trainer.policy,
         trajectories,
@@ -196,10 +198,12 @@ def test_trajectories_of_a_single_task_say_nothing(trainer_of: Callable[..., Tra
     assert found == {}
 
 
+@pytest.mark.slow
 def test_first_turns_are_of_different_tasks_drawn_by_the_generator(
-    trainer_of: Callable[..., Trainer],
+    session: Session,
 ) -> None:
-    trajectories = trainer_of("grpo")._roll_out(0)
+    trainer = trainer_of(session, "grpo", group_size=2)
+    trajectories = step_without_update(trainer).trajectories
     # A step may hold a task twice: here once more at the end, with another first turn.
     repeated = replace(trajectories[0], turns=trajectories[-1].turns)
     every = [trajectory.turns[0] for trajectory in trajectories[::2]]
@@ -232,13 +236,9 @@ def test_a_thought_ends_with_the_token_that_completes_its_tag(
     assert thought_tokens(ids[:1], tokenizer) == ids[:1]
 
 
-def turn_saying(response: str) -> Turn:
-    return Turn("", (), (1,), (-1.0,), response, thought="", action="", reward=0.0)
-
-
 def test_shares_of_empty_and_of_unclosed_thoughts() -> None:
     empty = ["<think></think><answer>a</answer>", "<think> \n</think>"]
     unclosed = ["<think>on and on", "<think>", "<think>red<answer>a</answer>"]
     others = ["<think>red</think>", "no thought", "</think>", "<answer>a</answer>", ""]
-    found = thought_shares([turn_saying(text) for text in (*empty, *unclosed, *others)])
+    found = thought_shares([factories.turn(response=text) for text in (*empty, *unclosed, *others)])
     assert found == {"empty_thought_share": 2 / 10, "unclosed_thought_share": 3 / 10}

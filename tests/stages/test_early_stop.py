@@ -1,21 +1,18 @@
 """Rules that end a run: each fires and does not fire, and a stopped run is a whole one."""
 
 import json
-from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.training import EarlyStopConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import RunDirectory, create_run
 from ragen_apo.stages.early_stop import RULES, EarlyStopWatch
-from ragen_apo.stages.pipeline import train
 from ragen_apo.training.checkpoint import list_checkpoints
+from tests import factories
+from tests.factories import AlgorithmRuns
 
 HEALTHY = {
     "return_mean": 1.0,
@@ -109,32 +106,27 @@ def test_a_watch_that_reads_the_rows_again_knows_what_the_first_one_knew() -> No
 def test_limits_that_leave_no_room_for_entropy_are_refused() -> None:
     keys = ["--training.early_stop.min_entropy=2", "--training.early_stop.max_entropy=1"]
     with pytest.raises(ConfigError, match=r"min_entropy \(2\) must be less than max_entropy \(1\)"):
-        parse_config("", source="run.yaml", overrides=keys)
+        factories.config(*keys, text="")
 
 
 def test_a_rule_on_what_is_never_measured_is_refused() -> None:
     keys = ["--monitors.every_steps=null", "--training.early_stop.min_mutual_information=0.1"]
     with pytest.raises(ConfigError, match="set monitors.every_steps"):
-        parse_config("", source="run.yaml", overrides=keys)
+        factories.config(*keys, text="")
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.slow
 def test_a_stopped_run_is_evaluated_saved_and_stays_stopped(
-    algorithm_config: Callable[[str], RunConfig], tmp_path: Any
+    algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
-    config = algorithm_config("rloo")
     # An untrained policy's entropy is above this at once: stopped after the third of four steps.
-    early_stop = EarlyStopConfig(max_entropy=1e-6, patience=3)
-    training = config.training.model_copy(update={"early_stop": early_stop, "eval_every": 100})
-    config = config.model_copy(update={"training": training})
-    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
-    train(config, run, progress=SilentProgress())
+    config = algorithm_runs.config(
+        "rloo",
+        "--training.early_stop.max_entropy=1e-6",
+        "--training.early_stop.patience=3",
+        "--training.eval_every=100",
+    )
+    run = factories.run(config, tmp_path / "run")
     found = read_json_lines(run.metrics)
     assert [row["step"] for row in found] == [1, 2, 3]
     assert ["eval_success_rate" in row for row in found] == [False, False, True]
@@ -144,5 +136,5 @@ def test_a_stopped_run_is_evaluated_saved_and_stays_stopped(
     assert (why["rule"], why["step"]) == ("max_entropy", 3)
     assert why["reason"].startswith("entropy was above 1e-06 in 3 rows in succession")
     before = run.metrics.read_text()
-    train(config, RunDirectory(run.path), progress=SilentProgress())
+    factories.run(config, run.path)
     assert run.metrics.read_text() == before

@@ -1,72 +1,59 @@
 """A whole run with adapters: what it writes, and that it ends the same after an interruption."""
 
+import functools
 import itertools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.config import RunConfig
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.lora import has_adapters
 from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import RunDirectory, create_run
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages import training as stage_two
-from ragen_apo.stages.pipeline import train
 from ragen_apo.training.checkpoint import list_checkpoints
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.warm_start import phases as supervised
+from tests import factories
+from tests.factories import rows
 
+pytestmark = pytest.mark.slow
 
-@pytest.fixture(autouse=True, scope="module")
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+LoraConfig = Callable[..., RunConfig]
 
 
 @pytest.fixture(scope="module")
-def lora_config(tiny_config: str, qwen_folder: Path) -> Callable[..., RunConfig]:
+def lora_config(qwen_folder: Path) -> LoraConfig:
     """Four updates on demonstrations with dropout, four steps, a new reference after two."""
-
-    def lora_config(*keys: str) -> RunConfig:
-        overrides = [
-            f"--policy.path={qwen_folder}",
-            "--policy.lora={rank: 4, alpha: 64, dropout: 0.1}",
-            "--run.gradient_checkpointing=true",
-            "--agent.max_context_tokens=1024",
-            "--warm_start.copy.max_steps=0",
-            "--warm_start.demonstrations.num_steps=4",
-            "--warm_start.checkpoint_every=2",
-            "--apo.reference_refresh.every_steps=2",
-            "--apo.value_baseline=zero",  # returns are equal here, and so are they and V*
-            "--apo.learning_rate=0.01",
-            "--training.max_steps=4",
-            "--training.tasks_per_step=4",
-            "--training.eval_every=null",
-        ]
-        return parse_config(tiny_config, source="tiny", overrides=[*overrides, *keys])
-
-    return lora_config
-
-
-def start(config: RunConfig, path: Path) -> RunDirectory:
-    run = create_run(path, config_yaml=resolved_yaml(config))
-    train(config, run, progress=SilentProgress())
-    return run
+    return functools.partial(
+        factories.config,
+        f"--policy.path={qwen_folder}",
+        "--policy.lora={rank: 4, alpha: 64, dropout: 0.1}",
+        "--run.gradient_checkpointing=true",
+        "--agent.max_context_tokens=1024",
+        "--warm_start.copy.max_steps=0",
+        "--warm_start.demonstrations.num_steps=4",
+        "--warm_start.checkpoint_every=2",
+        "--apo.reference_refresh.every_steps=2",
+        "--apo.value_baseline=zero",  # returns are equal here, and so are they and V*
+        "--apo.learning_rate=0.01",
+        "--training.max_steps=4",
+        "--training.tasks_per_step=4",
+        "--training.eval_every=null",
+    )
 
 
 @pytest.fixture(scope="module")
-def lora_run(
-    lora_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
-) -> RunDirectory:
+def lora_run(lora_config: LoraConfig, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """A run without interruption; read only."""
-    return start(lora_config(), tmp_path_factory.mktemp("lora") / "run")
+    return factories.run(lora_config(), tmp_path_factory.mktemp("lora") / "run")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -107,7 +94,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     owner: object,
     name: str,
     call: int,
-    lora_config: Callable[..., RunConfig],
+    lora_config: LoraConfig,
     lora_run: RunDirectory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -124,18 +111,18 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            start(lora_config(), tmp_path / "run")
+            factories.run(lora_config(), tmp_path / "run")
     run = RunDirectory(tmp_path / "run")
     torch.manual_seed(99)  # what the global generator holds must not matter
-    train(lora_config(), run, progress=SilentProgress())
+    factories.run(lora_config(), run.path)
     for folder in ("references/0", "references/1", "policy"):
         left, right = weights(run.path / folder), weights(lora_run.path / folder)
         assert all(torch.equal(left[name], right[name]) for name in right)
-    assert rows(run) == rows(lora_run)
+    assert rows(run.metrics) == rows(lora_run.metrics)
 
 
 def test_a_warm_start_of_adapters_does_not_go_on_from_another_model_in_the_same_folder(
-    lora_config: Callable[..., RunConfig],
+    lora_config: LoraConfig,
     qwen_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,24 +136,19 @@ def test_a_warm_start_of_adapters_does_not_go_on_from_another_model_in_the_same_
     with monkeypatch.context() as patch:
         patch.setattr(Session, "save_model", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            start(config, tmp_path / "run")
+            factories.run(config, tmp_path / "run")
     tensors = weights(model)
     tensors["model.norm.weight"] += 0.5
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     run = RunDirectory(tmp_path / "run")
     assert list(run.checkpoints.iterdir())
     with pytest.raises(RunDirectoryError, match="another model than this run was started with"):
-        train(config, run, progress=SilentProgress())
+        factories.run(config, run.path)
     assert not run.reference(0).exists()
 
 
-def rows(run: RunDirectory) -> list[dict]:
-    found = read_json_lines(run.metrics)
-    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in found]
-
-
 def test_the_first_reference_is_the_policy_without_adapters_and_needs_no_second_copy(
-    lora_config: Callable[..., RunConfig],
+    lora_config: LoraConfig,
     tmp_path: Path,
     qwen_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -184,7 +166,7 @@ def test_the_first_reference_is_the_policy_without_adapters_and_needs_no_second_
         "--apo.reference_refresh.every_steps=null",
         "--training.max_steps=2",
     )
-    run = start(config, tmp_path / "run")
+    run = factories.run(config, tmp_path / "run")
     assert all(reference.model is policy for policy, reference, _ in pairs)
     assert all(has_adapters(policy) for policy, _, _ in pairs)
     plain = open_session(config, run, SilentProgress()).load_model(qwen_folder)
@@ -195,12 +177,12 @@ def test_the_first_reference_is_the_policy_without_adapters_and_needs_no_second_
 
 
 def test_ppo_with_adapters_resumes_exactly(
-    lora_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lora_config: LoraConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = lora_config(
         "--algorithm=ppo", "--warm_start.enabled=false", "--training.checkpoint_every=1"
     )
-    whole = start(config, tmp_path / "whole")
+    whole = factories.run(config, tmp_path / "whole")
     original = Trainer.step
 
     def interrupted(trainer: Trainer, step: int):
@@ -211,9 +193,9 @@ def test_ppo_with_adapters_resumes_exactly(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            start(config, tmp_path / "run")
+            factories.run(config, tmp_path / "run")
     run = RunDirectory(tmp_path / "run")
-    train(config, run, progress=SilentProgress())
+    factories.run(config, run.path)
     for folder in (run.policy, list_checkpoints(run.checkpoints)[-1]):
         other = whole.path / folder.relative_to(run.path)
         for file in folder.glob("*.safetensors"):

@@ -1,38 +1,35 @@
 """Residuals around the mean of the step's other trajectories, and where that is refused."""
 
-from collections.abc import Callable
 from statistics import fmean
 
 import pytest
 
-from ragen_apo.config import parse_config
 from ragen_apo.errors import ConfigError
-from ragen_apo.policy.scoring import score_tokens
-from ragen_apo.training.batching import collate
-from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import training_samples
+from ragen_apo.session import Session
 from ragen_apo.values.state_values import segments
+from tests.factories import config, sampled_logprobs, step_without_update, trainer, trainer_of
 
-KEYS = ("--apo.center_residuals=true", "--training.tasks_per_step=6", "--apo.beta2=0.1")
 TRACE = 0.5
 
 
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_with(
-    algorithm: str, trainer_with: Callable[..., Trainer], tiny_config: str
+    algorithm: str, session: Session
 ) -> None:
-    keys = [*KEYS, f"--algorithm={algorithm}", f"--turn_level.trace={TRACE}"]
-    keys += ["--turn_level.min_visits=1"]
-    trainer = trainer_with(parse_config(tiny_config, source="tiny", overrides=keys))
-    rollouts = trainer._with_reference(trainer._gather(trainer._roll_out(0), 0))
+    trainer = trainer_of(
+        session,
+        algorithm,
+        "--apo.center_residuals=true",
+        "--training.tasks_per_step=6",
+        "--apo.beta2=0.1",
+        f"--turn_level.trace={TRACE}",
+        "--turn_level.min_visits=1",
+    )
+    seen = step_without_update(trainer)
     advantages: list[list[float]] = []
-    for trajectory in rollouts.trajectories:
-        batch = collate(training_samples(trajectory), pad_id=0, device=trainer.policy.device)
+    for trajectory in seen.trajectories:
         policy, reference = (
-            score_tokens(model, batch.token_ids_BT, batch.loss_mask_BT).logprobs_BT[
-                batch.loss_mask_BT
-            ]
-            for model in (trainer.policy, trainer.reference)
+            sampled_logprobs(model, trajectory) for model in (trainer.policy, trainer.reference)
         )
         log_ratios = (policy - reference).tolist()
         parts = segments(
@@ -53,35 +50,32 @@ def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_wit
         ]
         advantages.append(traced)
     if algorithm == "apo_turn":
-        assert sum(map(len, advantages)) > len(rollouts), "a state after the first one is known"
+        known = sum(map(len, advantages)) - len(advantages)
+        assert known > 0, "a state after the first one is known"
     others = [
-        fmean(value for row, values in enumerate(advantages) if row != place for value in values)
-        for place in range(len(advantages))
+        fmean(value for row, values in enumerate(advantages) if row != index for value in values)
+        for index in range(len(advantages))
     ]
-    offset_B = trainer.algorithm.prepare(rollouts).offset_B
+    offset_B = seen.signals.offset_B
     assert offset_B.tolist() == pytest.approx(others, abs=1e-5)
     assert offset_B.abs().min() > 1e-3 and len(set(offset_B.tolist())) > 1
 
 
-def test_without_the_key_nothing_is_subtracted(
-    trainer_with: Callable[..., Trainer], tiny_config: str
-) -> None:
-    trainer = trainer_with(parse_config(tiny_config, source="tiny"))
-    rollouts = trainer._with_reference(trainer._gather(trainer._roll_out(0), 0))
-    assert not trainer.algorithm.prepare(rollouts).offset_B.any()
+def test_without_the_key_nothing_is_subtracted(session: Session) -> None:
+    assert not step_without_update(trainer(session)).signals.offset_B.any()
 
 
 def test_with_replay_it_is_refused() -> None:
     keys = ["--apo.center_residuals=true", "--apo.beta=0.1"]
     keys += ["--apo.replay.num_trajectories_per_step=2"]
     with pytest.raises(ConfigError, match="center_residuals is right for the policy's own"):
-        parse_config("", source="run.yaml", overrides=keys)
+        config(*keys, text="")
 
 
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_one_task_a_step_has_no_others_to_centre_by(algorithm: str) -> None:
     keys = ["--apo.center_residuals=true", "--training.tasks_per_step=1"]
     with pytest.raises(ConfigError, match="tasks_per_step must be at least 2, got 1"):
-        parse_config("", source="run.yaml", overrides=[f"--algorithm={algorithm}", *keys])
+        config(f"--algorithm={algorithm}", *keys, text="")
     # Its rivals do not read the key.
-    parse_config("", source="run.yaml", overrides=["--algorithm=grpo", *keys])
+    config("--algorithm=grpo", *keys, text="")

@@ -63,6 +63,7 @@ def test_about_a_fifth_of_all_contents_is_for_testing() -> None:
     assert sum(shares) / 5000 == pytest.approx(0.2, abs=0.017)  # three standard deviations
 
 
+@pytest.mark.slow
 def test_too_few_different_draws_are_an_error_with_what_was_found() -> None:
     with pytest.raises(ConfigError, match=r"gave only \d+ for train, 1\d\d for test.*fewer tasks"):
         drawn(10, 400)

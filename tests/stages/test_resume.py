@@ -21,15 +21,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragen_apo.cli import app
-from ragen_apo.config import RunConfig, parse_config, resolved_yaml
-from ragen_apo.config.agent import EnvironmentConfig
-from ragen_apo.config.training import EarlyStopConfig
+from ragen_apo.config import resolved_yaml
 from ragen_apo.errors import CheckpointError, RunDirectoryError
 from ragen_apo.files import PARTIAL_MARK, read_json_lines, write_checksums
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import RunDirectory, create_run, open_run
-from ragen_apo.stages.pipeline import train
+from ragen_apo.run_directory import RunDirectory, open_run
 from ragen_apo.training.checkpoint import list_checkpoints
+from tests import factories
+from tests.factories import AlgorithmRuns, rows, threads_restored
+
+pytestmark = pytest.mark.slow
 
 UPDATE = "ragen_apo.warm_start.phases:accumulate_supervised_gradients"
 SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
@@ -39,7 +39,7 @@ FLUSH = "ragen_apo.files:sync_to_disk"
 # and 6 steps of Stage 2 (a checkpoint every 2, a new reference after 3).
 FAULTS = {
     "in the demonstrations": (UPDATE, 12 + 35),
-    "inside a transaction of Stage 1": ("ragen_apo.values.store:ValueStore._insert", 9),
+    "inside a transaction of Stage 1": ("ragen_apo.values.store:zlib.compress", 9),
     "in Stage 2 between checkpoints": ("ragen_apo.training.trainer:Trainer.step", 4),
     "between a row of metrics and its checkpoint": (
         "ragen_apo.stages.training:save_checkpoint",
@@ -56,8 +56,19 @@ FAULTS = {
 }
 
 
+NOTED = {
+    "in the demonstrations": {"copy", "demonstrations"},
+    "in Stage 2 between checkpoints": {"copy", "demonstrations", "stage 1", "stage 2"},
+}
+"""Of which phases run.json has the seconds when it is killed there."""
+
+
+def assert_killed(status: int) -> None:
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+
+
 @pytest.fixture(scope="module")
-def run_until_killed(tiny_config: str) -> Iterator[Callable[..., int]]:
+def run_until_killed() -> Iterator[Callable[..., int]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("kill_server.py"))],
@@ -68,7 +79,7 @@ def run_until_killed(tiny_config: str) -> Iterator[Callable[..., int]]:
     ) as server:
         assert server.stdin is not None and server.stdout is not None
 
-        def run(folder: Path, *, target: str, call: int, text: str = tiny_config) -> int:
+        def run(folder: Path, *, target: str, call: int, text: str = factories.TINY_CONFIG) -> int:
             config = folder / "tiny.yaml"
             config.write_text(text)
             job = {"run": str(folder / "run"), "config": str(config)}
@@ -80,42 +91,20 @@ def run_until_killed(tiny_config: str) -> Iterator[Callable[..., int]]:
         server.stdin.close()
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_killed(
+def test_a_run_that_was_killed_ends_with_the_files_of_one_that_was_not(
     fault: str, run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
     target, call = FAULTS[fault]
-    status = run_until_killed(tmp_path, target=target, call=call)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    assert_killed(run_until_killed(tmp_path, target=target, call=call))
+    noted = RunDirectory(tmp_path / "run").read_status()["phases"]
+    assert NOTED.get(fault, set()) <= set(noted), "the time up to the last checkpoint is kept"
+    assert all(phase["seconds"] > 0 for phase in noted.values())
     resume(tmp_path / "run")
     assert_same_run(tmp_path / "run", finished_run)
 
 
-@pytest.mark.parametrize(
-    ("fault", "phases"),
-    [
-        ("in the demonstrations", {"copy", "demonstrations"}),
-        ("in Stage 2 between checkpoints", {"copy", "demonstrations", "stage 1", "stage 2"}),
-    ],
-)
-def test_the_time_up_to_the_last_checkpoint_is_not_lost_in_a_kill(
-    fault: str, phases: set[str], run_until_killed: Callable[..., int], tmp_path: Path
-) -> None:
-    target, call = FAULTS[fault]
-    run_until_killed(tmp_path, target=target, call=call)
-    noted = RunDirectory(tmp_path / "run").read_status()["phases"]
-    assert phases <= set(noted)
-    assert all(phase["seconds"] > 0 for phase in noted.values())
-
-
-def test_a_run_killed_again_and_again_at_every_fiftieth_flush_to_disk(
+def test_so_does_a_run_that_is_killed_at_every_fiftieth_flush_to_disk(
     run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
     statuses = [run_until_killed(tmp_path, target=FLUSH, call=50)]
@@ -128,8 +117,7 @@ def test_a_run_killed_again_and_again_at_every_fiftieth_flush_to_disk(
 
 def test_ppo_killed_between_its_policy_and_its_critic(
     run_until_killed: Callable[..., int],
-    algorithm_config: Callable[[str], RunConfig],
-    algorithm_runs: Callable[[str], RunDirectory],
+    algorithm_runs: AlgorithmRuns,
     tmp_path: Path,
 ) -> None:
     # A checkpoint after 2 of 4 steps and one at the end, of three files each.
@@ -137,15 +125,12 @@ def test_ppo_killed_between_its_policy_and_its_critic(
         tmp_path,
         target="ragen_apo.training.checkpoint:save_file",
         call=3 + 3,
-        text=resolved_yaml(algorithm_config("ppo")),
+        text=resolved_yaml(algorithm_runs.config("ppo")),
     )
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
-    run, expected = RunDirectory(tmp_path / "run"), algorithm_runs("ppo")
+    assert_killed(status)
+    run, expected = RunDirectory(tmp_path / "run"), algorithm_runs.finished("ppo")
     assert len(list_checkpoints(run.checkpoints)) == 1
-    app(
-        ["train", "--run-dir", str(run.path), "--resume", "--no-evaluate"],
-        result_action="return_value",
-    )
+    train(run.path)
     assert rows(run.metrics) == rows(expected.metrics)
     assert_same_tensors(run.policy, expected.policy)
     newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, expected)]
@@ -155,9 +140,9 @@ def test_ppo_killed_between_its_policy_and_its_critic(
 
 
 def test_ppo_whose_critic_is_missing_from_the_checkpoint_is_refused(
-    algorithm_runs: Callable[[str], RunDirectory], tmp_path: Path
+    algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
-    run = RunDirectory(Path(shutil.copytree(algorithm_runs("ppo").path, tmp_path / "run")))
+    run = RunDirectory(Path(shutil.copytree(algorithm_runs.finished("ppo").path, tmp_path / "run")))
     shutil.rmtree(run.policy)  # a finished run reads no checkpoint
     newest = list_checkpoints(run.checkpoints)[-1]
     whole = load_file(newest / "algorithm.safetensors")
@@ -175,10 +160,11 @@ def test_ppo_whose_critic_is_missing_from_the_checkpoint_is_refused(
 
 
 def test_a_run_with_a_context_window_killed_in_stage_two(
-    run_until_killed: Callable[..., int], tiny_config: str, tmp_path: Path
+    run_until_killed: Callable[..., int], tmp_path: Path
 ) -> None:
-    window = "max_context_tokens: 320, context: {mode: last_turns, num_turns: 1}}"
-    text = tiny_config.replace("max_context_tokens: 320}", window)
+    keys = ["--warm_start.copy.max_steps=2", "--warm_start.demonstrations.num_steps=10"]
+    window = "--agent.context={mode: last_turns, num_turns: 1}"
+    text = resolved_yaml(factories.config(window, *keys, "--training.max_steps=5"))
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder, call in ((killed, 4), (whole, 10**9)):
         folder.mkdir()
@@ -196,24 +182,21 @@ def test_a_run_with_a_context_window_killed_in_stage_two(
 def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
     target: str,
     run_until_killed: Callable[..., int],
-    algorithm_config: Callable[[str], RunConfig],
+    algorithm_runs: AlgorithmRuns,
     tmp_path: Path,
 ) -> None:
     # Information among four tasks never exceeds log 4 = 1.39, so the third of four steps is the
     # last one. After a resume from step 2 the rule has to know of the first two.
-    config = algorithm_config("rloo")
-    early_stop = EarlyStopConfig(min_mutual_information=9, patience=3)
-    training = config.training.model_copy(update={"early_stop": early_stop})
-    monitors = config.monitors.model_copy(update={"every_steps": 1})
-    config = config.model_copy(update={"training": training, "monitors": monitors})
-    whole = create_run(tmp_path / "whole", config_yaml=resolved_yaml(config))
-    train = ["train", "--resume", "--no-evaluate", "--run-dir"]
-    app([*train, str(whole.path)], result_action="return_value")
+    config = algorithm_runs.config(
+        "rloo",
+        "--training.early_stop={min_mutual_information: 9, patience: 3}",
+        "--monitors.every_steps=1",
+    )
+    whole = factories.run(config, tmp_path / "whole")
     # The second checkpoint is the last one, the second model (after the reference) the policy.
     status = run_until_killed(tmp_path, target=target, call=2, text=resolved_yaml(config))
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
-    run = RunDirectory(tmp_path / "run")
-    app([*train, str(run.path)], result_action="return_value")
+    assert_killed(status)
+    run = factories.run(config, tmp_path / "run")
     assert len(rows(run.metrics)) == 3
     assert rows(run.metrics) == rows(whole.metrics)
     assert run.read_status()["early_stop"] == whole.read_status()["early_stop"]
@@ -222,18 +205,16 @@ def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
 
 def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
     run_until_killed: Callable[..., int],
-    algorithm_config: Callable[[str], RunConfig],
+    algorithm_runs: AlgorithmRuns,
     tmp_path: Path,
 ) -> None:
     parts = {
         "shop": {"weight": 2, "num_products": 24},
         "lake": {"name": "frozen_lake", "slippery": False, "num_train_tasks": 8},
     }
-    section = {"name": "mixture", "max_turns": 3, "parts": parts}
-    config = algorithm_config("apo")
-    config = config.model_copy(update={"environment": EnvironmentConfig.model_validate(section)})
-    expected = create_run(tmp_path / "whole", config_yaml=resolved_yaml(config))
-    train(config, expected, progress=SilentProgress())
+    mixture = {"name": "mixture", "max_turns": 3, "parts": parts}
+    config = algorithm_runs.config("apo", environment=mixture)
+    expected = factories.run(config, tmp_path / "whole")
     # In the last of four steps: the checkpoint holds what the first two played.
     status = run_until_killed(
         tmp_path,
@@ -241,13 +222,10 @@ def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
         call=4,
         text=resolved_yaml(config),
     )
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    assert_killed(status)
     run = RunDirectory(tmp_path / "run")
     assert [path.name for path in list_checkpoints(run.checkpoints)] == ["3-apo-000002"]
-    app(
-        ["train", "--run-dir", str(run.path), "--resume", "--no-evaluate"],
-        result_action="return_value",
-    )
+    train(run.path)
     assert [row["num_replayed"] for row in rows(run.metrics)] == [0, 3, 3, 3]
     assert rows(run.metrics) == rows(expected.metrics)
     assert_same_tensors(run.policy, expected.policy)
@@ -257,7 +235,7 @@ def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
 
 
 def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
-    run_until_killed: Callable[..., int], finished_run: Path, tiny_config: str, tmp_path: Path
+    run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
     overrides = [
         f"--policy.path={finished_run / 'references' / '0'}",
@@ -274,7 +252,7 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
         "--training.checkpoint_every=1",
         "--evaluation.num_episodes=1",
     ]
-    text = resolved_yaml(parse_config(tiny_config, source="tiny", overrides=overrides))
+    text = resolved_yaml(factories.config(*overrides))
     folders = [tmp_path / name for name in ("whole", "killed")]
     for folder in folders:
         folder.mkdir()
@@ -282,7 +260,7 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
     assert run_until_killed(folders[0], target=step, call=100, text=text) == 0
     for call in (2, 3):  # in steps 2 and 4: with the first reference, and with the second
         status = run_until_killed(folders[1], target=step, call=call, text=text)
-        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+        assert_killed(status)
     assert run_until_killed(folders[1], target=step, call=100, text=text) == 0
     expected, run = (RunDirectory(folder / "run") for folder in folders)
     assert rows(run.metrics) == rows(expected.metrics)
@@ -329,10 +307,16 @@ def test_a_run_whose_only_checkpoint_was_removed_goes_on_from_its_reference(
     assert_same_run(tmp_path / "run", finished_run)
 
 
+def train(path: Path) -> None:
+    with threads_restored():
+        command = ["train", "--run-dir", str(path), "--resume", "--no-evaluate"]
+        app(command, result_action="return_value")
+
+
 def resume(path: Path) -> None:
-    train = ["train", "--run-dir", str(path), "--resume", "--no-evaluate"]
-    app(train, result_action="return_value")
-    app(["evaluate", str(path)], result_action="return_value")
+    train(path)
+    with threads_restored():
+        app(["evaluate", str(path)], result_action="return_value")
 
 
 def assert_same_run(actual: Path, expected: Path) -> None:
@@ -348,12 +332,6 @@ def assert_same_run(actual: Path, expected: Path) -> None:
         without(row, "policy") for row in episodes[1]
     ]
     assert not list(actual.rglob(f"*{PARTIAL_MARK}*"))
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    found = read_json_lines(path)
-    assert found
-    return [{key: row[key] for key in row if not key.endswith("seconds")} for row in found]
 
 
 def document(path: Path) -> dict[str, Any]:

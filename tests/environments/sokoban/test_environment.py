@@ -57,6 +57,7 @@ def fewest_pushes(room: Room, start: State) -> int | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_boxes", [1, 2])
 def test_generated_levels_meet_their_demands_and_the_solver_counts_the_fewest_pushes(
     num_boxes: int,
@@ -182,6 +183,7 @@ def test_no_level_is_a_turned_or_mirrored_image_of_another_in_either_split() -> 
     assert len(set(keys)) == len(keys) == 500
 
 
+@pytest.mark.slow
 def test_demands_that_no_level_meets_are_an_error_that_says_so() -> None:
     with pytest.raises(ConfigError, match="ask for fewer tasks"):
         make_environment("sokoban", {"num_rows": 4, "num_columns": 4, "min_pushes": 9})
@@ -232,6 +234,7 @@ ONE_STEP_A_TURN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, ONE_STEP_A_TURN])
 def test_the_teacher_is_mediocre_and_the_baselines_lie_where_they_should(
     options: dict[str, object],
@@ -242,6 +245,7 @@ def test_the_teacher_is_mediocre_and_the_baselines_lie_where_they_should(
     assert success["teacher"] < success["heuristic"] < 1.0, success
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_boxes", [1, 2, 3])
 @pytest.mark.parametrize("name", ["teacher", "oracle", "heuristic"])
 def test_every_statement_of_a_thought_stands_in_the_observation(name: str, num_boxes: int) -> None:

@@ -1,20 +1,16 @@
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import CopyConfig
-from ragen_apo.config.overrides import merge
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
-from ragen_apo.progress import SilentProgress
 from ragen_apo.session import Session
 from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
 from ragen_apo.warm_start import phases as supervised
@@ -29,6 +25,7 @@ from ragen_apo.warm_start.batches import (
     relabel,
 )
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
+from tests.factories import Sayings, with_keys, with_progress
 
 CONFIG = CopyConfig(batch_size=16, sequence_length=20)
 TOKEN_IDS = range(100, 1100)
@@ -127,16 +124,6 @@ def record_episodes(session: Session, path: Path) -> None:
         append_recording(path, Recording(version, 0, episode))
 
 
-class Notes(SilentProgress):
-    """What was said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.said.append(message)
-
-
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
     recorded: bool, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,24 +132,22 @@ def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
         record_episodes(session, tmp_path / "mine.jsonl")
     model = session.load_model(session.run.initial)
 
-    def demonstrated(max_context_tokens: int, notes: Notes) -> list[Trajectory]:
-        limits = {"max_context_tokens": max_context_tokens, "max_response_tokens": 1}
-        changes: dict[str, Any] = {"agent": limits}
+    def demonstrated(max_context_tokens: int, notes: Sayings) -> list[Trajectory]:
+        keys = [f"--agent.max_context_tokens={max_context_tokens}", "--agent.max_response_tokens=1"]
         if recorded:
-            path = str(tmp_path / "mine.jsonl")
-            changes["warm_start"] = {"demonstrations": {"recordings": path}}
-        config = RunConfig.model_validate(merge(session.config.model_dump(by_alias=True), changes))
+            keys.append(f"--warm_start.demonstrations.recordings={tmp_path / 'mine.jsonl'}")
+        told = with_progress(with_keys(session, *keys), notes)
         used: list[Trajectory] = []
         with monkeypatch.context() as patch:
             patch.setattr(
                 supervised, "training_samples", lambda t: used.append(t) or training_samples(t)
             )
-            demonstrations_phase(replace(session, config=config, progress=notes), model)
+            demonstrations_phase(told, model)
         return used
 
-    notes = Notes()
+    notes = Sayings()
     whole = demonstrated(512, notes)
-    assert not any("end early" in sentence for sentence in notes.said)
+    assert not any("end early" in sentence for sentence in notes.lines)
     lengths = [len(training_samples(episode)[0].token_ids) for episode in whole]
     capacity = max(lengths) - 1
     num_longest = lengths.count(max(lengths))
@@ -174,18 +159,19 @@ def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
             num_longest -= 1
     assert num_longest == 0
     said = f"{lengths.count(max(lengths))} of {len(whole)} demonstrations end early"
-    assert notes.said[-1].startswith(said) and f"max_context_tokens is {capacity}" in notes.said[-1]
+    assert (
+        notes.lines[-1].startswith(said) and f"max_context_tokens is {capacity}" in notes.lines[-1]
+    )
 
 
 def test_responses_that_the_policy_could_not_write_are_counted(session: Session) -> None:
     model = session.load_model(session.run.initial)
 
     def said(max_response_tokens: int) -> list[str]:
-        limits = {"agent": {"max_response_tokens": max_response_tokens}}
-        config = RunConfig.model_validate(merge(session.config.model_dump(by_alias=True), limits))
-        notes = Notes()
-        demonstrations_phase(replace(session, config=config, progress=notes), model)
-        return [sentence for sentence in notes.said if "demonstrated responses" in sentence]
+        notes = Sayings()
+        short = with_keys(session, f"--agent.max_response_tokens={max_response_tokens}")
+        demonstrations_phase(with_progress(short, notes), model)
+        return [sentence for sentence in notes.lines if "demonstrated responses" in sentence]
 
     assert said(200) == []
     (all_of_them,) = said(1)
@@ -220,19 +206,13 @@ def test_the_supervised_gradient_does_not_depend_on_how_a_batch_is_cut(session: 
 
 
 def test_an_unknown_teacher_is_refused_with_the_names_there_are(session: Session) -> None:
-    demonstrations = session.config.warm_start.demonstrations.model_copy(
-        update={"teacher": "headmaster"}
-    )
-    warm_start = session.config.warm_start.model_copy(update={"demonstrations": demonstrations})
-    config = session.config.model_copy(update={"warm_start": warm_start})
+    other = with_keys(session, "--warm_start.demonstrations.teacher=headmaster")
     model = session.load_model(session.run.initial)
     with pytest.raises(ConfigError, match=r"'headmaster'; it has .*heuristic.*teacher"):
-        demonstrations_phase(replace(session, config=config), model)
+        demonstrations_phase(other, model)
 
 
 def test_the_curves_have_both_phases_in_order(finished_run: Path) -> None:
-    from ragen_apo.files import read_json_lines
-
     rows = read_json_lines(finished_run / "warm_start.jsonl")
     assert [(row["phase"], row["step"]) for row in rows] == [
         *(("copy", step) for step in (10, 12)),

@@ -90,6 +90,7 @@ def test_under_fixed_never_buying_earns_at_most_one_search(max_turns: int) -> No
     assert best < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_turns", [3, 10, 20])
 def test_under_slides_endless_searching_pays_without_buying(max_turns: int) -> None:
     shop = shop_with_goal(max_turns=max_turns, reward="slides")

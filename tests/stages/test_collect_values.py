@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,13 +7,13 @@ import torch
 
 from ragen_apo.agent.assembly import build_environments, build_proxy, sampling_conditions
 from ragen_apo.agent.proxy import AgentProxy
-from ragen_apo.config import parse_config
 from ragen_apo.policy.language_model import load_language_model
 from ragen_apo.stages.collect_values import collect_values
 from ragen_apo.types import Task
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import SampleSchedule, success_rate_error
 from ragen_apo.values.store import ValueStore
+from tests import factories
 
 SCHEDULE = SampleSchedule(first=2, cap=4)
 
@@ -51,18 +50,15 @@ def stored(path: Path) -> list[tuple]:
 
 
 @pytest.fixture
-def sampler(finished_run: Path, tiny_config: str) -> Iterator[Sampler]:
-    config = parse_config(tiny_config, source="tiny", overrides=["--training.num_rows=8"])
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def sampler(finished_run: Path) -> Sampler:
+    config = factories.config("--training.num_rows=8")
     reference = load_language_model(finished_run / "references/0", device=torch.device("cpu"))
     environments = build_environments(config)
-    yield Sampler(
+    return Sampler(
         proxy=build_proxy(config, reference, environments),
         conditions=sampling_conditions(config, reference, environments),
         tasks=list(environments.tasks("train")),
     )
-    torch.set_num_threads(before)
 
 
 def counts(rows: list[tuple]) -> dict[str, tuple[int, int]]:
@@ -74,6 +70,7 @@ def counts(rows: list[tuple]) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_path: Path) -> None:
     by_task = counts(sampler.fill(tmp_path / "values.sqlite"))
     assert by_task.keys() == {task.task_id for task in sampler.tasks}
@@ -83,6 +80,7 @@ def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_p
         assert num_samples == 4 or error <= SCHEDULE.max_error
 
 
+@pytest.mark.slow
 def test_a_second_run_samples_nothing(
     sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +89,7 @@ def test_a_second_run_samples_nothing(
     assert sampler.fill(tmp_path / "values.sqlite") == before
 
 
+@pytest.mark.slow
 def test_a_larger_schedule_adds_to_what_is_stored(sampler: Sampler, tmp_path: Path) -> None:
     path = tmp_path / "values.sqlite"
     few = sampler.fill(path, schedule=SampleSchedule(first=1, cap=1))
@@ -103,6 +102,7 @@ class InterruptedStageError(Exception):
     """Stands for a kill."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_writes", [1, 12])
 def test_an_interrupted_stage_one_ends_with_the_rows_of_one_that_was_not(
     num_writes: int, sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

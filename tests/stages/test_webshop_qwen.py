@@ -18,7 +18,10 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
 from ragen_apo.session import open_session
 from ragen_apo.training.checkpoint import list_checkpoints
+from tests.factories import threads_restored
 from tests.generating import respond
+
+pytestmark = pytest.mark.slow
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "webshop_qwen.yaml"
 
@@ -43,10 +46,9 @@ def run(qwen_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirec
         "--training.eval_episodes=2",
         "--evaluation.num_episodes=3",
     ]
-    before = torch.get_num_threads()
     command = ["train", "--config", str(CONFIG), "--run-dir", str(folder / "run"), *keys]
-    app(command, result_action="return_value")
-    torch.set_num_threads(before)
+    with threads_restored():
+        app(command, result_action="return_value")
     return RunDirectory(folder / "run")
 
 

@@ -1,5 +1,4 @@
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +6,11 @@ import pytest
 from ragen_apo.errors import ConfigError
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
+from tests.factories import with_keys
 
 
 def limited(session: Session, max_tasks: int, *, seed: int = 0) -> Session:
-    training = session.config.training.model_copy(update={"max_tasks": max_tasks})
-    config = session.config.model_copy(update={"training": training, "seed": seed})
-    return replace(session, config=config)
+    return with_keys(session, f"--training.max_tasks={max_tasks}", f"--seed={seed}")
 
 
 def test_training_tasks_are_a_part_of_the_split_that_depends_on_the_seed(session: Session) -> None:
@@ -28,8 +26,9 @@ def test_training_tasks_are_a_part_of_the_split_that_depends_on_the_seed(session
 def test_a_model_that_is_too_short_for_an_episode_is_refused_when_it_is_loaded(
     session: Session,
 ) -> None:
-    agent = session.config.agent.model_copy(update={"max_context_tokens": 513})
-    longer = replace(session, config=session.config.model_copy(update={"agent": agent}))
+    longer = with_keys(
+        session, "--agent.max_context_tokens=513", "--policy.small.max_position=1024"
+    )
     with pytest.raises(ConfigError, match="at most 512 tokens"):
         longer.load_model(session.run.initial)
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ragen_apo.agent.assembly import build_proxy, sampling_conditions
+from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.algorithms import ApoConfig, RolloutFilterConfig
 from ragen_apo.errors import MissingValueError, TrainingError
 from ragen_apo.files import read_json_lines
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import create_run
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session
 from ragen_apo.stages.collect_values import collect_values
-from ragen_apo.stages.pipeline import train
 from ragen_apo.stages.task_selection import (
     SelectionCounts,
     TaskSelection,
@@ -30,50 +25,14 @@ from ragen_apo.stages.task_selection import (
     select_stored_tasks,
     select_tasks,
 )
-from ragen_apo.stages.values import (
-    estimate_values,
-    reference_values,
-    sample_schedule,
-    selected_tasks,
-)
-from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.stages.values import estimate_values, sample_schedule, selected_tasks
 from ragen_apo.training.checkpoint import list_checkpoints
-from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import StopReason, Task, Trajectory, Turn, make_task
-from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
+from ragen_apo.types import Task, Trajectory
+from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
-
-
-def task(name: str) -> Task:
-    return make_task(environment="shop", instruction=name, split="train", category="c", payload={})
-
-
-def episode(
-    of: Task, *, reward: float, success: bool = False, logprobs: Sequence[float] = (-1.0,)
-) -> Trajectory:
-    turn = Turn(
-        observation="",
-        prompt_token_ids=(1,),
-        response_token_ids=(2,) * len(logprobs),
-        logprobs=tuple(logprobs),
-        response="",
-        thought="",
-        action="",
-        reward=reward,
-    )
-    return Trajectory(
-        task=of,
-        turns=(turn,),
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        success=success,
-        final_observation="",
-        policy_version="reference",
-        seed=0,
-    )
-
+from tests import factories
+from tests.factories import Sayings, reference, step_without_update, task, with_keys, with_progress
 
 RETURNS = {
     "never": [-0.1, -0.1, -0.1, -0.1],
@@ -155,23 +114,20 @@ def test_returns_that_differ_by_the_order_of_their_rewards_alone_are_equal() -> 
     assert selection == TaskSelection((), SelectionCounts(kept=0, never_solved=1))
 
 
-@pytest.fixture
-def conditions() -> SamplingConditions:
-    return conditions_from_json(
-        dict.fromkeys(SamplingConditions.__dataclass_fields__, "")
-        | {"environment": "shop", "max_response_tokens": 1, "max_context_tokens": 2}
-        | {"temperature": 1.0, "format_penalty": 0.0, "invalid_action_penalty": 0.0}
-    )
-
-
 @pytest.mark.parametrize(("score", "kept"), [("entropy", ["sure", "long"]), ("length", ["long"])])
 def test_entropy_and_length_come_from_the_stored_trajectories(
-    score: str, kept: list[str], conditions: SamplingConditions, tmp_path: Path
+    score: str, kept: list[str], tmp_path: Path
 ) -> None:
     # Mean -log pi: "sure" 0.1, "long" (0.4 + 0.2) / 2 = 0.3, "unsure" 2.0.
     logprobs = {"sure": (-0.1,), "long": (-0.4, -0.2), "unsure": (-2.0,)}
-    tasks = [task(name) for name in logprobs]
-    assert mean_surprise(episode(tasks[1], reward=0, logprobs=(-0.4, -0.2))) == pytest.approx(0.3)
+    tasks, conditions = [task(name) for name in logprobs], factories.conditions()
+
+    def played(of: Task, reward: float = 0.0) -> Trajectory:
+        recorded = logprobs[of.instruction]
+        turn = factories.turn(reward, logprobs=recorded, response_token_ids=range(len(recorded)))
+        return factories.episode(turn, task=of)
+
+    assert mean_surprise(played(tasks[1])) == pytest.approx(0.3)
     settings = RolloutFilterConfig(
         strategy="top_k",
         value=2.0 if score == "entropy" else 1.0,
@@ -181,11 +137,7 @@ def test_entropy_and_length_come_from_the_stored_trajectories(
     )
     with ValueStore(tmp_path / "values.sqlite") as store:
         for of in tasks:
-            played = [
-                episode(of, reward=reward, logprobs=logprobs[of.instruction])
-                for reward in (0.0, 1.0)
-            ]
-            store.add_many(conditions, list(enumerate(played)))
+            store.add_many(conditions, list(enumerate(played(of, reward) for reward in (0.0, 1.0))))
         assert names(select_stored_tasks(store, conditions, tasks, settings)) == kept
 
 
@@ -202,9 +154,11 @@ class ScriptedReference:
 
     def rollout(self, requests: Sequence[EpisodeRequest], **options: Any) -> None:
         played = []
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             success = self._success[request.seed]
-            played.append((place, episode(request.task, reward=float(success), success=success)))
+            turn = factories.turn(float(success))
+            episode = factories.episode(turn, task=request.task, success=success)
+            played.append((index, episode))
         options["on_finished"](played)
 
 
@@ -215,9 +169,9 @@ def test_a_task_is_sampled_up_to_the_cap_before_it_counts_as_never_solved(
     adaptive: bool,
     kept: list[str],
     num_never: int,
-    conditions: SamplingConditions,
     tmp_path: Path,
 ) -> None:
+    conditions = factories.conditions()
     marks = {"late": "FFFS", "hopeless": "FFFF", "mixed": "SFFF", "easy": "SS"}
     tasks = [task(name) for name in marks]
     apo = ApoConfig(num_value_samples=2, adaptive_vstar=adaptive, max_value_samples=4)
@@ -242,43 +196,26 @@ def test_a_task_is_sampled_up_to_the_cap_before_it_counts_as_never_solved(
 # With the tiny run's reference, which has two samples of every task.
 
 
-def with_filter(session: Session, *keys: str, text: str) -> Session:
-    overrides = ["--apo.num_value_samples=2", "--apo.adaptive_vstar=false", *keys]
-    return replace(session, config=parse_config(text, source="tiny", overrides=overrides))
+TWO_SAMPLES = ("--apo.num_value_samples=2", "--apo.adaptive_vstar=false")
 
 
-def trainer_of(session: Session, tasks: Sequence[Task]) -> Trainer:
+def trainer(session: Session) -> Trainer:
     """The policy is the reference: what they play differs by their seeds alone."""
-    policy, reference = (session.load_model(session.run.reference(0)) for _ in range(2))
-    reference.model.requires_grad_(False)
-    return Trainer(
-        session.config,
-        policy=policy,
-        reference=reference,
-        proxy=build_proxy(session.config, policy, session.environments),
-        tasks=selected_tasks(session, reference, tasks),
-        values=reference_values(session, reference, tasks),
-        algorithm=make_algorithm(session.config, reference),
-        optimizer=Optimizer(policy.model),
-    )
+    return factories.trainer(session, policy=session.load_model(session.run.reference(0)))
 
 
 def test_without_a_filter_the_tasks_are_those_that_were_given(session: Session) -> None:
     tasks = session.training_tasks()
-    assert selected_tasks(session, session.load_model(session.run.reference(0)), tasks) is tasks
+    assert selected_tasks(session, reference(session), tasks) is tasks
 
 
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_stage_two_plays_the_selected_tasks_and_no_others_epoch_after_epoch(
-    algorithm: str, session: Session, tiny_config: str, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, session: Session
 ) -> None:
     keys = ("--rollout_filter.strategy=top_k", "--rollout_filter.value=2")
-    part = with_filter(
-        session,
-        *keys,
-        f"--algorithm={algorithm}",
-        "--training.tasks_per_step=1",
-        text=tiny_config,
+    part = with_keys(
+        session, *TWO_SAMPLES, *keys, f"--algorithm={algorithm}", "--training.tasks_per_step=1"
     )
     tasks = part.training_tasks()
     returns = stored_returns(part)
@@ -286,10 +223,9 @@ def test_stage_two_plays_the_selected_tasks_and_no_others_epoch_after_epoch(
     # How many vary depends on the processor's rounding: 4 of the 21 on one, more on another.
     assert sum(value > 1e-6 for value in deviation.values()) >= 2 < len(tasks)
     expected = {t.task_id for t in sorted(tasks, key=lambda t: -deviation[t.task_id])[:2]}
-    trainer = trainer_of(part, tasks)
-    assert {t.task_id for t in trainer.tasks} == expected
-    monkeypatch.setattr(trainer.optimizer, "update", lambda **_: 1.0)
-    results = [trainer.step(step) for step in range(4)]
+    one = trainer(part)
+    assert {t.task_id for t in one.tasks} == expected
+    results = [step_without_update(one, step).result for step in range(4)]
     played = [t.task.task_id for result in results for t in result.trajectories]
     # Four episodes are two epochs of two tasks.
     assert set(played[:2]) == set(played[2:]) == expected
@@ -297,69 +233,44 @@ def test_stage_two_plays_the_selected_tasks_and_no_others_epoch_after_epoch(
 
 
 def stored_returns(session: Session) -> dict[str, list[float]]:
-    reference = session.load_model(session.run.reference(0))
-    conditions = sampling_conditions(session.config, reference, session.environments)
+    conditions = sampling_conditions(session.config, reference(session), session.environments)
     with ValueStore(session.run.values) as store:
         return store.returns_by_task(conditions)
 
 
-def test_a_selection_that_leaves_no_task_says_what_to_do(
-    session: Session, tiny_config: str
-) -> None:
-    part = with_filter(session, "--rollout_filter.strategy=top_p", text=tiny_config)
+def test_a_selection_that_leaves_no_task_says_what_to_do(session: Session) -> None:
+    part = with_keys(session, *TWO_SAMPLES, "--rollout_filter.strategy=top_p")
     returns = stored_returns(part)
     same = [t for t in part.training_tasks() if len(set(returns[t.task_id])) == 1]
     assert same
-    reference = part.load_model(part.run.reference(0))
+    model = reference(part)
     with pytest.raises(TrainingError, match=rf"on 0 of {len(same)} tasks; left out: .*adaptive"):
-        selected_tasks(part, reference, same)
-    kept = with_filter(
+        selected_tasks(part, model, same)
+    kept = with_keys(
         session,
+        *TWO_SAMPLES,
         "--rollout_filter.strategy=top_p",
         "--rollout_filter.value=1",
         "--rollout_filter.zero_variance=keep",
-        text=tiny_config,
     )
-    assert list(selected_tasks(kept, reference, same)) == same
+    assert list(selected_tasks(kept, model, same)) == same
 
 
-def test_a_task_without_samples_is_an_error_and_not_one_without_variance(
-    session: Session, tiny_config: str
-) -> None:
-    part = with_filter(session, "--rollout_filter.strategy=top_p", text=tiny_config)
-    reference = part.load_model(part.run.reference(0))
+def test_a_task_without_samples_is_an_error_and_not_one_without_variance(session: Session) -> None:
+    part = with_keys(session, *TWO_SAMPLES, "--rollout_filter.strategy=top_p")
+    model = reference(part)
     with pytest.raises(MissingValueError, match="3 of 24 tasks"):
-        selected_tasks(part, reference, part.environments.tasks("all"))
+        selected_tasks(part, model, part.environments.tasks("all"))
 
 
-class Sayings(SilentProgress):
-    """Remembers what was said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.lines.append(message)
-
-
-def test_the_report_of_stage_one_says_how_many_tasks_stage_two_trains_on(
-    session: Session, tiny_config: str
-) -> None:
+def test_the_report_of_stage_one_says_how_many_tasks_stage_two_trains_on(session: Session) -> None:
     said = Sayings()
-    part = replace(
-        with_filter(
-            session,
-            "--rollout_filter.strategy=top_p",
-            "--rollout_filter.value=1",
-            "--algorithm=apo_turn",
-            text=tiny_config,
-        ),
-        progress=said,
-    )
-    reference = part.load_model(part.run.reference(0))
+    keys = ("--rollout_filter.strategy=top_p", "--rollout_filter.value=1", "--algorithm=apo_turn")
+    part = with_progress(with_keys(session, *TWO_SAMPLES, *keys), said)
+    model = reference(part)
     tasks = part.training_tasks()
-    report = estimate_values(part, reference, tasks)
-    assert report["selection"]["kept"] == len(selected_tasks(part, reference, tasks))
+    report = estimate_values(part, model, tasks)
+    assert report["selection"]["kept"] == len(selected_tasks(part, model, tasks))
     assert 0 < report["selection"]["kept"] < sum(report["selection"].values()) == len(tasks)
     assert 0 < report["num_known_states"] < report["num_states"]
     assert said.lines[0].startswith("Stage 1: 42 samples of 21 tasks, pass@1 ")
@@ -369,15 +280,15 @@ def test_the_report_of_stage_one_says_how_many_tasks_stage_two_trains_on(
 
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_no_trained_episode_is_among_the_samples_of_its_own_value(
-    algorithm: str, session: Session, tiny_config: str
+    algorithm: str, session: Session
 ) -> None:
-    part = with_filter(session, f"--algorithm={algorithm}", text=tiny_config)
+    part = with_keys(session, *TWO_SAMPLES, f"--algorithm={algorithm}")
     tasks = part.training_tasks()
-    trainer = trainer_of(part, tasks)
-    conditions = sampling_conditions(part.config, trainer.reference, part.environments)
+    one = trainer(part)
+    conditions = sampling_conditions(part.config, one.reference, part.environments)
     with ValueStore(part.run.values) as store:
         before = [t for of in tasks for t in store.trajectories(conditions, of.task_id)]
-        trained = trainer.step(0).trajectories
+        trained = one.step(0).trajectories
         after = [t for of in tasks for t in store.trajectories(conditions, of.task_id)]
     assert after == before
     assert {t.policy_version for t in before} == {conditions.reference_fingerprint}
@@ -386,21 +297,15 @@ def test_no_trained_episode_is_among_the_samples_of_its_own_value(
     assert not sampled & {(t.task.task_id, t.seed) for t in trained}
 
 
-def test_rivals_leave_the_choice_to_the_rollouts_of_each_step(
-    session: Session, tiny_config: str
-) -> None:
-    config: RunConfig = parse_config(
-        tiny_config,
-        source="tiny",
-        overrides=["--algorithm=grpo", "--rollout_filter.strategy=top_p"],
-    )
-    part = replace(session, config=config)
+def test_rivals_leave_the_choice_to_the_rollouts_of_each_step(session: Session) -> None:
+    part = with_keys(session, "--algorithm=grpo", "--rollout_filter.strategy=top_p")
     tasks = part.training_tasks()
-    assert selected_tasks(part, part.load_model(part.run.reference(0)), tasks) is tasks
+    assert selected_tasks(part, reference(part), tasks) is tasks
 
 
+@pytest.mark.slow
 def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
-    session: Session, tiny_config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def select(
         store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], _: object
@@ -409,18 +314,17 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
             return TaskSelection(tuple(tasks), SelectionCounts(kept=len(tasks)))
         return TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
 
-    first = session.load_model(session.run.reference(0)).fingerprint()
+    first = reference(session).fingerprint()
     monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", select)
     keys = [
         f"--policy.path={session.run.reference(0)}",
         "--warm_start.enabled=false",
         "--rollout_filter.strategy=top_p",
     ]
-    config = with_filter(session, *keys, text=tiny_config).config
-    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    config = with_keys(session, *TWO_SAMPLES, *keys).config
     for _ in range(2):
         said = Sayings()
-        train(config, run, progress=said)
+        run = factories.run(config, tmp_path / "run", progress=said)
         assert "stopped after step 3 of 6: the new reference solved" in "\n".join(said.lines)
         stopped = run.read_status()["early_stop"]
         assert (stopped["rule"], stopped["step"]) == ("rollout_filter", 3)
@@ -434,13 +338,13 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
 
 
 def test_a_first_reference_that_solves_every_task_is_an_error(
-    session: Session, tiny_config: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part = with_filter(session, "--rollout_filter.strategy=top_p", text=tiny_config)
+    part = with_keys(session, *TWO_SAMPLES, "--rollout_filter.strategy=top_p")
     tasks = part.training_tasks()
     solved = TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
     monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", lambda *_: solved)
-    reference = part.load_model(part.run.reference(0))
+    model = reference(part)
     with pytest.raises(TrainingError, match=r"21 always solved\. There is nothing to train on"):
-        selected_tasks(part, reference, tasks)
-    assert selected_tasks(part, reference, tasks, version=1) == ()
+        selected_tasks(part, model, tasks)
+    assert selected_tasks(part, model, tasks, version=1) == ()

@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
+
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.shop.scripted import product_words, task_words
@@ -41,12 +43,14 @@ def test_the_oracle_always_succeeds() -> None:
     assert success_of(shop, "oracle", shop.tasks("all")) == 1.0
 
 
+@pytest.mark.slow
 def test_the_teacher_succeeds_in_25_to_35_percent_of_1000_training_episodes() -> None:
     shop = ShopEnvironment()
     tasks = [*shop.tasks("train")] * 3
     assert 0.25 < success_of(shop, "teacher", tasks[:1000]) < 0.35
 
 
+@pytest.mark.slow
 def test_the_baselines_are_far_from_solving_the_shop() -> None:
     shop = ShopEnvironment()
     assert 0.05 < success_of(shop, "heuristic", shop.tasks("train")) < 0.60

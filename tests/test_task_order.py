@@ -1,13 +1,13 @@
+import json
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ragen_apo.agent.assembly import build_environments
 from ragen_apo.errors import ConfigError
 from ragen_apo.session import Session
 from ragen_apo.task_order import DrawOrder, epoch_slice
+from tests.factories import with_keys
 
 WEIGHTS = {"many": 2, "few": 1}
 CATEGORIES = ["few"] * 7 + ["many"] * 1_000
@@ -57,11 +57,8 @@ def test_without_weights_it_is_the_order_of_epochs() -> None:
 
 
 def on_a_mixture(session: Session, max_tasks: int | None = None, **parts: Any) -> Session:
-    options = {"name": "mixture", "parts": parts}
-    environment = type(session.config.environment).model_validate(options)
-    training = session.config.training.model_copy(update={"max_tasks": max_tasks})
-    config = session.config.model_copy(update={"environment": environment, "training": training})
-    return replace(session, config=config, environments=build_environments(config))
+    limit = f"--training.max_tasks={json.dumps(max_tasks)}"
+    return with_keys(session, limit, environment={"name": "mixture", "parts": parts})
 
 
 def test_a_limit_on_tasks_goes_by_weight_as_well(session: Session) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragen_apo.config import parse_config, resolved_yaml
+from ragen_apo.config import resolved_yaml
 from ragen_apo.environments.webshop.generated import write_generated_files
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import write_json_atomically
@@ -14,6 +14,7 @@ from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages import origin, pipeline
+from tests import factories
 
 
 def place_data(folder: Path, *, num_products: int) -> None:
@@ -36,7 +37,7 @@ def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
     monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path / "data"))
     threads = f"run: {{num_threads: {torch.get_num_threads()}}}"
     text = f"environment: {{name: webshop, data: auto}}\n{threads}\n"
-    config = parse_config(text, source="webshop")
+    config = factories.config(text=text)
     run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
     small = tmp_path / "data" / "webshop" / "small"
     place_data(small, num_products=30)

@@ -1,11 +1,11 @@
 """What the environment lacks is said before anything is computed or written."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.environments.base import (
     EnvironmentProperties,
     ScriptedPolicy,
@@ -14,16 +14,12 @@ from ragen_apo.environments.base import (
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import create_run
 from ragen_apo.stages.inputs import check_run_inputs
-from ragen_apo.stages.pipeline import train
 from ragen_apo.task_order import HasTasks
 from ragen_apo.types import Task
+from tests import factories
 
-
-def parse(*overrides: str) -> RunConfig:
-    return parse_config("environment: {name: bandit}", source="test", overrides=overrides)
+parse = functools.partial(factories.config, text="environment: {name: bandit}")
 
 
 def check(*overrides: str, environment: HasTasks | None = None) -> None:
@@ -120,11 +116,9 @@ def test_recordings_of_one_part_of_a_mixture_are_refused(tmp_path: Path) -> None
 
 def test_training_asks_before_it_computes_or_locks(tmp_path: Path) -> None:
     config = parse("--evaluation.split", "nope")
-    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
-    before = sorted(path.name for path in run.path.iterdir())
     with pytest.raises(ConfigError, match=r"evaluation\.split"):
-        train(config, run, progress=SilentProgress())
-    assert sorted(path.name for path in run.path.iterdir()) == before
+        factories.run(config, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
 
 def test_recordings_that_are_kept_in_the_run_need_not_be_elsewhere() -> None:

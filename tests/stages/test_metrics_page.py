@@ -3,16 +3,16 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from ragen_apo.files import read_json_lines
-from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
 from ragen_apo.training.monitors.gradients import BUCKETS
 from ragen_apo.values.state_values import StateCoverage
+from tests.factories import AlgorithmRuns
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -27,14 +27,15 @@ def fields(rows: Iterable[dict]) -> set[str]:
     return {name for row in rows for name in row}
 
 
+@pytest.mark.slow
 def test_every_metric_of_stage_two_is_documented_once(
-    session: Session, algorithm_runs: Callable[[str], RunDirectory]
+    session: Session, algorithm_runs: AlgorithmRuns
 ) -> None:
     names = documented("metrics.jsonl")
     assert len(names) == len(set(names))
     written = fields(read_json_lines(session.run.metrics))
     for algorithm in ("apo", "apo_turn", "ppo"):  # no other algorithm has a field of its own
-        written |= fields(read_json_lines(algorithm_runs(algorithm).metrics))
+        written |= fields(read_json_lines(algorithm_runs.finished(algorithm).metrics))
     # Absent in a run as short as this one, when no step has a success or a task of some variance.
     norms = {f"gradient_norm_{bucket}_variance" for bucket in BUCKETS}
     assert set(names) == written | norms | {"v_star_success_correlation"}
@@ -57,8 +58,9 @@ def test_every_field_of_the_value_report_is_documented(version: int, session: Se
     assert set(documented("value_report.json")) == set(report) | of_states
 
 
+@pytest.mark.slow
 def test_the_value_report_of_apo_turn_also_has_what_is_known_of_states(
-    algorithm_runs: Callable[[str], RunDirectory],
+    algorithm_runs: AlgorithmRuns,
 ) -> None:
-    report = json.loads(algorithm_runs("apo_turn").value_report.read_text())
+    report = json.loads(algorithm_runs.finished("apo_turn").value_report.read_text())
     assert set(documented("value_report.json")) == set(report)

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from ragen_apo.config import parse_config, resolved_yaml
 from ragen_apo.environments.base import EnvironmentProperties, Reply, ScriptedPolicy
 from ragen_apo.files import read_json_lines
-from ragen_apo.progress import SilentProgress
-from ragen_apo.run_directory import create_run
 from ragen_apo.seeding import generator
-from ragen_apo.stages.pipeline import train
-from ragen_apo.types import Task, make_task
+from ragen_apo.types import Task
+from tests import factories
+
+pytestmark = pytest.mark.slow
 
 WORDS = ("apple", "brick", "cloud", "drum", "eagle", "flute", "grape", "horse")
 
@@ -52,10 +50,7 @@ class EchoEnvironment:
 
     def tasks(self, split: str) -> Sequence[Task]:
         return [
-            make_task(
-                environment="echo", instruction=word, split=split, category="word", payload={}
-            )
-            for word in WORDS
+            factories.task(word, environment="echo", split=split, category="word") for word in WORDS
         ]
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
@@ -83,7 +78,7 @@ class EchoEnvironment:
 
 CONFIG = """
 seed: 0
-run: {num_threads: 2, device: cpu}
+run: {num_threads: 1, device: cpu}
 environment: {name: echo}
 agent: {max_response_tokens: 8, max_context_tokens: 64}
 policy:
@@ -116,19 +111,14 @@ training:
 def learning_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     """The success rate of every step of Stage 2."""
 
-    def learning_curve(**changes: bool) -> list[float]:
+    def learning_curve(*keys: str) -> list[float]:
         monkeypatch.setattr(
             "ragen_apo.agent.assembly.make_environment", lambda name, options: EchoEnvironment()
         )
-        overrides = [f"--apo.{name}={str(value).lower()}" for name, value in changes.items()]
-        config = parse_config(CONFIG, source="echo", overrides=overrides)
-        run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
-        train(config, run, progress=SilentProgress())
+        run = factories.run(factories.config(*keys, text=CONFIG), tmp_path / "run")
         return [row["success_rate"] for row in read_json_lines(run.metrics)]
 
-    before = torch.get_num_threads()
-    yield learning_curve
-    torch.set_num_threads(before)
+    return learning_curve
 
 
 def mean(values: Sequence[float]) -> float:
@@ -143,5 +133,5 @@ def test_success_rises_far_above_the_reference(learning_curve: Callable) -> None
 
 
 def test_shuffled_returns_teach_nothing(learning_curve: Callable) -> None:
-    curve = learning_curve(shuffle_returns=True)
+    curve = learning_curve("--apo.shuffle_returns=true")
     assert mean(curve[-10:]) < 0.5

@@ -1,0 +1,70 @@
+"""What Stage 1 says of the reference, and what Stage 2 is told of it."""
+
+import pytest
+
+from ragen_apo.agent.assembly import sampling_conditions
+from ragen_apo.errors import MissingValueError
+from ragen_apo.session import Session
+from ragen_apo.stages.values import estimate_values, reference_values
+from ragen_apo.values.store import ValueStore
+from tests.factories import Sayings, reference, with_keys, with_progress
+
+
+def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
+    session: Session,
+) -> None:
+    said = Sayings()
+    untrained = with_progress(session, said)
+    model = untrained.load_model(untrained.run.initial)
+    report = estimate_values(untrained, model, untrained.training_tasks()[:4])
+    assert report["share_unreadable"] > 0.9
+    (advice,) = [text for text in said.lines if text == report["advice"]]
+    assert advice.startswith("No task was solved")
+    assert "agent.system_prompt: rules_and_format does" in advice
+
+
+def test_a_task_without_v_star_is_an_error_and_never_zero(session: Session) -> None:
+    tasks = session.environments.tasks("all")  # the held-out ones were not sampled
+    with pytest.raises(MissingValueError, match="3 of 24 tasks have fewer than 1 sampled returns"):
+        reference_values(session, reference(session), tasks)
+
+
+@pytest.mark.parametrize(
+    ("key", "difference"),
+    [
+        ("--apo.temperature=0.5", r"temperature: store has 1\.0, asked for 0\.5"),
+        (
+            "--agent.context={mode: last_turns, num_turns: 2}",
+            "store has 'full', asked for 'last_turns-2'",
+        ),
+    ],
+)
+def test_v_star_of_other_conditions_is_missing(key: str, difference: str, session: Session) -> None:
+    other, tasks = with_keys(session, key), session.training_tasks()
+    with pytest.raises(MissingValueError, match=difference):
+        reference_values(other, reference(session), tasks)
+
+
+def test_the_ablations_use_zero_and_the_mean_of_the_returns(session: Session) -> None:
+    model, tasks = reference(session), session.training_tasks()
+    v_star, zero, mean = (
+        reference_values(with_keys(session, f"--apo.value_baseline={name}"), model, tasks).tasks
+        for name in ("v_star", "zero", "mean")
+    )
+    assert zero == dict.fromkeys([task.task_id for task in tasks], 0.0)
+    conditions = sampling_conditions(session.config, model, session.environments)
+    with ValueStore(session.run.values) as store:
+        returns = store.returns_by_task(conditions)
+    for task_id, value in mean.items():
+        assert value == pytest.approx(sum(returns[task_id]) / len(returns[task_id]))
+        assert value <= v_star[task_id] + 1e-12
+    assert any(value < v_star[task_id] - 1e-6 for task_id, value in mean.items())
+
+
+def test_a_new_reference_has_values_of_its_own_and_the_old_ones_stay(session: Session) -> None:
+    tasks = session.training_tasks()
+    values = [
+        reference_values(session, reference(session, version), tasks).tasks for version in (0, 1)
+    ]
+    assert values[0].keys() == values[1].keys()
+    assert values[0] != values[1]

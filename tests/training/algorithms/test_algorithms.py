@@ -1,0 +1,265 @@
+"""Every algorithm of the family in the trainer: what it plays, its gradient, that it runs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from ragen_apo.config import load_config
+from ragen_apo.config.algorithms import AlgorithmName
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
+from ragen_apo.session import Session
+from ragen_apo.training.trainer import Trainer
+from ragen_apo.types import Trajectory, training_samples
+from tests.factories import (
+    SINGLE_ROLLOUT,
+    AlgorithmRuns,
+    SeenStep,
+    config,
+    flat_gradient,
+    paying,
+    sampled_logprobs,
+    step_without_update,
+    trainer_of,
+)
+
+ALGORITHMS = get_args(AlgorithmName)
+RIVALS = sorted(set(ALGORITHMS) - set(SINGLE_ROLLOUT))
+WINDOW = ["--agent.context.mode=last_turns", "--agent.context.num_turns=1"]
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+RETURNS = [number**2 / 144 for number in range(12)]
+"""Of 4 tasks in groups of 3: those of a tiny run repeat, and a group of equals has no gradient."""
+
+
+def seen_step(trainer: Trainer) -> SeenStep:
+    returns = RETURNS if trainer.config.algorithm in RIVALS else None
+    return step_without_update(trainer, 3, returns=returns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [*((name, []) for name in ALGORITHMS), *((name, WINDOW) for name in RIVALS)],
+)
+def test_the_gradient_does_not_depend_on_the_micro_batch_size(
+    algorithm: str, keys: list[str], session: Session
+) -> None:
+    whole, parts = (
+        seen_step(trainer_of(session, algorithm, *keys, f"--training.micro_batch_size={size}"))
+        for size in (32, 3)
+    )
+    windowed = any(len(training_samples(trajectory)) > 1 for trajectory in whole.trajectories)
+    assert windowed is (keys == WINDOW)
+    assert whole.gradient.norm() > 1e-6
+    assert (whole.gradient - parts.gradient).norm() <= 1e-4 * whole.gradient.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [[], WINDOW])
+def test_nor_does_that_of_the_critic(keys: list[str], session: Session) -> None:
+    moments = []
+    for size in (32, 3):
+        trainer = trainer_of(session, "ppo", *keys, f"--training.micro_batch_size={size}")
+        trainer.step(3)
+        state = trainer.algorithm.state_tensors()
+        # After the first update the first moment is a tenth of the gradient.
+        names = [name for name in sorted(state) if name.endswith("exp_avg")]
+        moments.append(torch.cat([state[name].flatten().double() for name in names]))
+    assert moments[0].norm() > 1e-6
+    assert (moments[0] - moments[1]).norm() <= 1e-4 * moments[0].norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "ppo", "grpo"])
+def test_each_task_of_a_step_is_rolled_out_as_often_as_the_algorithm_wants(
+    algorithm: str, session: Session
+) -> None:
+    rollouts = step_without_update(trainer_of(session, algorithm)).rollouts
+    size = 1 if algorithm in SINGLE_ROLLOUT else 3
+    assert rollouts.group_B.tolist() == [index for index in range(4) for _ in range(size)]
+    task_ids = [trajectory.task.task_id for trajectory in rollouts.trajectories]
+    assert set(Counter(task_ids).values()) == {size}
+    assert task_ids[:size] == [task_ids[0]] * size
+    assert len({trajectory.seed for trajectory in rollouts.trajectories}) == 4 * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "gigpo"])
+def test_a_step_of_several_passes_is_a_function_of_weights_moments_and_its_number(
+    algorithm: str, session: Session
+) -> None:
+    keys = ["--policy_gradient.num_epochs=2", "--policy_gradient.num_minibatches=2"]
+    first, again = (trainer_of(session, algorithm, *keys) for _ in range(2))
+    results = [trainer.step(2) for trainer in (first, again)]
+    assert results[0].metrics["num_updates"] == 4
+    assert results[0].trajectories == results[1].trajectories
+    pairs = zip(first.policy.model.parameters(), again.policy.model.parameters(), strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)
+    states = [trainer.algorithm.state_tensors() for trainer in (first, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
+def reinforced(
+    trainer: Trainer, trajectories: Sequence[Trajectory], weights: list[list[float]]
+) -> torch.Tensor:
+    """Gradient of -sum over sampled tokens of weight times log pi, one weight list a trajectory."""
+    trainer.policy.model.zero_grad()
+    for trajectory, weight in zip(trajectories, weights, strict=True):
+        logprobs_N = sampled_logprobs(trainer.policy, trajectory)
+        (-(torch.tensor(weight) * logprobs_N).sum()).backward()
+    return flat_gradient(trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", [[], WINDOW])
+def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
+    context: list[str], session: Session
+) -> None:
+    trainer = trainer_of(session, "rloo", *context)
+    seen = seen_step(trainer)
+    weights = []
+    for index, trajectory in enumerate(seen.trajectories):
+        start = index - index % 3
+        others = (sum(RETURNS[start : start + 3]) - RETURNS[index]) / 2
+        weights.append([(RETURNS[index] - others) / 12] * trajectory.num_response_tokens)
+    expected = reinforced(trainer, seen.trajectories, weights)
+    assert expected.norm() > 1e-3
+    assert (seen.gradient - expected).norm() <= 1e-3 * expected.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", [[], WINDOW])
+def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
+    context: list[str], session: Session
+) -> None:
+    trainer = trainer_of(session, "ppo", "--ppo.whiten_advantages=false", *context)
+    seen = step_without_update(trainer, 3)
+    num_tokens = sum(trajectory.num_response_tokens for trajectory in seen.trajectories)
+    weights = [
+        [
+            sum(later.reward for later in trajectory.turns[index:]) / num_tokens
+            for index, turn in enumerate(trajectory.turns)
+            for _ in turn.response_token_ids
+        ]
+        for trajectory in seen.trajectories
+    ]
+    expected = reinforced(trainer, seen.trajectories, weights)
+    assert expected.norm() > 1e-4
+    assert (seen.gradient - expected).norm() <= 1e-3 * expected.norm()
+
+
+@pytest.mark.slow
+def test_turn_level_without_a_known_state_is_the_trajectory_form(session: Session) -> None:
+    expected = step_without_update(trainer_of(session, "apo"), 3).gradient
+    trainer = trainer_of(session, "apo_turn", "--turn_level.min_visits=1000")
+    assert trainer.values.states == {}
+    actual = step_without_update(trainer, 3).gradient
+    assert (actual - expected).norm() <= 1e-4 * expected.norm()
+    assert trainer_of(session, "apo_turn", "--turn_level.min_visits=1").values.states != {}
+
+
+@pytest.mark.slow
+def test_the_share_of_known_turns_is_that_of_later_turns_in_states_with_a_value(
+    session: Session,
+) -> None:
+    trainer = trainer_of(session, "apo_turn", "--turn_level.min_visits=1")
+    played = step_without_update(trainer).trajectories
+    later = [turn.state_key for episode in played for turn in episode.turns[1:]]
+    visited = sorted(state for state in set(later) if state is not None)
+    known = dict.fromkeys(visited[: len(visited) // 2], 0.0)
+    trainer.values = replace(trainer.values, states=known)
+    share = sum(state in known for state in later) / len(later)
+    assert 0 < share < 1
+    assert trainer.step(0).metrics["known_turn_share"] == pytest.approx(share)
+
+
+@pytest.mark.slow
+def test_the_policy_stays_as_it_is_while_the_critic_warms_up(
+    session: Session,
+) -> None:
+    trainer = trainer_of(session, "ppo", "--ppo.critic_warmup_steps=1")
+    policy = trainer.policy.fingerprint()
+    critic = trainer.algorithm.state_tensors()["critic/head.bias"].clone()
+    first = trainer.step(0).metrics
+    assert trainer.policy.fingerprint() == policy
+    assert not torch.equal(trainer.algorithm.state_tensors()["critic/head.bias"], critic)
+    assert first["gradient_norm"] == 0 and first["critic_gradient_norm"] > 0
+    trainer.step(1)
+    assert trainer.policy.fingerprint() != policy
+
+
+@pytest.mark.slow
+def test_a_filter_that_drops_everything_makes_no_update(
+    session: Session,
+) -> None:
+    trainer = trainer_of(session, "grpo", "--rollout_filter.strategy=top_p")
+    before = trainer.policy.fingerprint()
+    with paying(trainer, [1.0] * 12):
+        metrics = trainer.step(0).metrics
+    assert (metrics["num_updates"], metrics["kept_share"]) == (0, 0.0)
+    assert trainer.policy.fingerprint() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_to_the_end(algorithm: str, algorithm_runs: AlgorithmRuns) -> None:
+    run = algorithm_runs.finished(algorithm)
+    rows = read_json_lines(run.metrics)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    episodes = 4 * algorithm_runs.config(algorithm).num_rollouts_per_task
+    assert all(row["num_episodes"] == episodes for row in rows)
+    per_step = 4 if algorithm == "ppo" else 1
+    assert all(row["num_updates"] in (0, per_step) for row in rows)
+    # Stage 1 is played for those alone that subtract V*.
+    assert run.values.exists() == run.value_report.exists() == (algorithm in SINGLE_ROLLOUT)
+    assert (run.policy / "model.safetensors").exists()
+
+
+def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -> None:
+    starpo_s = load_config(CONFIGS / "starpo_s.yaml")
+    assert (starpo_s.algorithm, starpo_s.ppo.bi_level_gae) == ("ppo", True)
+    assert starpo_s.rollout_filter.statistic == "std"
+    assert starpo_s.policy_gradient.kl_coefficient == 0
+    assert starpo_s.policy_gradient.clip_high == 0.28
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["--algorithm=grp"], "algorithm: got 'grp', expected apo or apo_turn or ppo"),
+        (
+            ["--rollout_filter.strategy=top_p", "--apo.num_value_samples=1"],
+            "as apo.num_value_samples is 1; raise that",
+        ),
+        (
+            ["--rollout_filter.strategy=top_p", "--algorithm=ppo"],
+            "rollout_filter needs several rollouts of a task to see variance, and algorithm ppo",
+        ),
+        (["--algorithm=rloo", "--policy_gradient.group_size=1"], "must be at least 2, got 1"),
+        (["--reward_normalization.method=mean"], "compares them with V\\* of unchanged ones"),
+        (
+            ["--rollout_filter.strategy=top_k", "--rollout_filter.value=0.5", "--algorithm=grpo"],
+            "top_k must be a whole number >= 1, got 0.5",
+        ),
+        (
+            [
+                "--algorithm=grpo",
+                "--rollout_filter.strategy=top_p",
+                "--rollout_filter.statistic=mean",
+            ],
+            "mean returns may be negative",
+        ),
+        (["--algorithm=apo_turn", "--apo.kl_coefficient=1"], "belong to algorithm apo"),
+        (["--algorithm=brpo", "--training.tasks_per_step=1"], "must be at least 2, got 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_computed(
+    keys: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(*keys, text="")
