@@ -25,8 +25,7 @@ from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run
 from ragen_apo.session import Session
 from ragen_apo.stages.pipeline import train
-from ragen_apo.stages.values import reference_values, selected_tasks
-from ragen_apo.training.algorithms import make_algorithm
+from ragen_apo.stages.stored_values import reference_values, selected_tasks
 from ragen_apo.training.batching import collate
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.rollouts import MicroBatch, Rollouts, gather_rollouts
@@ -39,7 +38,7 @@ from ragen_apo.values.reference_values import ReferenceValues
 
 TINY_CONFIG = """
 seed: 0
-run: {num_threads: 1, device: cpu}
+machine: {num_threads: 1, device: cpu}
 environment: {name: shop, num_products: 24, max_turns: 3}
 agent: {max_response_tokens: 20, max_context_tokens: 320}
 policy:
@@ -54,11 +53,8 @@ warm_start:
   checkpoint_every: 10
   copy: {max_steps: 12, batch_size: 4, sequence_length: 32}
   demonstrations: {num_episodes_per_task: 1, num_steps: 40, batch_size: 8, learning_rate: 2.0e-2}
-apo:
-  num_value_samples: 1
-  adaptive_vstar: true
-  max_value_samples: 2
-  reference_refresh: {every_steps: 3}
+values: {num_samples: 1, adaptive: true, max_samples: 2}
+reference: {refresh_every_steps: 3}
 training:
   max_steps: 6
   tasks_per_step: 8
@@ -265,7 +261,7 @@ def trainer(
         proxy=build_proxy(session.config, policy, session.environments),
         tasks=selected_tasks(session, frozen, tasks),
         values=reference_values(session, frozen, tasks) if values is None else values,
-        algorithm=make_algorithm(session.config, frozen),
+        algorithm=session.config.algorithm.make(session.config, frozen),
         optimizer=Optimizer(policy.model),
     )
 
@@ -280,7 +276,7 @@ def trainer_of(
     """A trainer of an algorithm, four tasks a step, each in a group but for A*-PO."""
     keys = [f"--algorithm={algorithm}", "--training.tasks_per_step=4"]
     if algorithm not in SINGLE_ROLLOUT:
-        keys.append(f"--policy_gradient.group_size={group_size}")
+        keys.append(f"--algorithm.group_size={group_size}")
     return trainer(with_keys(session, *keys, *overrides), values=values)
 
 
@@ -290,8 +286,8 @@ class SeenStep:
 
     result: StepResult
     rollouts: Rollouts
-    """What the algorithm prepared its signals from."""
-    signals: Any
+    """What the algorithm prepared its targets from."""
+    targets: Any
     gradient: torch.Tensor
     """What reached the optimizer of the policy, flat, float64."""
 
@@ -311,8 +307,8 @@ def step_without_update(
     prepare = trainer.algorithm.prepare
 
     def prepared(rollouts: Rollouts) -> Any:
-        seen.update(rollouts=rollouts, signals=prepare(rollouts))
-        return seen["signals"]
+        seen.update(rollouts=rollouts, targets=prepare(rollouts))
+        return seen["targets"]
 
     with (
         patch.object(trainer.algorithm, "prepare", prepared),
@@ -322,7 +318,7 @@ def step_without_update(
     ):
         trainer.policy.model.zero_grad()
         result = trainer.step(step)
-    return SeenStep(result, seen["rollouts"], seen["signals"], flat_gradient(trainer))
+    return SeenStep(result, seen["rollouts"], seen["targets"], flat_gradient(trainer))
 
 
 @contextlib.contextmanager
@@ -374,33 +370,28 @@ def loss_of(trainer: Trainer, seen: SeenStep, micro: MicroBatch) -> torch.Tensor
         logprobs_BT=micro.in_rows(scores.logprobs_BT),
         entropy_BT=micro.in_rows(scores.entropy_BT),
     )
-    return trainer.algorithm.loss(seen.signals, micro, in_rows).loss
+    return trainer.algorithm.loss(seen.targets, micro, in_rows).loss
 
 
 # One configuration and one run of every algorithm
 
 ALGORITHM_KEYS: Mapping[str, Sequence[str]] = {
-    "apo": (
-        "--apo.beta=0.1",
-        "--apo.replay.num_trajectories_per_step=3",
-        "--apo.replay.capacity=6",
-    ),
-    "apo_turn": ("--turn_level.min_visits=1",),
+    "apo": ("--apo.beta=0.1",),
+    "apo_turn": ("--algorithm.min_visits=1",),
     "ppo": (
-        "--policy_gradient.num_epochs=2",
-        "--policy_gradient.num_minibatches=2",
-        "--policy_gradient.entropy_coefficient=0.01",
-        "--policy_gradient.kl_in=reward",
-        "--policy_gradient.kl_coefficient=0.01",
-        "--ppo.bi_level_gae=true",
-        "--ppo.critic_warmup_steps=1",
+        "--algorithm.num_epochs=2",
+        "--algorithm.num_minibatches=2",
+        "--algorithm.entropy_coefficient=0.01",
+        "--algorithm.kl_in=reward",
+        "--algorithm.kl_coefficient=0.01",
+        "--algorithm.bi_level_gae=true",
+        "--algorithm.critic_warmup_steps=1",
         "--monitors.every_steps=1",
-        "--monitors.gradient_buckets=true",
     ),
-    "grpo": ("--policy_gradient.kl_coefficient=0.01", "--rollout_filter.strategy=top_p"),
+    "grpo": ("--algorithm.kl_coefficient=0.01", "--rollout_filter.strategy=top_p"),
     "dr_grpo": (),
     "rloo": (),
-    "reinforce_plus_plus": ("--reward_normalization.method=mean_std",),
+    "reinforce_plus_plus": ("--algorithm.reward_normalization.method=mean_std",),
     "brpo": (),
     "gigpo": (),
 }
@@ -414,12 +405,12 @@ class AlgorithmRuns:
         self._reference, self._folder = reference, folder
 
     def config(self, algorithm: str, *overrides: str, **options: Any) -> RunConfig:
-        group = [] if algorithm in SINGLE_ROLLOUT else ["--policy_gradient.group_size=3"]
+        group = [] if algorithm in SINGLE_ROLLOUT else ["--algorithm.group_size=3"]
         return config(
             f"--algorithm={algorithm}",
             f"--policy.path={self._reference}",
             "--warm_start.enabled=false",
-            "--apo.reference_refresh.every_steps=null",
+            "--reference.refresh_every_steps=null",
             "--training.max_steps=4",
             "--training.tasks_per_step=4",
             "--training.eval_every=null",

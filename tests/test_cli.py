@@ -102,7 +102,7 @@ def test_the_console_and_the_report_name_the_algorithm_that_was_run(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
     quick = ["--warm_start.enabled", "false", "--training.max_steps", 1, "--algorithm", "dr_grpo"]
-    group = ["--policy_gradient.group_size", 2]
+    group = ["--algorithm.group_size", 2]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick, *group)
     assert result.status == 0, result.message
     assert "Dr. GRPO compares several rollouts" in result.out
@@ -143,7 +143,7 @@ def test_no_configuration_at_all(command: Command, tmp_path: Path) -> None:
 
 
 def test_a_malformed_configuration(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("apo: {beta2: [1, 2")
+    (tmp_path / "bad.yaml").write_text("values: {beta1: [1, 2")
     result = command("train", "--config", tmp_path / "bad.yaml", "--run-dir", tmp_path / "new")
     assert_refused(result, "bad.yaml is not YAML", "line 1")
     assert not (tmp_path / "new").exists()
@@ -157,9 +157,9 @@ def test_a_comparison_is_refused_with_the_command_for_it(command: Command, tmp_p
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        (["--apo.beta3", 1], ["apo.beta3: unknown key", "apo.beta"]),
+        (["--values.beta3", 1], ["values.beta3: unknown key", "values.beta1"]),
         (["--training.max_step", 1], ["unknown key", "training.max_steps"]),
-        (["--apo.beta2", -1], ["apo.beta2", "-1", "greater than 0"]),
+        (["--algorithm.beta2", -1], ["algorithm.beta2", "-1", "greater than 0"]),
         (["--environment.max_turn", 3], ["environment.max_turn: unknown key", "max_turns"]),
         (["--environment.name", "shpo"], ["'shpo'", "did you mean 'shop'"]),
     ],
@@ -203,9 +203,9 @@ def test_a_value_store_of_another_reference_names_the_field_that_differs(
         "train",
         *("--config", config, "--run-dir", tmp_path / "new", "--no-evaluate"),
         *(
-            "--apo.value_store",
+            "--values.store",
             run / "values.sqlite",
-            "--apo.reference_refresh.every_steps",
+            "--reference.refresh_every_steps",
             "null",
         ),
         *("--warm_start.demonstrations.num_steps", 3),
@@ -220,8 +220,8 @@ def test_a_value_store_that_does_not_exist_is_refused_before_a_run_is_made(
     result = command(
         "train",
         *("--config", config, "--run-dir", tmp_path / "new"),
-        *("--apo.value_store", tmp_path / "no.sqlite"),
-        *("--apo.reference_refresh.every_steps", "null"),
+        *("--values.store", tmp_path / "no.sqlite"),
+        *("--reference.refresh_every_steps", "null"),
     )
     assert_refused(result, "no value store at", "no.sqlite", "ragen-apo estimate-values")
     assert not (tmp_path / "new").exists()
@@ -331,11 +331,11 @@ def test_resume_of_what_is_no_run(command: Command, tmp_path: Path) -> None:
 
 def test_resume_with_another_configuration(command: Command, config: Path, run: Path) -> None:
     result = command(
-        *("train", "--config", config, "--run-dir", run, "--resume"), *("--apo.beta2", 0.5)
+        *("train", "--config", config, "--run-dir", run, "--resume"), *("--algorithm.beta2", 0.5)
     )
     assert_refused(result, "started with another configuration")
     assert_refused(
-        command("train", "--run-dir", run, "--resume", "--apo.beta2", 0.5),
+        command("train", "--run-dir", run, "--resume", "--algorithm.beta2", 0.5),
         "overrides are not possible",
     )
 

@@ -87,7 +87,7 @@ def test_a_run_whose_configuration_was_emptied_or_cut_off_does_not_go_on_with_de
         ("algorithm: apo", "algorithm: grpo", 'algorithm was "apo" and is "grpo"'),
         ("  num_products: 24", "  num_products: 23", "num_products was 24 and is 23"),
         ("  num_products: 24\n", "", "environment.num_products was 24 and is null"),
-        ("  beta2: 0.05", "  beta2: 0.06", "apo.beta2 was 0.05 and is 0.06"),
+        ("  beta2: 0.05", "  beta2: 0.06", "algorithm.beta2 was 0.05 and is 0.06"),
     ],
 )
 def test_a_run_whose_configuration_was_edited_is_not_resumed(
@@ -256,7 +256,7 @@ def test_a_new_run_is_told_where_trust_is_said(
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (("--run.device", "cuda"), "run.device is cuda"),
+        (("--machine.device", "cuda"), "machine.device is cuda"),
         (("--policy.path", "./nothere", "--warm_start.enabled", "false"), "nothere"),
     ],
 )

@@ -313,7 +313,7 @@ def train_arguments(folder: Path) -> list[object]:
     world = {"name": "./guess.py:make_guess_number", "max_turns": 3}
     document = yaml.safe_load(factories.TINY_CONFIG) | {"environment": world}
     (folder / "mine.yaml").write_text(yaml.safe_dump(document))
-    keys = ["--training.max_steps=1", "--apo.adaptive_vstar=false", "--warm_start.enabled=false"]
+    keys = ["--training.max_steps=1", "--values.adaptive=false", "--warm_start.enabled=false"]
     return ["train", "--config", "mine.yaml", "--run-dir", "run", *keys]
 
 

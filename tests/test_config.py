@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_apo.config import RunConfig, load_config, parse_config, resolved_yaml
-from ragen_apo.config.agent import LoraConfig
-from ragen_apo.config.messages import keys_of, reference_page
+from ragen_apo.config.__main__ import configuration_page
+from ragen_apo.config.load import override_keys
+from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ConfigError
+from ragen_apo.training.algorithms.apo import ValueConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted(
@@ -41,27 +43,32 @@ def test_at_least_the_three_configurations_of_the_readme_are_shipped() -> None:
     assert {"shop.yaml", "smoke.yaml", "source_style.yaml"} <= {path.name for path in SHIPPED}
 
 
+def beta2_of(config: RunConfig) -> float:
+    assert isinstance(config.algorithm, ValueConfig)
+    return config.algorithm.beta2
+
+
 def test_the_keys_of_the_earlier_project_are_valid() -> None:
     config = parse(
         "apo: {beta: 0.5, v_star_samples: 8, adaptive_vstar: true, learning_rate: 1e-4}\n"
         "environment: {max_turns: 8, num_products: 497}\n"
         "training: {max_steps: 100, eval_every: 10}\n"
     )
-    assert (config.apo.beta1, config.apo.beta2) == (0.5, 0.5)
-    assert config.apo.num_value_samples == 8
-    assert config.apo.adaptive_vstar
-    assert config.apo.learning_rate == 0.0001
+    assert (config.values.beta1, beta2_of(config)) == (0.5, 0.5)
+    assert config.values.num_samples == 8
+    assert config.values.adaptive
+    assert config.optimizer.learning_rate == 0.0001
     assert config.environment.options == {"max_turns": 8, "num_products": 497}
     assert (config.training.max_steps, config.training.eval_every) == (100, 10)
 
 
 def test_an_empty_file_and_empty_sections_mean_the_defaults() -> None:
-    assert parse("") == parse("apo:\nwarm_start:\n  copy:\n") == RunConfig()
+    assert parse("") == parse("apo:\nvalues:\nalgorithm:\nwarm_start:\n  copy:\n") == RunConfig()
 
 
 @pytest.mark.parametrize("number", ["1e-4", "1E-4", "1.e-4", "1.0e-4", "0.0001", "+1e-04"])
 def test_a_number_may_be_written_in_any_usual_way(number: str) -> None:
-    assert parse(f"apo: {{learning_rate: {number}}}").apo.learning_rate == 0.0001
+    assert parse(f"optimizer: {{learning_rate: {number}}}").optimizer.learning_rate == 0.0001
 
 
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
@@ -89,40 +96,42 @@ def test_adapters_are_off_by_default_and_an_empty_section_means_their_defaults()
 
 def test_the_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        RunConfig().apo.beta2 = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+        RunConfig().values.beta1 = 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class TestOverrides:
     def test_they_are_written_with_a_space_or_an_equals_sign(self) -> None:
-        config = parse("apo: {beta2: 1}", "--apo.beta2", "0.05", "--training.max_steps=3")
-        assert (config.apo.beta2, config.training.max_steps) == (0.05, 3)
+        config = parse(
+            "algorithm: {beta2: 1}", "--algorithm.beta2", "0.05", "--training.max_steps=3"
+        )
+        assert (beta2_of(config), config.training.max_steps) == (0.05, 3)
 
     def test_negative_numbers_null_and_lists_are_values(self) -> None:
         config = parse(
             "",
             "--agent.format_penalty",
             "-0.1",
-            "--run.num_threads=null",
+            "--machine.num_threads=null",
             "--environment.a.b",
             "[1]",
         )
         assert config.agent.format_penalty == -0.1
-        assert config.run.num_threads is None
+        assert config.machine.num_threads is None
         assert config.environment.options == {"a": {"b": [1]}}
 
     def test_the_last_of_two_counts(self) -> None:
         assert parse("", "--seed", "1", "--seed", "2").seed == 2
 
     def test_dashes_stand_for_underscores(self) -> None:
-        assert parse("", "--apo.adaptive-vstar", "true").apo.adaptive_vstar
+        assert parse("", "--values.num-samples", "3").values.num_samples == 3
 
     def test_beta_on_the_command_line_replaces_both_betas_of_the_file(self) -> None:
-        config = parse("apo: {beta1: 0.1, beta2: 0.2}", "--apo.beta", "0.3")
-        assert (config.apo.beta1, config.apo.beta2) == (0.3, 0.3)
+        config = parse("values: {beta1: 0.1}\nalgorithm: {beta2: 0.2}", "--apo.beta", "0.3")
+        assert (config.values.beta1, beta2_of(config)) == (0.3, 0.3)
 
     def test_beta2_on_the_command_line_changes_beta_of_the_file_in_stage_two_only(self) -> None:
-        config = parse("apo: {beta: 0.5}", "--apo.beta2", "0.05")
-        assert (config.apo.beta1, config.apo.beta2) == (0.5, 0.05)
+        config = parse("apo: {beta: 0.5}", "--algorithm.beta2", "0.05")
+        assert (config.values.beta1, beta2_of(config)) == (0.5, 0.05)
 
     def test_a_key_that_holds_text_takes_any_text(self) -> None:
         path = ["--policy.path", "123", "--warm_start.enabled", "false"]
@@ -136,14 +145,15 @@ class TestOverrides:
     @pytest.mark.parametrize(
         ("overrides", "words"),
         [
-            (("--apo.bta2", "1"), "--apo.bta2: unknown key; did you mean apo.beta2?"),
+            (("--apo.bta", "1"), "--apo.bta: unknown key; did you mean apo.beta?"),
+            (("--apo.beta2", "1"), "--apo.beta2: unknown key; it is algorithm.beta2 now"),
             (("--max_steps=1",), "did you mean warm_start.copy.max_steps or training.max_steps?"),
             (("--seed",), "--seed: no value; write --seed VALUE"),
-            (("--seed", "--apo.beta2", "1"), "--seed: no value; write --seed VALUE"),
+            (("--seed", "--algorithm.beta2", "1"), "--seed: no value; write --seed VALUE"),
             (("seed", "1"), "seed: unexpected; an override is written --section.key VALUE"),
             (("--seed.x", "1"), "--seed.x: unknown key"),
             (("--seed", "[1"), "--seed: '[1' is not YAML"),
-            (("--apo", "3"), "apo: got 3, expected a section of keys"),
+            (("--values", "3"), "values: got 3, expected a section of keys"),
             (("--environment", "{a: 1, a: 2}"), "--environment: line 1: the key a is already set"),
             (("--", "1"), "--: unexpected"),
         ],
@@ -156,31 +166,63 @@ class TestOverrides:
     ("text", "words"),
     [
         (
-            "apo: {learning_rate: -1e-4}",
-            "apo.learning_rate: got -0.0001, expected a number greater",
+            "optimizer: {learning_rate: -1e-4}",
+            "optimizer.learning_rate: got -0.0001, expected a number greater",
         ),
-        ("apo: {beta2: 0}", "apo.beta2: got 0, expected a number greater than 0"),
-        ("apo: {beta: 0}", "apo.beta2: got 0, expected a number greater than 0"),
-        ("apo: {beta2: .nan}", "apo.beta2: got nan, expected a finite number greater than 0"),
-        ("apo: {beta1: .inf}", "apo.beta1: got inf, expected a finite number at least 0"),
-        ("apo: {beta2: abc}", "apo.beta2: got 'abc', expected a number greater than 0"),
-        ("apo: {beta2: true}", "apo.beta2: got true, expected a number greater than 0"),
-        ("apo: {beta2: null}", "apo.beta2: got null, expected a number greater than 0"),
-        ("apo: {loss: huber}", "apo.loss: got 'huber', expected regression or weighted"),
-        ("apo: [1]", "apo: got [1], expected a section of keys"),
+        ("algorithm: {beta2: 0}", "algorithm.beta2: got 0, expected a number greater than 0"),
+        ("apo: {beta: 0}", "algorithm.beta2: got 0, expected a number greater than 0"),
         (
-            "apo: {beta: 1, beta2: 1}",
-            "apo: beta is another name of beta1 and beta2; remove beta or",
+            "algorithm: {beta2: .nan}",
+            "beta2: got nan, expected a finite number greater than 0",
+        ),
+        ("values: {beta1: .inf}", "values.beta1: got inf, expected a finite number at least 0"),
+        ("algorithm: {beta2: abc}", "algorithm.beta2: got 'abc', expected a number greater than 0"),
+        ("algorithm: {beta2: true}", "algorithm.beta2: got true, expected a number greater than 0"),
+        ("algorithm: {beta2: null}", "beta2: got null, expected a number greater than 0"),
+        (
+            "algorithm: {loss: huber}",
+            "loss: got 'huber', expected regression or weighted",
+        ),
+        ("apo: [1]", "apo: got [1], expected a section with beta, v_star_samples"),
+        ("apo: {lss: 1}", "apo.lss: unknown key; the section apo may hold beta, v_star_samples"),
+        ("apo: {replay: {capacity: 9}}", "apo.replay.capacity: it has been removed"),
+        ("run: {num_threads: 1}", "run.num_threads: it is machine.num_threads now"),
+        ("ppo: {gamma: 1}", "ppo.gamma: it is algorithm.gamma now"),
+        ("algorithm: no", "algorithm: got False, expected a name or a section"),
+        ("algorithm: {name: foo}", "algorithm: got 'foo', expected apo or apo_turn or ppo"),
+        (
+            "algorithm: {name: ppo, trace: 1}",
+            "trace: unknown key; it is an option of apo_turn",
         ),
         (
-            "apo: {v_star_samples: 1, num_value_samples: 1}",
-            "v_star_samples is another name of num_",
+            "algorithm: {name: grpo, group_size: 1}",
+            "got 1, expected a whole number at least 2",
         ),
         (
-            "apo: {value_store: v.sqlite, reference_refresh: {every_steps: 5}}",
+            "algorithm: {center_residuals: true}\ntraining: {tasks_per_step: 1}",
+            "must be at least 2, got 1",
+        ),
+        (
+            "algorithm: brpo\ntraining: {tasks_per_step: 1}",
+            "compares the episodes of a step with each",
+        ),
+        (
+            "monitors: {gradient_buckets: true}",
+            "gradient_buckets: unknown key; it has been removed",
+        ),
+        (
+            "apo: {beta: 1}\nalgorithm: {beta2: 1}",
+            "apo.beta: is another name of values.beta1 and algorithm.beta2; remove it or",
+        ),
+        (
+            "apo: {v_star_samples: 1}\nvalues: {num_samples: 1}",
+            "v_star_samples: is another name of values.num_samples; remove it or",
+        ),
+        (
+            "values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}",
             "remove one of the two",
         ),
-        ("apo: {adaptive_vstar: true, num_value_samples: 32}", "max_value_samples (16) must be at"),
+        ("values: {adaptive: true, num_samples: 32}", "max_samples (16) must be at"),
         ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
         ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),
         ("training: {max_steps: yes}", "got true, expected a whole number at least 0"),
@@ -210,15 +252,15 @@ class TestOverrides:
         ("policy: {small: {num_heads: 3}}", "must be a multiple of 2 * num_heads (6)"),
         ("seed: -1", "seed: got -1, expected a whole number at least 0"),
         ("training: {learning_rate: 1}", "did you mean"),
-        ("training: {learning_rate: 1}", "apo.learning_rate"),
+        ("training: {learning_rate: 1}", "optimizer.learning_rate"),
         ("traning: {}", "traning: unknown key; did you mean training?"),
-        ("zzz: 1", "zzz: unknown key; known here: seed, run, environment"),
+        ("zzz: 1", "zzz: unknown key; known here: seed, machine, environment"),
         ("1: 2", "1: unknown key"),
         ("environment: {name: 3}", "environment.name: got 3, expected text"),
         ("environment: {a: .inf}", "environment: options must be made of text, finite numbers"),
         ("environment: &a {b: *a}", "run.yaml cannot be used: line 1, column 21: the alias *a"),
         ("seed: 1\nseed: 2", "line 2: the key seed is already set in line 1; remove one"),
-        ("apo:\n  beta1: 1\n  beta1: 1", "line 3: the key beta1 is already set in line 2"),
+        ("values:\n  beta1: 1\n  beta1: 1", "line 3: the key beta1 is already set in line 2"),
         ("- seed", "run.yaml holds ['seed'], expected a mapping of sections"),
         ("just text", "run.yaml holds 'just text', expected a mapping of sections"),
         ("apo: [1,", "run.yaml is not YAML: line 1, column 9"),
@@ -241,12 +283,12 @@ BEYOND_USE = {
     "training: {max_steps: 1e22}": "expected a whole number at least 0 and at most 1,000,000,000",
     "training: {max_steps: 2.7}": "got 2.7, expected a whole number",
     "training: {tasks_per_step: 1e12}": "at least 1 and at most 1,000,000",
-    "apo: {learning_rate: 1e300}": "got 1e+300, expected a number greater than 0 and at most 10",
-    "apo: {beta2: 1e300}": "expected a number greater than 0 and at most 1,000,000,000",
+    "optimizer: {learning_rate: 1e300}": "expected a number greater than 0 and at most 10",
+    "algorithm: {beta2: 1e300}": "expected a number greater than 0 and at most 1,000,000,000",
     "agent: {format_penalty: -1e300}": "expected a number at least -1,000,000,000 and at most 0",
     "warm_start: {demonstrations: {learning_rate: 1e300}}": "greater than 0 and at most 10",
     "evaluation: {num_episodes: 1e22}": "at least 1 and at most 1,000,000",
-    "run: {num_threads: 1e6}": "at least 1 and at most 4,096",
+    "machine: {num_threads: 1e6}": "at least 1 and at most 4,096",
     "seed: 1e30": "a whole number at least 0 and less than 9,223,372,036,854,775,808",
     "policy: {small: {hidden_size: 8192, num_layers: 100}}": "weights, expected "
     "at most 1,000,000,000",
@@ -259,7 +301,9 @@ def test_a_number_beyond_all_use_is_refused_with_what_is_allowed(text: str) -> N
 
 
 def test_every_number_of_the_configuration_has_bounds_on_both_sides() -> None:
-    numbers = [key for key in keys_of(RunConfig) if re.match("a (whole )?number", key.allowed)]
+    numbers = [
+        key for key in override_keys().values() if re.match("a (whole )?number", key.allowed)
+    ]
     assert len(numbers) > 80
     for key in numbers:
         assert re.search("at least|greater than", key.allowed), key.path
@@ -345,9 +389,9 @@ def test_of_very_many_mistakes_the_first_are_described_and_the_others_counted() 
 
 
 def test_all_mistakes_are_named_at_once() -> None:
-    message = refusal("sed: 1\napo: {beta2: -1, lss: 2}\nseed: 1\nseed: 1", "--apo.bta1", "3")
+    message = refusal("sed: 1\nalgorithm: {beta2: -1, lss: 2}\nseed: 1\nseed: 1", "--apo.bta1", "3")
     found = re.findall(r"^  - (?:line \d+: the key )?(\S+?):? ", message, re.MULTILINE)
-    assert set(found) == {"sed", "apo.beta2", "apo.lss", "seed", "--apo.bta1"}
+    assert set(found) == {"sed", "algorithm.beta2", "algorithm.lss", "seed", "--apo.bta1"}
     assert message.startswith("run.yaml cannot be used:\n")
     assert message.endswith("docs/configuration.md.")
 
@@ -388,7 +432,7 @@ def test_any_configuration_survives_being_resolved(
     config = RunConfig.model_validate(
         {
             "agent": {"system_prompt": system_prompt},
-            "apo": {"beta2": beta2},
+            "algorithm": {"beta2": beta2},
             "environment": options,
         }
     )
@@ -408,14 +452,13 @@ def test_any_overrides_give_a_configuration_or_a_configuration_error(tokens: lis
 
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:
-    keys = {key.path: key for key in keys_of(RunConfig)}
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == reference_page(keys), "run: python -m ragen_apo.config > docs/configuration.md"
+    assert page == configuration_page(), "run: python -m ragen_apo.config > docs/configuration.md"
 
 
 def test_every_key_has_a_description() -> None:
     undescribed = [
-        key.path for key in keys_of(RunConfig) if not (key.section or key.field.description)
+        key.path for key in override_keys().values() if not (key.section or key.field.description)
     ]
     assert undescribed == []
 
@@ -428,9 +471,11 @@ def test_every_key_is_read_somewhere() -> None:
     ]
     unread = [
         key.path
-        for key in keys_of(RunConfig)
+        for key in override_keys().values()
         if not key.section
-        and key.path != "policy_gradient.group_size"  # RunConfig.num_rollouts_per_task
-        and not any(re.search(rf"\.{key.path.rpartition('.')[2]}\b", source) for source in sources)
+        and not key.path.startswith("apo.")
+        and not any(
+            re.search(rf"[.\"]{key.path.rpartition('.')[2]}\b", source) for source in sources
+        )
     ]
     assert unread == []

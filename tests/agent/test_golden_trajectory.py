@@ -78,7 +78,9 @@ def test_stage_one_and_stage_two_score_it_identically(
         assert store.returns_by_task(conditions)[request.task.task_id] == [pytest.approx(RETURN)]
     say(tiny_model, response_tokens(tiny_model))
     agent = build_proxy(CONFIG, tiny_model, build_environments(CONFIG))
-    (stage_two,) = agent.rollout([request], temperature=CONFIG.apo.temperature, policy_version="p")
+    (stage_two,) = agent.rollout(
+        [request], temperature=CONFIG.sampling.temperature, policy_version="p"
+    )
     assert_golden(stage_one, tiny_model)
     assert_golden(stage_two, tiny_model)
     same = {"policy_version": "", "seed": 0}
@@ -102,7 +104,7 @@ def test_every_setting_that_changes_a_return_changes_the_key(tiny_model: Languag
         digest("--agent.context={mode: last_turns, num_turns: 2}"),
         digest("--agent.context={mode: last_turns, num_turns: 3}"),
         digest("--agent.context={mode: single_turn, num_turns: 2}"),
-        digest("--apo.temperature=0.9"),
+        digest("--sampling.temperature=0.9"),
     ]
     assert len({digest(), *changed}) == len(changed) + 1
     assert digest("--training.num_rows=7") == digest()

@@ -103,7 +103,7 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: &a {}, b: *a}", "line 3, column 21: the alias"),
         ("base: base.yaml\nseeds: [!!bool 0]\nruns: {a: {}}", "'0' cannot be read as !!bool"),
-        ("base: base.yaml\nseeds: [0]\nruns: {a: {apo: 2020-01-01}}", "run 'a' cannot be used"),
+        ("base: base.yaml\nseeds: [0]\nruns: {a: {values: 2020-01-01}}", "run 'a' cannot be used"),
     ],
 )
 def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_path: Path) -> None:

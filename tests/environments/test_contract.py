@@ -151,7 +151,7 @@ def test_the_documented_configuration_trains(
     (tmp_path / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
     (tmp_path / "guess.yaml").write_text(block_of_document("yaml"), encoding="utf-8")
     short = ["--warm_start.demonstrations.num_steps=2", "--training.max_steps=1"]
-    config = load_config(tmp_path / "guess.yaml", [*short, "--run.num_threads=1"])
+    config = load_config(tmp_path / "guess.yaml", [*short, "--machine.num_threads=1"])
     run = factories.run(config, tmp_path / "run")
     assert run.policy.exists()
     assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [32]

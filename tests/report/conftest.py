@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ragen_apo.config.algorithms import ALGORITHMS, algorithm_class
 from ragen_apo.environments.base import FailureWords
 from ragen_apo.environments.shop.environment import FAILURE_WORDS
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
@@ -51,11 +52,10 @@ warm_start:
     teacher: teacher
     recordings: null
     num_steps: 250
-apo:
+values:
   beta1: 0.5
-  beta2: 0.05
-  num_value_samples: 4
-  loss: regression
+  num_samples: 4
+optimizer:
   learning_rate: 0.0003
 training:
   max_steps: 60
@@ -67,12 +67,6 @@ evaluation:
   temperature: 0.0
 policy:
   lora: {lora}
-policy_gradient:
-  group_size: null
-  clip_low: 0.2
-  clip_high: 0.28
-turn_level:
-  trace: 0.9
 """
 
 
@@ -265,7 +259,12 @@ def write_run(
     Its metrics are those of all algorithms, so that a report has to choose.
     """
     (directory / "evaluation").mkdir(parents=True)
-    (directory / "config.yaml").write_text(CONFIG.format(algorithm=algorithm, lora=lora))
+    section: dict[str, object] = {"name": algorithm}
+    if algorithm in ALGORITHMS:
+        section = algorithm_class(algorithm)().model_dump()
+        section |= {"clip_high": 0.28} if "clip_high" in section else {}
+    text = CONFIG.format(algorithm=json.dumps(section), lora=lora)
+    (directory / "config.yaml").write_text(text)
     trajectories = make_evaluation()
     failed = [each for each in trajectories if not each.success]
     results = results_document(

@@ -16,7 +16,7 @@ def test_a_whole_run_is_read(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
     assert run.trained
     assert run.num_episodes == len(run.episodes) == 100
-    assert run.config["apo"]["beta2"] == 0.05
+    assert run.config["algorithm"]["beta2"] == 0.05
     assert len(run.metrics) == 60
     assert run.value_report["num_tasks"] == 397
 

@@ -78,7 +78,7 @@ def test_an_untrained_run_has_no_curve_and_says_so(build_run: Callable[..., Path
 def test_control_characters_and_missing_numbers_do_no_harm(build_run: Callable[..., Path]) -> None:
     run = dataclasses.replace(
         load_run(build_run()),
-        config={"apo": {"beta1": None}},
+        config={"values": {"beta1": None}},
         record={},
         value_report={},
         results={"baselines": {"a\x07b": {}}, "policy": "p\x0b" * 50, "by_category": {"\x01": {}}},

@@ -97,7 +97,9 @@ warm_start:
     num_steps: 200
     batch_size: 32
     learning_rate: 5.0e-3
-apo: {num_value_samples: 8, beta1: 0.5, beta2: 0.05, learning_rate: 1.0e-3}
+values: {num_samples: 8, beta1: 0.5}
+algorithm: {beta2: 0.05}
+optimizer: {learning_rate: 1.0e-3}
 training:
   max_steps: 60
   tasks_per_step: 64
@@ -133,5 +135,5 @@ def test_success_rises_far_above_the_reference(learning_curve: Callable) -> None
 
 
 def test_shuffled_returns_teach_nothing(learning_curve: Callable) -> None:
-    curve = learning_curve("--apo.shuffle_returns=true")
+    curve = learning_curve("--training.shuffle_returns=true")
     assert mean(curve[-10:]) < 0.5

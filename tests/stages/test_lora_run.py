@@ -36,14 +36,14 @@ def lora_config(qwen_folder: Path) -> LoraConfig:
         factories.config,
         f"--policy.path={qwen_folder}",
         "--policy.lora={rank: 4, alpha: 64, dropout: 0.1}",
-        "--run.gradient_checkpointing=true",
+        "--machine.gradient_checkpointing=true",
         "--agent.max_context_tokens=1024",
         "--warm_start.copy.max_steps=0",
         "--warm_start.demonstrations.num_steps=4",
         "--warm_start.checkpoint_every=2",
-        "--apo.reference_refresh.every_steps=2",
-        "--apo.value_baseline=zero",  # returns are equal here, and so are they and V*
-        "--apo.learning_rate=0.01",
+        "--reference.refresh_every_steps=2",
+        "--values.baseline=zero",  # returns are equal here, and so are they and V*
+        "--optimizer.learning_rate=0.01",
         "--training.max_steps=4",
         "--training.tasks_per_step=4",
         "--training.eval_every=null",
@@ -163,7 +163,7 @@ def test_the_first_reference_is_the_policy_without_adapters_and_needs_no_second_
     monkeypatch.setattr(Trainer, "step", watched)
     config = lora_config(
         "--warm_start.enabled=false",
-        "--apo.reference_refresh.every_steps=null",
+        "--reference.refresh_every_steps=null",
         "--training.max_steps=2",
     )
     run = factories.run(config, tmp_path / "run")

@@ -35,7 +35,7 @@ def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAGEN_APO_DATA", str(tmp_path / "data"))
-    threads = f"run: {{num_threads: {torch.get_num_threads()}}}"
+    threads = f"machine: {{num_threads: {torch.get_num_threads()}}}"
     text = f"environment: {{name: webshop, data: auto}}\n{threads}\n"
     config = factories.config(text=text)
     run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))

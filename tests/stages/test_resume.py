@@ -240,9 +240,9 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
     overrides = [
         f"--policy.path={finished_run / 'references' / '0'}",
         "--warm_start.enabled=false",
-        "--apo.num_value_samples=2",
-        "--apo.max_value_samples=4",
-        "--apo.reference_refresh.every_steps=2",
+        "--values.num_samples=2",
+        "--values.max_samples=4",
+        "--reference.refresh_every_steps=2",
         "--rollout_filter.strategy=top_fraction",
         "--rollout_filter.value=0.5",
         "--training.max_tasks=14",

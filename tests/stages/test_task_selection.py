@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.config.algorithms import ApoConfig, RolloutFilterConfig
+from ragen_apo.config.training import RolloutFilterConfig
+from ragen_apo.config.values import ValuesConfig
 from ragen_apo.errors import MissingValueError, TrainingError
 from ragen_apo.files import read_json_lines
 from ragen_apo.seeding import derive_seed
@@ -174,14 +175,14 @@ def test_a_task_is_sampled_up_to_the_cap_before_it_counts_as_never_solved(
     conditions = factories.conditions()
     marks = {"late": "FFFS", "hopeless": "FFFF", "mixed": "SFFF", "easy": "SS"}
     tasks = [task(name) for name in marks]
-    apo = ApoConfig(num_value_samples=2, adaptive_vstar=adaptive, max_value_samples=4)
+    settings = ValuesConfig(num_samples=2, adaptive=adaptive, max_samples=4)
     with ValueStore(tmp_path / "values.sqlite") as store:
         collect_values(
             ScriptedReference(marks),  # pyright: ignore[reportArgumentType]
             store,
             tasks,
             conditions=conditions,
-            schedule=sample_schedule(apo),
+            schedule=sample_schedule(settings),
             seed=0,
         )
         selection = select_stored_tasks(
@@ -196,7 +197,7 @@ def test_a_task_is_sampled_up_to_the_cap_before_it_counts_as_never_solved(
 # With the tiny run's reference, which has two samples of every task.
 
 
-TWO_SAMPLES = ("--apo.num_value_samples=2", "--apo.adaptive_vstar=false")
+TWO_SAMPLES = ("--values.num_samples=2", "--values.adaptive=false")
 
 
 def trainer(session: Session) -> Trainer:

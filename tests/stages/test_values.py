@@ -32,7 +32,7 @@ def test_a_task_without_v_star_is_an_error_and_never_zero(session: Session) -> N
 @pytest.mark.parametrize(
     ("key", "difference"),
     [
-        ("--apo.temperature=0.5", r"temperature: store has 1\.0, asked for 0\.5"),
+        ("--sampling.temperature=0.5", r"temperature: store has 1\.0, asked for 0\.5"),
         (
             "--agent.context={mode: last_turns, num_turns: 2}",
             "store has 'full', asked for 'last_turns-2'",
@@ -48,7 +48,7 @@ def test_v_star_of_other_conditions_is_missing(key: str, difference: str, sessio
 def test_the_ablations_use_zero_and_the_mean_of_the_returns(session: Session) -> None:
     model, tasks = reference(session), session.training_tasks()
     v_star, zero, mean = (
-        reference_values(with_keys(session, f"--apo.value_baseline={name}"), model, tasks).tasks
+        reference_values(with_keys(session, f"--values.baseline={name}"), model, tasks).tasks
         for name in ("v_star", "zero", "mean")
     )
     assert zero == dict.fromkeys([task.task_id for task in tasks], 0.0)

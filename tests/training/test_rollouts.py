@@ -43,7 +43,7 @@ def test_a_row_holds_the_sampled_tokens_of_all_samples_in_their_order() -> None:
     ]
     assert two.rewards_BT[1].tolist() == pytest.approx([0, 0, 0.1, 0, 0, 0.2, 0, 0.4])
     (micro,) = two.micro_batches([1, 0], size=8)
-    assert micro.places.tolist() == [0, 1]
+    assert micro.rows.tolist() == [0, 1]
     assert micro.samples.token_ids_BT.tolist() == [
         [10, 11, 12, 0, 0, 0],
         [10, 11, 12, 13, 14, 15],

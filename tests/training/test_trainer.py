@@ -21,8 +21,8 @@ def gradient_of(trainer: Trainer) -> torch.Tensor:
         "--training.micro_batch_size=8",
         "--training.num_rows=1",
         "--training.num_rows=3",
-        "--apo.loss=weighted",
-        "--apo.advantage_clamp=1e6",
+        "--algorithm.loss=weighted",
+        "--algorithm.advantage_clamp=1e6",
     ],
 )
 def test_the_gradient_does_not_depend_on_how_it_is_computed(key: str, session: Session) -> None:
@@ -59,7 +59,7 @@ def test_a_step_plays_each_task_once_and_trains_the_policy_alone(session: Sessio
 def test_shuffled_returns_are_a_permutation_that_differs_from_step_to_step(
     session: Session,
 ) -> None:
-    shuffled = trainer(with_keys(session, "--apo.shuffle_returns=true"))
+    shuffled = trainer(with_keys(session, "--training.shuffle_returns=true"))
     numbers = list(range(8))  # returns repeat in a tiny run
     seen = [step_without_update(shuffled, step, returns=numbers).rollouts for step in (0, 0, 1)]
     orders = [rollouts.returns_B.tolist() for rollouts in seen]

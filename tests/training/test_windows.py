@@ -20,7 +20,7 @@ TEMPERATURE = 0.8
 KEYS = [
     "--environment.max_turns=5",
     "--agent.max_context_tokens=512",
-    f"--apo.temperature={TEMPERATURE}",
+    f"--sampling.temperature={TEMPERATURE}",
     "--training.micro_batch_size=7",
     "--training.num_rows=3",
 ]
@@ -82,7 +82,7 @@ def test_the_gradient_is_that_of_the_loss_written_down_turn_by_turn(trainer: Tra
 
 def plain_loss(trainer: Trainer, trajectories: list[Trajectory]) -> torch.Tensor:
     """(R - V* - beta2 Delta)^2 / (2 beta2), each turn read alone with the whole of its context."""
-    beta2, loss = trainer.apo.beta2, torch.zeros(())
+    beta2, loss = trainer.config.algorithm.beta2, torch.zeros(())
     for trajectory in trajectories:
         log_ratio = torch.zeros(())
         context: tuple[int, ...] = ()

@@ -98,7 +98,7 @@ def test_where_no_task_was_solved_there_are_no_others():
     assert advice.startswith("No task was solved: 52 samples of 52 tasks, no success.")
     assert "All returns are equal, so Stage 2 cannot learn." in advice
     assert "Of these tasks, 52 have fewer than 16 samples" in advice
-    assert "apo.num_value_samples" in advice
+    assert "values.num_samples" in advice
     assert "warm_start.demonstrations" in advice
 
 

@@ -50,8 +50,12 @@ def _own_keys(section: type[Section]) -> list[Key]:
     ]
 
 
-if __name__ == "__main__":
+def configuration_page() -> str:
+    """docs/configuration.md: every key of every section, and of every algorithm."""
     page = reference_page({key.path: key for key in keys_of(RunConfig)})
-    head, section, tail = page.partition("\n## algorithm\n")
-    rest = tail[tail.index("\n## ") :]
-    sys.stdout.write(head + "\n".join(algorithm_pages()) + "\n" + rest)
+    head, _, tail = page.partition("\n## algorithm\n")
+    return head + "\n".join(algorithm_pages()) + "\n" + tail[tail.index("\n## ") :]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_page())

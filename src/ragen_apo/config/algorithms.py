@@ -61,6 +61,7 @@ class AlgorithmConfig(Section):
 
     traits: ClassVar[Traits]
     name: str
+    """Which algorithm; its options stand beside the name."""
 
     @model_validator(mode="after")
     def _the_name_is_its_own(self) -> AlgorithmConfig:

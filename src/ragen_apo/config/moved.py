@@ -72,10 +72,9 @@ def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any
     given = layer.get("apo")
     styled = given.keys() & SOURCE_STYLE.keys() if isinstance(given, Mapping) else set()
     old = {name: value for name, value in layer.items() if name in _OLD_SECTIONS}
-    for path, _ in _leaves(old):
+    for path, value in _leaves({name: value for name, value in old.items() if value is not None}):
         if path.removeprefix("apo.") not in styled:
-            new = moved_to(path)
-            problems.append(f"{path}: {f'it is {new} now' if new else 'it has been removed'}")
+            problems.append(f"{path}: {_whereabouts(path, value)}")
     for name in sorted(styled):
         clashes = [key for key in SOURCE_STYLE[name] if value_at(layer, key) is not None]
         if clashes:
@@ -87,6 +86,17 @@ def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any
             for key in SOURCE_STYLE[name]:
                 set_at(result, key, given[name])  # type: ignore[index]
     return result
+
+
+def _whereabouts(path: str, value: Any) -> str:
+    """What became of a key of 0.1."""
+    if new := moved_to(path):
+        return f"it is {new} now"
+    if path.startswith(REMOVED):
+        return "it has been removed; leave it out"
+    if path == "apo":
+        return f"got {value!r:.60}, expected a section with {', '.join(SOURCE_STYLE)}"
+    return f"unknown key; the section apo may hold {', '.join(SOURCE_STYLE)}"
 
 
 def translated(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
 from ragen_apo.config import load_config
-from ragen_apo.config.algorithms import AlgorithmName
+from ragen_apo.config.algorithms import ALGORITHMS
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.session import Session
+from ragen_apo.training.algorithms.ppo import Ppo
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory, training_samples
 from tests.factories import (
@@ -28,7 +28,6 @@ from tests.factories import (
     trainer_of,
 )
 
-ALGORITHMS = get_args(AlgorithmName)
 RIVALS = sorted(set(ALGORITHMS) - set(SINGLE_ROLLOUT))
 WINDOW = ["--agent.context.mode=last_turns", "--agent.context.num_turns=1"]
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -37,7 +36,7 @@ RETURNS = [number**2 / 144 for number in range(12)]
 
 
 def seen_step(trainer: Trainer) -> SeenStep:
-    returns = RETURNS if trainer.config.algorithm in RIVALS else None
+    returns = RETURNS if trainer.config.algorithm.name in RIVALS else None
     return step_without_update(trainer, 3, returns=returns)
 
 
@@ -93,7 +92,7 @@ def test_each_task_of_a_step_is_rolled_out_as_often_as_the_algorithm_wants(
 def test_a_step_of_several_passes_is_a_function_of_weights_moments_and_its_number(
     algorithm: str, session: Session
 ) -> None:
-    keys = ["--policy_gradient.num_epochs=2", "--policy_gradient.num_minibatches=2"]
+    keys = ["--algorithm.num_epochs=2", "--algorithm.num_minibatches=2"]
     first, again = (trainer_of(session, algorithm, *keys) for _ in range(2))
     results = [trainer.step(2) for trainer in (first, again)]
     assert results[0].metrics["num_updates"] == 4
@@ -137,7 +136,7 @@ def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
 def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
     context: list[str], session: Session
 ) -> None:
-    trainer = trainer_of(session, "ppo", "--ppo.whiten_advantages=false", *context)
+    trainer = trainer_of(session, "ppo", "--algorithm.whiten_advantages=false", *context)
     seen = step_without_update(trainer, 3)
     num_tokens = sum(trajectory.num_response_tokens for trajectory in seen.trajectories)
     weights = [
@@ -156,18 +155,18 @@ def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
 @pytest.mark.slow
 def test_turn_level_without_a_known_state_is_the_trajectory_form(session: Session) -> None:
     expected = step_without_update(trainer_of(session, "apo"), 3).gradient
-    trainer = trainer_of(session, "apo_turn", "--turn_level.min_visits=1000")
+    trainer = trainer_of(session, "apo_turn", "--algorithm.min_visits=1000")
     assert trainer.values.states == {}
     actual = step_without_update(trainer, 3).gradient
     assert (actual - expected).norm() <= 1e-4 * expected.norm()
-    assert trainer_of(session, "apo_turn", "--turn_level.min_visits=1").values.states != {}
+    assert trainer_of(session, "apo_turn", "--algorithm.min_visits=1").values.states != {}
 
 
 @pytest.mark.slow
 def test_the_share_of_known_turns_is_that_of_later_turns_in_states_with_a_value(
     session: Session,
 ) -> None:
-    trainer = trainer_of(session, "apo_turn", "--turn_level.min_visits=1")
+    trainer = trainer_of(session, "apo_turn", "--algorithm.min_visits=1")
     played = step_without_update(trainer).trajectories
     later = [turn.state_key for episode in played for turn in episode.turns[1:]]
     visited = sorted(state for state in set(later) if state is not None)
@@ -182,7 +181,7 @@ def test_the_share_of_known_turns_is_that_of_later_turns_in_states_with_a_value(
 def test_the_policy_stays_as_it_is_while_the_critic_warms_up(
     session: Session,
 ) -> None:
-    trainer = trainer_of(session, "ppo", "--ppo.critic_warmup_steps=1")
+    trainer = trainer_of(session, "ppo", "--algorithm.critic_warmup_steps=1")
     policy = trainer.policy.fingerprint()
     critic = trainer.algorithm.state_tensors()["critic/head.bias"].clone()
     first = trainer.step(0).metrics
@@ -211,7 +210,7 @@ def test_every_algorithm_trains_to_the_end(algorithm: str, algorithm_runs: Algor
     run = algorithm_runs.finished(algorithm)
     rows = read_json_lines(run.metrics)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    episodes = 4 * algorithm_runs.config(algorithm).num_rollouts_per_task
+    episodes = 4 * algorithm_runs.config(algorithm).algorithm.rollouts_per_task
     assert all(row["num_episodes"] == episodes for row in rows)
     per_step = 4 if algorithm == "ppo" else 1
     assert all(row["num_updates"] in (0, per_step) for row in rows)
@@ -222,10 +221,11 @@ def test_every_algorithm_trains_to_the_end(algorithm: str, algorithm_runs: Algor
 
 def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -> None:
     starpo_s = load_config(CONFIGS / "starpo_s.yaml")
-    assert (starpo_s.algorithm, starpo_s.ppo.bi_level_gae) == ("ppo", True)
+    assert isinstance(starpo_s.algorithm, Ppo)
+    assert starpo_s.algorithm.bi_level_gae
     assert starpo_s.rollout_filter.statistic == "std"
-    assert starpo_s.policy_gradient.kl_coefficient == 0
-    assert starpo_s.policy_gradient.clip_high == 0.28
+    assert starpo_s.algorithm.kl_coefficient == 0
+    assert starpo_s.algorithm.clip_high == 0.28
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,18 @@ def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -
     [
         (["--algorithm=grp"], "algorithm: got 'grp', expected apo or apo_turn or ppo"),
         (
-            ["--rollout_filter.strategy=top_p", "--apo.num_value_samples=1"],
-            "as apo.num_value_samples is 1; raise that",
+            ["--rollout_filter.strategy=top_p", "--values.num_samples=1"],
+            "as values.num_samples is 1; raise that",
         ),
         (
             ["--rollout_filter.strategy=top_p", "--algorithm=ppo"],
             "rollout_filter needs several rollouts of a task to see variance, and algorithm ppo",
         ),
-        (["--algorithm=rloo", "--policy_gradient.group_size=1"], "must be at least 2, got 1"),
-        (["--reward_normalization.method=mean"], "compares them with V\\* of unchanged ones"),
+        (["--algorithm=rloo", "--algorithm.group_size=1"], "got 1, expected a whole number at least 2"),
+        (
+            ["--algorithm.reward_normalization.method=mean"],
+            "algorithm.reward_normalization: unknown key; it is an option of ppo, grpo",
+        ),
         (
             ["--rollout_filter.strategy=top_k", "--rollout_filter.value=0.5", "--algorithm=grpo"],
             "top_k must be a whole number >= 1, got 0.5",
@@ -254,7 +257,7 @@ def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -
             ],
             "mean returns may be negative",
         ),
-        (["--algorithm=apo_turn", "--apo.kl_coefficient=1"], "belong to algorithm apo"),
+        (["--algorithm=apo_turn", "--algorithm.kl_coefficient=1"], "it is an option of apo, ppo"),
         (["--algorithm=brpo", "--training.tasks_per_step=1"], "must be at least 2, got 1"),
     ],
 )

@@ -19,11 +19,11 @@ def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_wit
     trainer = trainer_of(
         session,
         algorithm,
-        "--apo.center_residuals=true",
+        "--algorithm.center_residuals=true",
         "--training.tasks_per_step=6",
-        "--apo.beta2=0.1",
-        f"--turn_level.trace={TRACE}",
-        "--turn_level.min_visits=1",
+        "--algorithm.beta2=0.1",
+        f"--algorithm.trace={TRACE}",
+        "--algorithm.min_visits=1",
     )
     seen = step_without_update(trainer)
     advantages: list[list[float]] = []
@@ -56,17 +56,17 @@ def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_wit
         fmean(value for row, values in enumerate(advantages) if row != index for value in values)
         for index in range(len(advantages))
     ]
-    offset_B = seen.signals.offset_B
+    offset_B = seen.targets.offset_B
     assert offset_B.tolist() == pytest.approx(others, abs=1e-5)
     assert offset_B.abs().min() > 1e-3 and len(set(offset_B.tolist())) > 1
 
 
 def test_without_the_key_nothing_is_subtracted(session: Session) -> None:
-    assert not step_without_update(trainer(session)).signals.offset_B.any()
+    assert not step_without_update(trainer(session)).targets.offset_B.any()
 
 
 def test_with_replay_it_is_refused() -> None:
-    keys = ["--apo.center_residuals=true", "--apo.beta=0.1"]
+    keys = ["--algorithm.center_residuals=true", "--apo.beta=0.1"]
     keys += ["--apo.replay.num_trajectories_per_step=2"]
     with pytest.raises(ConfigError, match="center_residuals is right for the policy's own"):
         config(*keys, text="")
@@ -74,7 +74,7 @@ def test_with_replay_it_is_refused() -> None:
 
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_one_task_a_step_has_no_others_to_centre_by(algorithm: str) -> None:
-    keys = ["--apo.center_residuals=true", "--training.tasks_per_step=1"]
+    keys = ["--algorithm.center_residuals=true", "--training.tasks_per_step=1"]
     with pytest.raises(ConfigError, match="tasks_per_step must be at least 2, got 1"):
         config(f"--algorithm={algorithm}", *keys, text="")
     # Its rivals do not read the key.

@@ -151,7 +151,7 @@ def test_equal_prompts_and_equal_thoughts_have_equal_scores_to_the_last_bit(
 
 @pytest.mark.slow
 def test_the_metrics_of_rollouts_by_brute_force(session: Session) -> None:
-    trainer = trainer_of(session, "grpo", "--apo.temperature=0.8", group_size=2)
+    trainer = trainer_of(session, "grpo", "--sampling.temperature=0.8", group_size=2)
     trajectories = step_without_update(trainer).trajectories
     found = cross_scoring_metrics(
         trainer.policy,
