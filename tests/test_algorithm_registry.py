@@ -188,7 +188,7 @@ def test_a_misspelt_option_is_not_dropped_with_those_of_the_other_algorithm() ->
         parse_config("algorithm: {beta3: 0.1}", source="x", overrides=["--algorithm=grpo"])
 
 
-@pytest.mark.parametrize("written", ["star_search", "{name: star_search}", "{name: null}"])
+@pytest.mark.parametrize("written", ["star_search", "{name: star_search}", "{name: [apo]}"])
 def test_a_name_that_no_algorithm_has_is_refused_with_all_names(written: str) -> None:
     with pytest.raises(ConfigError, match=f"expected {' or '.join(ALGORITHMS)}"):
         parse_config(f"algorithm: {written}", source="x")
@@ -198,3 +198,9 @@ def test_a_name_that_no_algorithm_has_is_refused_with_all_names(written: str) ->
 def test_what_is_neither_name_nor_section_is_refused_with_both_forms(written: str) -> None:
     with pytest.raises(ConfigError, match="expected a name or a section such as {name: apo}"):
         parse_config(f"algorithm: {written}", source="x")
+
+
+def test_what_does_not_go_with_another_section_is_refused_in_one_sentence() -> None:
+    together = "algorithm: brpo\ntraining: {tasks_per_step: 1}"
+    with pytest.raises(ConfigError, match="algorithm brpo compares .* must be at least 2, got 1"):
+        parse_config(together, source="x")
