@@ -161,6 +161,6 @@ def test_a_package_that_is_broken_is_an_error_only_where_it_is_named(
     config.write_text("algorithm: rloo\n", encoding="utf-8")
     assert load_config(config, ["--algorithm.group_size=4"]).algorithm.rollouts_per_task == 4
     train = ["train", "--config", config, "--run-dir", tmp_path / "run", "--algorithm"]
-    assert_refused(command(*train, "gone"), "'gone'", "cannot be loaded", "ModuleNotFoundError")
-    assert_refused(command(*train, "dumps"), "'dumps' (json:dumps) is no AlgorithmConfig")
+    assert_refused(command(*train, "gone"), "'gone'", "cannot be used", "ModuleNotFoundError")
+    assert_refused(command(*train, "dumps"), "'dumps' (json:dumps)", "expected a subclass of")
     assert not (tmp_path / "run").exists()

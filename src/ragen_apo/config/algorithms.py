@@ -131,17 +131,14 @@ def algorithm_classes() -> dict[str, type[AlgorithmConfig]]:
 def _loaded(point: EntryPoint) -> type[AlgorithmConfig]:
     try:
         found = point.load()
+        if isinstance(found, type) and issubclass(found, AlgorithmConfig) and found.traits:
+            return found
+        raise TypeError("expected a subclass of AlgorithmConfig")
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"the installed {point.name!r} ({point.value}) cannot be loaded: "
-            f"{exception_in_words(error)}"
+            f"the installed {point.name!r} ({point.value}) cannot be used: "
+            f"{exception_in_words(error)}; docs/adding_an_algorithm.md has an example"
         ) from error
-    if isinstance(found, type) and issubclass(found, AlgorithmConfig) and hasattr(found, "traits"):
-        return found
-    raise ValueError(
-        f"the installed {point.name!r} ({point.value}) is no AlgorithmConfig with traits "
-        "(docs/adding_an_algorithm.md)"
-    )
 
 
 def read_algorithm(values: Any) -> Any:

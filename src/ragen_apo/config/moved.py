@@ -104,11 +104,8 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
         if not path.startswith(REMOVED) and path != "algorithm":
             set_at(result, moved_to(path) or path, value)
     known = algorithm_class(name).model_fields if name in ALGORITHMS else ()
-    options = result.get("algorithm", {}).items()
-    result["algorithm"] = {"name": name} | {
-        k: v for k, v in options if k in known and v is not None
-    }
-    return result
+    given = {k: v for k, v in result.pop("algorithm", {}).items() if k in known and v is not None}
+    return {**result, "algorithm": {"name": name, **given}}
 
 
 def is_of_0_1(values: Mapping[str, Any]) -> bool:
