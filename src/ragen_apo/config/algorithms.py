@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
 from ragen_apo.config.section import Section
+from ragen_apo.printable import exception_in_words
 
 if TYPE_CHECKING:
     from ragen_apo.config.run import RunConfig
@@ -108,14 +110,36 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 def algorithm_class(name: object) -> type[AlgorithmConfig]:
-    """The class of an algorithm; ValueError for a name that nobody has given to one."""
-    if name in ALGORITHMS:
+    """The class of an algorithm; ValueError for a name without one."""
+    if str(name) in ALGORITHMS:
         module, _, attribute = ALGORITHMS[str(name)].partition(":")
         return getattr(importlib.import_module(module), attribute)
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
-            return point.load()
+            return _loaded(point)
     raise ValueError(f"got {name!r}, expected {' or '.join(algorithm_names())}")
+
+
+def algorithm_classes() -> dict[str, type[AlgorithmConfig]]:
+    """All classes by name. A package that is broken is an error only where it is named."""
+    classes = {}
+    for name in algorithm_names():
+        with suppress(ValueError):
+            classes[name] = algorithm_class(name)
+    return classes
+
+
+def _loaded(point: EntryPoint) -> type[AlgorithmConfig]:
+    try:
+        found = point.load()
+        if isinstance(found, type) and issubclass(found, AlgorithmConfig) and found.traits:
+            return found
+        raise TypeError("expected a subclass of AlgorithmConfig")
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"the installed {point.name!r} ({point.value}) cannot be used: "
+            f"{exception_in_words(error)}; docs/adding_an_algorithm.md has an example"
+        ) from error
 
 
 def read_algorithm(values: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ragen_apo.config.algorithms import DEFAULT, algorithm_class, algorithm_names, as_section
+from ragen_apo.config.algorithms import DEFAULT, algorithm_classes, as_section
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
 from ragen_apo.config.moved import SOURCE_STYLE, is_of_0_1, present_keys
 from ragen_apo.config.overrides import merge, parse_overrides
@@ -118,13 +118,11 @@ def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> Ru
 
 def _describe(detail: ErrorDetails, keys: Mapping[str, Key]) -> str:
     """A finding of pydantic as a sentence; of an algorithm's option also whose it is."""
-    loc = detail["loc"]
-    if loc[:1] == ("algorithm",) and len(loc) == 2 and detail["type"] == "extra_forbidden":
-        owners = [
-            name for name in algorithm_names() if loc[1] in algorithm_class(name).model_fields
-        ]
+    if detail["type"] == "extra_forbidden" and detail["loc"][:-1] == ("algorithm",):
+        option = detail["loc"][-1]
+        owners = [name for name, each in algorithm_classes().items() if option in each.model_fields]
         if owners:
-            return f"algorithm.{loc[1]}: unknown key; it is an option of {', '.join(owners)}"
+            return f"algorithm.{option}: unknown key; it is an option of {', '.join(owners)}"
     return describe_problem(detail, keys)
 
 
@@ -138,8 +136,8 @@ def known_keys(algorithm: Any = None) -> dict[str, Key]:
     keys = {key.path: key for key in keys_of(RunConfig)}
     section = as_section(algorithm)
     name = section.get("name", DEFAULT) if isinstance(section, Mapping) else DEFAULT
-    if name in algorithm_names():
-        own = keys_of(algorithm_class(name), "algorithm.")
+    if chosen := algorithm_classes().get(str(name)):
+        own = keys_of(chosen, "algorithm.")
         keys |= {key.path: key for key in own if key.path != "algorithm.name"}
     return keys
 
@@ -147,8 +145,8 @@ def known_keys(algorithm: Any = None) -> dict[str, Key]:
 def override_keys() -> dict[str, Key]:
     """Every key that the command line may set: those of all algorithms, and the source's style."""
     keys = known_keys()
-    for name in algorithm_names():
-        keys |= known_keys(name)
+    for each in algorithm_classes().values():
+        keys |= {key.path: key for key in keys_of(each, "algorithm.")}
     return keys | {f"apo.{name}": keys[new[-1]] for name, new in SOURCE_STYLE.items()}
 
 
@@ -172,8 +170,9 @@ def _options_for(chosen: Any, before: Any) -> Any:
     if not (isinstance(chosen, Mapping) and isinstance(before, Mapping)):
         return before
     name, old = chosen.get("name"), before.get("name", DEFAULT)
-    if name is None or name == old or name not in algorithm_names():
+    classes = algorithm_classes()
+    if name == old or str(name) not in classes:
         return before
-    known = algorithm_class(name).model_fields
-    of_old = algorithm_class(old).model_fields if old in algorithm_names() else {}
+    known = classes[str(name)].model_fields
+    of_old = classes[str(old)].model_fields if str(old) in classes else {}
     return {key: v for key, v in before.items() if key in known or key not in of_old}

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ragen_apo.config.algorithms import ALGORITHMS, DEFAULT, algorithm_class
+
 SOURCE_STYLE: Mapping[str, tuple[str, ...]] = {
     "beta": ("values.beta1", "algorithm.beta2"),
     "v_star_samples": ("values.num_samples",),
@@ -100,16 +102,20 @@ def _whereabouts(path: str, value: Any) -> str:
 
 
 def translated(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole configuration of 0.1 in the present keys; other algorithms' options are left out."""
-    name = values.get("algorithm") or "apo"
-    own = {"apo_turn": "turn_level", "apo": None}.get(str(name), "policy_gradient")
+    """A whole configuration of 0.1 in the present keys, with the options of its algorithm alone.
+
+    A null stood for the algorithm's default, and is left out.
+    """
+    name = str(values.get("algorithm") or DEFAULT)
+    own = {"apo_turn": "turn_level", "apo": None}.get(name, "policy_gradient")
     others = {"turn_level", "policy_gradient", "ppo", "gigpo"} - {own, name}
     result: dict[str, Any] = {}
     for path, value in _leaves({key: v for key, v in values.items() if key not in others}):
         if not path.startswith(REMOVED) and path != "algorithm":
             set_at(result, moved_to(path) or path, value)
-    result["algorithm"] = {"name": name, **result.get("algorithm", {})}
-    return result
+    known = algorithm_class(name).model_fields if name in ALGORITHMS else ()
+    given = {k: v for k, v in result.pop("algorithm", {}).items() if k in known and v is not None}
+    return {**result, "algorithm": {"name": name, **given}}
 
 
 def is_of_0_1(values: Mapping[str, Any]) -> bool:

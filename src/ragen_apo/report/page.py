@@ -44,8 +44,15 @@ _EPISODE_FIELDS = ("episode", "success", "return", "num_turns", "stop_reason", "
                    "final_observation")  # fmt: skip
 
 
-def page(run: RunData, *, curves: Sequence[tuple[str, bytes]]) -> str:
-    """The whole page; `curves` are PNGs by their titles, none for a run that was not trained."""
+def page(
+    run: RunData,
+    *,
+    curves: Sequence[tuple[str, bytes]],
+    figures: Sequence[tuple[str, bytes]] = (),
+) -> str:
+    """The whole page; `curves` (none for a run that was not trained) and `figures` are PNGs by
+    their titles.
+    """
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("ragen_apo.report"),
         autoescape=True,
@@ -75,6 +82,7 @@ def page(run: RunData, *, curves: Sequence[tuple[str, bytes]]) -> str:
         phases=_phases(run),
         versions=mapping(run.record.get("versions")),
         curves=[(title, _data_uri(picture)) for title, picture in curves],
+        figures=[(title, _data_uri(picture)) for title, picture in figures],
         episodes_json=json_for_script([_episode(run, row) for row in run.episodes]),
         percent=style.percent,
     )

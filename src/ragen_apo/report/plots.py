@@ -1,4 +1,4 @@
-"""The pictures of a report, as PNG bytes.
+"""The pictures of a report; `FIGURES` has those that become a file of the report's folder.
 
 Consumes `RunData`; draws with matplotlib's object interface and the Agg backend, so nothing depends
 on a display or on global state. Labels from a run are never read as mathematical markup. Points
@@ -8,7 +8,7 @@ that are absent or not finite are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -89,8 +89,10 @@ def panels(run: RunData) -> list[tuple[Panel, Sequence[Mapping[str, Any]]]]:
     return curves
 
 
-def learning_curves(run: RunData) -> bytes:
-    """All curves in one picture, two in a row."""
+def learning_curves(run: RunData) -> Figure | None:
+    """All curves in one picture, two in a row; None for a run that was not trained."""
+    if not run.trained:
+        return None
     curves = panels(run)
     num_rows = math.ceil(len(curves) / 2)
     spacing = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
@@ -102,7 +104,7 @@ def learning_curves(run: RunData) -> bytes:
     for axes in grid.flat[len(curves) :]:
         axes.set_axis_off()
     legend_below(figure, grid.flat[0], num_columns=4)
-    return png_bytes(figure)
+    return figure
 
 
 def curve_pictures(run: RunData) -> list[tuple[str, bytes]]:
@@ -129,7 +131,7 @@ def _curve(
 
 def by_category(
     run: RunData, *, size: tuple[float, float] | None = None, limit: int = MAX_CATEGORIES
-) -> bytes:
+) -> Figure:
     """The success rate of each category with its Wilson interval and its number of episodes."""
     all_rows = category_rows(run)
     rows = all_rows[-limit:]
@@ -145,7 +147,7 @@ def by_category(
     style_axes(axes, "")
     axes.grid(visible=False, axis="y")
     if not rows:
-        return png_bytes(_say(figure, axes, "No categories were evaluated."))
+        return _say(figure, axes, "No categories were evaluated.")
     for row, (_, summary) in enumerate(rows):
         rate, bounds = finite(summary.get("success_rate")), pair(summary.get("success_ci95"))
         axes.barh(row, rate or 0.0, height=0.62, color=ACCENT_SOFT)
@@ -164,10 +166,10 @@ def by_category(
     _name_rows(axes, [name for name, _ in rows])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    return png_bytes(figure)
+    return figure
 
 
-def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
+def failures(run: RunData, *, size: tuple[float, float] | None = None) -> Figure:
     """The number of failed episodes of each pattern."""
     rows = failure_rows(run)
     figure = Figure(
@@ -181,7 +183,7 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
     style_axes(axes, "")
     axes.grid(visible=False, axis="y")
     if not rows:
-        return png_bytes(_say(figure, axes, "No failures were recorded."))
+        return _say(figure, axes, "No failures were recorded.")
     counts = [finite(summary.get("count")) or 0.0 for _, summary in rows]
     longest = max([*counts, 1.0])
     for row, (count, (_, summary)) in enumerate(zip(counts, rows, strict=True)):
@@ -193,7 +195,7 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> bytes:
     axes.set_xlim(0, longest * 1.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_xlabel("episodes", color=MUTED, fontsize=9.5)
-    return png_bytes(figure)
+    return figure
 
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run: RunData) -> None:
@@ -261,3 +263,21 @@ def _say(figure: Figure, axes: Axes, sentence: str) -> Figure:
     axes.set_axis_off()
     axes.text(0.0, 0.5, sentence, transform=axes.transAxes, color=MUTED, fontsize=11)
     return figure
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A picture that is a file of the report's folder."""
+
+    draw: Callable[[RunData], Figure | None]
+    """None where the run has nothing to draw: there is no file then."""
+    title: str | None = None
+    """What the page says it shows; None for what the page shows in its own way."""
+
+
+FIGURES: dict[str, ReportFigure] = {
+    "learning_curves": ReportFigure(learning_curves),
+    "by_category": ReportFigure(by_category),
+    "failures": ReportFigure(failures),
+}
+"""By the name of the file; docs/adding_a_figure.md adds one."""

@@ -16,6 +16,7 @@ from pptx.util import Inches
 
 from ragen_apo.report import plots
 from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings_of
+from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.findings import evaluated_tasks, headline, key_sentences, total_seconds
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.shapes import (
@@ -203,14 +204,16 @@ def _results(slide: Any, run: RunData) -> None:
         picture = plots.success_curve(run, size=(right.width, right.height))
         description = "Success rate over the training steps"
     else:
-        picture = plots.failures(run, size=(right.width, right.height))
+        picture = png_bytes(plots.failures(run, size=(right.width, right.height)))
         description = "Failed episodes by pattern"
     add_picture(slide, io.BytesIO(picture), right, description=description)
     below = Box(right.left, right.bottom + 0.15, right.width, HEIGHT - 0.35 - right.bottom - 0.15)
     categories = plots.by_category(
         run, size=(below.width, below.height), limit=MAX_SLIDE_CATEGORIES
     )
-    add_picture(slide, io.BytesIO(categories), below, description="Success rate by category")
+    add_picture(
+        slide, io.BytesIO(png_bytes(categories)), below, description="Success rate by category"
+    )
 
 
 def _heading(slide: Any, run: RunData, title: str) -> None:

@@ -10,21 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ragen_apo.files import write_bytes_atomically
-from ragen_apo.report import plots
+from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
+from ragen_apo.report.plots import FIGURES, curve_pictures
 from ragen_apo.report.slides import slides
 from ragen_apo.report.tables import summary_csv
 from ragen_apo.run_directory import RunDirectory
-
-LEARNING_CURVES = "learning_curves.png"
 
 
 def write_report(run_directory: Path) -> list[Path]:
     """Writes the report of a run and returns its files, the page last.
 
-    A run that was not trained has no learning curves, and its report says so. Raises
+    A figure that the run has nothing for has no file, nor one of an earlier report. Raises
     RunDirectoryError if the directory is no run or was not evaluated.
     """
     run = load_run(run_directory)
@@ -33,21 +32,24 @@ def write_report(run_directory: Path) -> list[Path]:
     directory.mkdir(exist_ok=True)
     for name, content in contents.items():
         write_bytes_atomically(directory / name, content)
-    if not run.trained:
-        (directory / LEARNING_CURVES).unlink(missing_ok=True)
+    for name in FIGURES:
+        if f"{name}.png" not in contents:
+            (directory / f"{name}.png").unlink(missing_ok=True)
     return [directory / name for name in contents]
 
 
 def report_files(run: RunData) -> Mapping[str, bytes]:
     """The content of each file by its name."""
+    drawn = {name: row.draw(run) for name, row in FIGURES.items()}
+    pictures = {name: png_bytes(figure) for name, figure in drawn.items() if figure is not None}
+    curves = curve_pictures(run) if run.trained else []
+    figures = [(title, pictures[n]) for n in pictures if (title := FIGURES[n].title)]
     return {
         "summary.csv": _encoded(summary_csv(run)),
-        **({LEARNING_CURVES: plots.learning_curves(run)} if run.trained else {}),
-        "by_category.png": plots.by_category(run),
-        "failures.png": plots.failures(run),
+        **{f"{name}.png": picture for name, picture in pictures.items()},
         "failure_analysis.md": _encoded(failure_analysis(run)),
         "slides.pptx": slides(run),
-        "report.html": _encoded(page(run, curves=plots.curve_pictures(run) if run.trained else [])),
+        "report.html": _encoded(page(run, curves=curves, figures=figures)),
     }
 
 

@@ -240,7 +240,10 @@ def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -
             ["--rollout_filter.strategy=top_p", "--algorithm=ppo"],
             "rollout_filter needs several rollouts of a task to see variance, and algorithm ppo",
         ),
-        (["--algorithm=rloo", "--algorithm.group_size=1"], "got 1, expected a whole number at least 2"),
+        (
+            ["--algorithm=rloo", "--algorithm.group_size=1"],
+            "got 1, expected a whole number at least 2",
+        ),
         (
             ["--algorithm.reward_normalization.method=mean"],
             "algorithm.reward_normalization: unknown key; it is an option of ppo, grpo",
