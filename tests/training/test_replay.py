@@ -267,6 +267,7 @@ def test_metrics_of_the_policys_own_episodes_leave_replayed_ones_out(session: Se
     assert rows[0]["loss"] > 2 * rows[1]["loss"]
 
 
+@pytest.mark.slow
 def test_the_control_experiment_replays_the_returns_that_it_gave(session: Session) -> None:
     trainer = replaying(session, "--apo.shuffle_returns=true")
     numbers = [0.25, 0.5, 0.75, 1.0]

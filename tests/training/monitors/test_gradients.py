@@ -90,6 +90,7 @@ def test_rollouts_of_a_task_give_its_variance_before_any_normalisation() -> None
     assert return_std(normalised).tolist() == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_norms_of_the_regression_equal_separate_backward_passes_by_hand(session: Session) -> None:
     trainer = trainer_of(session, "apo", *MONITORS, "--apo.beta2=0.5")
     seen = step_without_update(trainer, 3)
