@@ -92,6 +92,7 @@ def test_episode_rates_are_medians_over_the_steps_of_a_run(
     assert episode_rates.row(run) == ["shop, apo", size, 3, "2.5", *tokens, *rates]
 
 
+@pytest.mark.slow
 def test_the_scale_of_webshop_is_measured_with_different_queries_that_find_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

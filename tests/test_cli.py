@@ -541,7 +541,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file]
     train = ["train", "--config", config, "--no-evaluate", *keys]
     command(*train, "--run-dir", tmp_path / "whole")
-    original, num_calls = phases.accumulate_phases_gradients, 0
+    original, num_calls = phases.accumulate_supervised_gradients, 0
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal num_calls
@@ -550,7 +550,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(phases, "accumulate_phases_gradients", interrupted)
+    monkeypatch.setattr(phases, "accumulate_supervised_gradients", interrupted)
     assert command(*train, "--run-dir", tmp_path / "run").status == 130
     play_and_record(command, monkeypatch, file, "buy 2\n", *SHOP_OPTIONS)
     resumed = command("train", "--run-dir", tmp_path / "run", "--resume", "--no-evaluate")

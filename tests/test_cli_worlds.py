@@ -317,6 +317,7 @@ def train_arguments(folder: Path) -> list[object]:
     return ["train", "--config", "mine.yaml", "--run-dir", "run", *keys]
 
 
+@pytest.mark.slow
 def test_a_run_names_its_file_absolutely_and_is_evaluated_from_elsewhere(
     command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_results_come_in_the_order_of_the_requests(
     assert {t.policy_version for t in trajectories} == {"tiny"}
 
 
+@pytest.mark.slow
 def test_the_same_requests_give_the_same_bits(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pptx import Presentation
 
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.slides import slides
+
+pytestmark = pytest.mark.slow
 
 
 def read_slides(run: RunData) -> list[Any]:

@@ -15,6 +15,8 @@ from ragen_apo.values.estimator import SampleSchedule, success_rate_error
 from ragen_apo.values.store import ValueStore
 from tests import factories
 
+pytestmark = pytest.mark.slow
+
 SCHEDULE = SampleSchedule(first=2, cap=4)
 
 
@@ -70,7 +72,6 @@ def counts(rows: list[tuple]) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.slow
 def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_path: Path) -> None:
     by_task = counts(sampler.fill(tmp_path / "values.sqlite"))
     assert by_task.keys() == {task.task_id for task in sampler.tasks}
@@ -80,7 +81,6 @@ def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_p
         assert num_samples == 4 or error <= SCHEDULE.max_error
 
 
-@pytest.mark.slow
 def test_a_second_run_samples_nothing(
     sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,6 @@ def test_a_second_run_samples_nothing(
     assert sampler.fill(tmp_path / "values.sqlite") == before
 
 
-@pytest.mark.slow
 def test_a_larger_schedule_adds_to_what_is_stored(sampler: Sampler, tmp_path: Path) -> None:
     path = tmp_path / "values.sqlite"
     few = sampler.fill(path, schedule=SampleSchedule(first=1, cap=1))
@@ -102,7 +101,6 @@ class InterruptedStageError(Exception):
     """Stands for a kill."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_writes", [1, 12])
 def test_an_interrupted_stage_one_ends_with_the_rows_of_one_that_was_not(
     num_writes: int, sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -279,6 +279,7 @@ def test_the_report_of_stage_one_says_how_many_tasks_stage_two_trains_on(session
     assert said.lines[-1].startswith("rollout_filter: Stage 2 trains on ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_no_trained_episode_is_among_the_samples_of_its_own_value(
     algorithm: str, session: Session

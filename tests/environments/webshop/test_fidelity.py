@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_every_recorded_step_is_identical(real_data: Path, store: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.webshop_fidelity", "--data", str(real_data)]
     command += ["--episodes", str(real_data / "traces.json.gz"), "--store", str(store)]

@@ -69,6 +69,7 @@ def test_the_oracle_reaches_one_on_the_real_data(make_real: Make) -> None:
     assert success(scores(make_real(reward="corrected"), "oracle", 60)) >= 0.95
 
 
+@pytest.mark.slow
 def test_knowing_the_goal_helps_on_the_real_data(make_real: Make) -> None:
     environment = make_real(reward="corrected")
     heuristic, careful, teacher = (
@@ -192,6 +193,7 @@ def test_the_options_of_a_request_are_read_off_it(
     assert asked_options(text) == options
 
 
+@pytest.mark.slow
 def test_the_options_of_every_goal_are_read_off_its_instruction(make_real: Make) -> None:
     environment = make_real()
     for number in range(environment.num_goals):

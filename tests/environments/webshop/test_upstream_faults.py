@@ -129,6 +129,7 @@ def test_fault_a_pair_is_compared_instead_of_an_options_value(make_real: Make) -
     assert unreachable["corrected"] == 0
 
 
+@pytest.mark.slow
 def test_fault_most_products_of_test_goals_are_also_trained_on(make_real: Make) -> None:
     """95.8% of the standard test goals; none under the split `product`."""
     shares = {}

@@ -184,6 +184,7 @@ def test_the_metrics_of_rollouts_by_brute_force(session: Session) -> None:
     assert found["retrieval_accuracy"] == pytest.approx(sum(best) / 4)
 
 
+@pytest.mark.slow
 def test_trajectories_of_a_single_task_say_nothing(session: Session) -> None:
     trainer = trainer_of(session, "grpo", group_size=2)
     trajectories = step_without_update(trainer).trajectories[:2]
