@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ragen_apo.config.algorithms import DEFAULT, algorithm_classes, as_section
+from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, algorithm_classes, as_section
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
 from ragen_apo.config.moved import SOURCE_STYLE, is_of_0_1, present_keys
 from ragen_apo.config.overrides import merge, parse_overrides
@@ -136,17 +136,19 @@ def known_keys(algorithm: Any = None) -> dict[str, Key]:
     keys = {key.path: key for key in keys_of(RunConfig)}
     section = as_section(algorithm)
     name = section.get("name", DEFAULT) if isinstance(section, Mapping) else DEFAULT
-    if chosen := algorithm_classes().get(str(name)):
-        own = keys_of(chosen, "algorithm.")
-        keys |= {key.path: key for key in own if key.path != "algorithm.name"}
-    return keys
+    return keys | _options_of(algorithm_classes().get(str(name)))
+
+
+def _options_of(algorithm: type[AlgorithmConfig] | None) -> dict[str, Key]:
+    own = keys_of(algorithm, "algorithm.") if algorithm else ()
+    return {key.path: key for key in own if key.path != "algorithm.name"}
 
 
 def override_keys() -> dict[str, Key]:
     """Every key that the command line may set: those of all algorithms, and the source's style."""
     keys = known_keys()
     for each in algorithm_classes().values():
-        keys |= {key.path: key for key in keys_of(each, "algorithm.")}
+        keys |= _options_of(each)
     return keys | {f"apo.{name}": keys[new[-1]] for name, new in SOURCE_STYLE.items()}
 
 
