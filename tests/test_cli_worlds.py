@@ -88,7 +88,10 @@ NOT_AN_ENVIRONMENT = {
     "nothing_behind_the_colon": ("guess.py:", "names no function"),
     "no_module": ("no_such_module.at_all:make", "there is no Python file of a module"),
     "not_callable": ("guess.py:NUMBERS", "defines no function or class 'NUMBERS'"),
-    "wrong_option": ("guess.py:make_guess_number", "unknown key (did you mean 'max_turns'?)"),
+    "wrong_option": (
+        "guess.py:make_guess_number",
+        "unknown key; did you mean environment.max_turns?",
+    ),
     "standard_library": ("subprocess:Popen", "imports nothing from ragen_apo"),
     "long_name": (f"{'x' * 300}.py:make", "there is no file {folder}/xxx"),
     "built_in": ("sys:exit", "there is no Python file of a module 'sys'"),

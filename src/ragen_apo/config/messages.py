@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -73,12 +73,15 @@ def _is_section(annotation: Any) -> bool:
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """Every key of a model and of the sections in it, in the order of definition."""
+    """Every key of a model and of its sections, in order; `*` stands for a name or an index."""
     for name, field in model.model_fields.items():
         key = Key(f"{prefix}{field.alias or name}", field)
         yield key
         if key.section:
             yield from keys_of(key.section, f"{key.path}.")
+        for item in filter(_is_section, get_args(field.annotation)):
+            if get_origin(field.annotation) in (dict, list, tuple):
+                yield from keys_of(item, f"{key.path}.*.")
 
 
 def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
@@ -90,7 +93,7 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
         return " or ".join(_allowed(a, () if a is of_null else metadata) for a in arguments)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " or ".join(str(member.value) for member in annotation)
-    if origin is dict:
+    if origin is dict or _is_section(annotation):
         return "a section of keys"
     if origin is Callable:
         return "a function"
@@ -151,25 +154,51 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "a section of keys"
+        return "a section of keys" if value else "{}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def describe_problem(error: ErrorDetails, keys: Mapping[str, Key]) -> str:
-    """One finding of pydantic as a sentence: which key, what it got, what it expected."""
-    path = ".".join(str(part) for part in error["loc"])
+def describe_problems(error: ValidationError, model: type[BaseModel], *, where: str) -> list[str]:
+    """A sentence for each finding of pydantic in a model whose keys stand below `where`."""
+    keys = {key.path: key for key in keys_of(model, f"{where}.")}
+    found = error.errors(include_url=False)
+    return list(dict.fromkeys(describe_problem(each, keys, where=where) for each in found))
+
+
+def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str = "") -> str:
+    """One finding of pydantic as a sentence: the key, what it got, what it expected."""
+    parts = [*([where] if where else []), *(str(part) for part in error["loc"])]
+    path = ".".join(parts)
     label = path or "configuration"
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        return f"{label}: unknown key; {suggestion(path, list(keys))}"
+        above = _known_path(parts[:-1], keys)
+        meant = suggestion(".".join(filter(None, [above, parts[-1]])), list(keys))
+        return f"{label}: unknown key; {meant.replace(above, '.'.join(parts[:-1]))}"
     if error["type"] == "value_error":
-        return f"{label}: {error['msg'].removeprefix('Value error, ')}"
-    parent = keys.get(path.rpartition(".")[0])
-    key = parent if parent and parent.section is None else keys.get(path)  # an item, or the key
+        said = error["msg"].removeprefix("Value error, ")
+        got = f"got {shown(error['input'])}, " if said.startswith("expected") else ""
+        return f"{label}: {got}{said}"
+    if error["type"] == "missing":
+        return f"{label}: missing; add this key"
+    parent = keys.get(_known_path(parts[:-1], keys))
+    # An item of a list, or a member of a union, is described by its key.
+    key = parent if parent and parent.has_value and not parent.section else None
+    key = key or keys.get(_known_path(parts, keys))
     expected = key.allowed if key else "a section of keys"
     if error["type"] == "finite_number":
         expected = expected.replace("a number", "a finite number")
     return f"{label}: got {shown(error['input'])}, expected {expected}"
+
+
+def _known_path(parts: Sequence[str], keys: Mapping[str, Key]) -> str:
+    """The path of a key as `keys` has it, with `*` for names and indices that are free."""
+    path = ""
+    for part in parts:
+        exact = f"{path}.{part}" if path else part
+        free = any(known.startswith(f"{path}.*.") for known in keys)
+        path = exact if exact in keys or not free else f"{path}.*"
+    return path
 
 
 def reference_page(keys: Mapping[str, Key]) -> str:

@@ -7,13 +7,14 @@ immutable and shared between instances. No torch here.
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar, cast, get_args
+from typing import Any, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.references import is_reference
 from ragen_apo.environments.foreign import call_factory, plugin_factory, referenced_factory
 from ragen_apo.errors import ConfigError
@@ -191,43 +192,7 @@ def validate_options(
     try:
         return model_class.model_validate(dict(options))
     except ValidationError as error:
-        raise ConfigError(describe_problems(error, model_class, where=where)) from error
-
-
-def describe_problems(error: ValidationError, model_class: type[BaseModel], *, where: str) -> str:
-    """One line per problem: the key, got, expected, and a similar known key."""
-    lines: list[str] = []
-    for problem in error.errors(include_url=False):
-        path = problem["loc"]
-        key = ".".join([where, *(str(part) for part in path)])
-        if problem["type"] == "extra_forbidden":
-            known = list(_model_at(model_class, path[:-1]).model_fields)
-            hint = _suggestion(str(path[-1]), known)
-            lines.append(f"{key}: unknown key{hint}; expected one of {', '.join(known)}")
-        elif problem["type"] == "missing":
-            lines.append(f"{key}: missing; add this key")
-        else:
-            expected = problem["msg"].removeprefix("Value error, ")
-            expected = expected.replace("Input should be", "expected")
-            lines.append(f"{key}: got {_shortened(problem['input'])}, {expected}")
-    return "\n".join(lines)
-
-
-def _model_at(model_class: type[BaseModel], path: Iterable[int | str]) -> type[BaseModel]:
-    """The nested model that a pydantic error location points into."""
-    for part in path:
-        if part in model_class.model_fields:
-            annotation = model_class.model_fields[str(part)].annotation
-            model_class = next(_models_in(annotation), model_class)
-    return model_class
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models named anywhere in a type such as `list[Row]` or `Scheme | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
+        raise ConfigError("\n".join(describe_problems(error, model_class, where=where))) from error
 
 
 def _shortened(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ragen_apo.environments.base import describe_problems
+from ragen_apo.config.messages import describe_problems
 from ragen_apo.environments.shop.search import SearchIndex, normalise
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 from ragen_apo.files import require_regular_file
@@ -155,7 +155,7 @@ def _read_products(path: str | None) -> tuple[Product, ...]:
             "file; check environment.catalogue"
         ) from error
     except ValidationError as error:
-        problems = describe_problems(error, _CatalogueFile, where="catalogue")
+        problems = "\n".join(describe_problems(error, _CatalogueFile, where="catalogue"))
         raise EnvironmentDataError(
             f"the shop catalogue {name} is not usable:\n{problems}\n"
             "correct the file, or leave environment.catalogue out to use the built-in one"
