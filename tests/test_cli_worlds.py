@@ -90,7 +90,7 @@ NOT_AN_ENVIRONMENT = {
     "not_callable": ("guess.py:NUMBERS", "defines no function or class 'NUMBERS'"),
     "wrong_option": (
         "guess.py:make_guess_number",
-        "unknown key; did you mean environment.max_turns?",
+        "did you mean environment.max_turns?",
     ),
     "standard_library": ("subprocess:Popen", "imports nothing from ragen_apo"),
     "long_name": (f"{'x' * 300}.py:make", "there is no file {folder}/xxx"),
