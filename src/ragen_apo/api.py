@@ -310,9 +310,9 @@ def read_config(
         values, problems = read_values(config)
     if environment is not None:
         section = dict(environment) if isinstance(environment, Mapping) else {"name": environment}
-        if callable(name := section.get("name")):
-            section["name"] = reference_to(name)
-            provide(section["name"], name)
+        if not isinstance(factory := section.get("name", ""), str):
+            section["name"] = reference_to(factory)
+            provide(section["name"], factory)
         if "name" in section:
             # The options so far are those of another environment.
             values = {key: value for key, value in values.items() if key != "environment"}

@@ -102,7 +102,7 @@ def test_a_failure_is_raised_and_nothing_new_is_begun(runs: Runs) -> None:
 
 def test_another_configuration_is_not_continued(runs: Runs) -> None:
     play(runs)
-    text = COMPARISON.replace("one: {}", "one: {apo: {beta1: 0.7}}")
+    text = COMPARISON.replace("one: {}", "one: {values: {beta1: 0.7}}")
     (runs.out.parent / "compare.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match="another configuration"):
         play(runs)

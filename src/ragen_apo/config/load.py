@@ -146,11 +146,13 @@ def config_of(
 
 def _describe(detail: ErrorDetails, keys: Mapping[str, Key]) -> str:
     """A finding of pydantic as a sentence; of an algorithm's option also whose it is."""
-    section, *names = detail["loc"]
-    if section == "algorithm" and len(names) == 1 and detail["type"] == "extra_forbidden":
-        owners = [n for n in algorithm_names() if names[0] in algorithm_class(n).model_fields]
+    loc = detail["loc"]
+    if loc[:1] == ("algorithm",) and len(loc) == 2 and detail["type"] == "extra_forbidden":
+        owners = [
+            name for name in algorithm_names() if loc[1] in algorithm_class(name).model_fields
+        ]
         if owners:
-            return f"algorithm.{names[0]}: unknown key; it is an option of {', '.join(owners)}"
+            return f"algorithm.{loc[1]}: unknown key; it is an option of {', '.join(owners)}"
     return describe_problem(detail, keys)
 
 
