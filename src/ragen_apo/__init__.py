@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = [
+_INTERFACE = (
     "Run",
     "compare",
     "episodes",
@@ -17,10 +17,14 @@ __all__ = [
     "open_run",
     "train",
     "write_report",
-]
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in _INTERFACE:
         return getattr(importlib.import_module("ragen_apo.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_INTERFACE})
