@@ -1,3 +1,30 @@
-"""Multi-turn A*-PO: reinforcement learning for language-model agents with one rollout per task."""
+"""Multi-turn A*-PO: reinforcement learning for language-model agents with one rollout per task.
+
+From Python: `ragen_apo.train` and the other names of `ragen_apo.api` below, which is imported when
+one of them is first asked for. (`ragen_apo.report` and `ragen_apo.warm_start` are subpackages.)
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.2.0"
+_INTERFACE = (
+    "Run",
+    "compare",
+    "episodes",
+    "estimate_values",
+    "evaluate",
+    "open_run",
+    "train",
+    "write_report",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _INTERFACE:
+        return getattr(importlib.import_module("ragen_apo.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_INTERFACE})

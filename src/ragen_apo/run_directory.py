@@ -123,7 +123,7 @@ def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
     if path.exists() and (not path.is_dir() or any(map(_is_kept, path.iterdir()))):
         raise RunDirectoryError(
             f"{path} exists already and is not an empty directory. Continue that run with "
-            "--resume, or choose another --run-dir; nothing was changed."
+            "--resume (in Python: resume=True), or choose another --run-dir; nothing was changed."
         )
     remove_partial_files(path)
     write_text_atomically(run.config, config_yaml)

@@ -33,7 +33,7 @@ class Runs:
     def __call__(self, command: list[str], **_: Any) -> int:
         assert command[2] == "ragen_apo.comparison.lifeline"
         what, *arguments = command[5:]
-        path = Path(arguments[1] if what == "train" else arguments[0])
+        path = Path(arguments[0] if what == "evaluate" else arguments[1])
         name = f"{what} {path.relative_to(self.out)}"
         with self.lock:
             self.calls.append(name)
@@ -42,8 +42,8 @@ class Runs:
         if name == self.failing:
             return 3
         run = RunDirectory(path)
-        if what == "train":
-            run.policy.mkdir(parents=True)
+        if what != "evaluate":
+            (run.policy if what == "train" else run.reference(0)).mkdir(parents=True)
             text = Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8")
             write_text_atomically(run.config, text)
         else:
@@ -73,7 +73,7 @@ def test_every_reference_comes_before_the_runs_that_start_from_it(
 ) -> None:
     found = play(runs, parallel=parallel)
     assert list(found) == [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
-    assert set(runs.calls[:2]) == {"train seed-0/reference", "train seed-1/reference"}
+    assert set(runs.calls[:2]) == {"warm-start seed-0/reference", "warm-start seed-1/reference"}
     assert sorted(runs.calls[2:]) == sorted(
         f"{what} seed-{seed}/{name}"
         for what in ("train", "evaluate")

@@ -304,9 +304,7 @@ def test_an_unknown_split_is_an_error_that_names_the_known_ones(name: str) -> No
 
 @every_environment
 def test_an_unknown_option_is_an_error_with_a_suggestion(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match="max_turn: unknown key; did you mean environment.max_t"
-    ):
+    with pytest.raises(ConfigError, match="max_turn: unknown key; did you mean environment.max_t"):
         make_environment(CASES[name][0], {**CASES[name][1], "max_turn": 3})
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ragen_apo.environments.base import FailureWords, PatternWords
-from ragen_apo.report.failure_analysis import failure_analysis, fenced, readable_episode
+from ragen_apo.report.episodes import readable_episode
+from ragen_apo.report.failure_analysis import failure_analysis, fenced
 from ragen_apo.report.findings import key_sentences
 from ragen_apo.report.load import load_run
 from ragen_apo.report.page import page

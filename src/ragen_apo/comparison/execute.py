@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Literal
 
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
@@ -20,15 +21,21 @@ from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
 
-_Job = tuple[RunDirectory, RunConfig, bool]
-"""A run, its configuration, and whether it is evaluated in the end."""
+_Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
+"""A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
 
 
 def play_comparison(
-    comparison: Comparison, out: Path, *, say: Callable[[str], None], parallel: int = 1
+    comparison: Comparison,
+    out: Path,
+    *,
+    say: Callable[[str], None],
+    parallel: int = 1,
+    quiet: bool = False,
 ) -> dict[tuple[str, int], RunDirectory]:
     """Brings every run to its end, `parallel` at a time, and returns them by (name, seed).
 
+    What the runs print goes to a file beside each if there are several at a time, or if `quiet`.
     Raises RunDirectoryError where a run in `out` was started with another configuration, and
     RagenApoError where one fails; the runs in progress are ended first.
     """
@@ -39,14 +46,15 @@ def play_comparison(
     runs: dict[tuple[str, int], RunDirectory] = {}
     for seed in comparison.settings.seeds:
         first = RunDirectory(out / f"seed-{seed}" / REFERENCE)
-        firsts.append((first, comparison.reference(seed), False))
+        firsts.append((first, comparison.reference(seed), "warm-start"))
         for name in comparison.settings.runs:
             # Relative paths would name another folder from another working directory.
             config = comparison.run(name, seed, reference=first.reference(0).resolve())
             runs[name, seed] = RunDirectory(first.path.parent / folder_name(name))
-            jobs.append((runs[name, seed], config, True))
+            jobs.append((runs[name, seed], config, "train"))
+    play = functools.partial(finish_run, say=say, quiet=quiet or parallel > 1)
     for stage in (firsts, jobs):
-        _finish(stage, parallel, functools.partial(finish_run, say=say, quiet=parallel > 1))
+        _finish(stage, parallel, play)
     return runs
 
 
@@ -82,7 +90,7 @@ def _finish(jobs: Sequence[_Job], parallel: int, play: Callable[..., None]) -> N
 def finish_run(
     run: RunDirectory,
     config: RunConfig,
-    evaluate: bool,
+    verb: Literal["warm-start", "train"],
     *,
     lifeline: Lifeline,
     say: Callable[[str], None],
@@ -101,14 +109,19 @@ def finish_run(
     section = config.environment
     names_code = code_named_by(section.name, section.options)
     trust = ["--trust-remote-code"] if config.policy.trust_remote_code or names_code else []
-    if not run.policy.exists():
-        say(f"{run.path}: training")
+    goal, doing = {
+        "warm-start": (run.reference(0), "warm start"),
+        "train": (run.policy, "training"),
+    }[verb]
+    if not goal.exists():
+        say(f"{run.path}: {doing}")
         started = run.config.exists()
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
         how = ["--resume", *trust] if started else ["--config", str(text)]
-        _call(lifeline, "train", "--run-dir", str(run.path), *how, "--no-evaluate", log=log)
-    if evaluate and not run.results.exists():
+        alone = ["--no-evaluate"] if verb == "train" else []
+        _call(lifeline, verb, "--run-dir", str(run.path), *how, *alone, log=log)
+    if verb == "train" and not run.results.exists():
         _call(lifeline, "evaluate", str(run.path), *trust, log=log)
 
 

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ragen_apo.config import RunConfig, parse_config
-from ragen_apo.config.load import merge_layers
+from ragen_apo.config import RunConfig
+from ragen_apo.config.load import config_of
 from ragen_apo.config.section import Count, Positive, Section, Seed
-from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
+from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
 REFERENCE = "reference"
@@ -64,7 +64,7 @@ class Comparison:
     base: Mapping[str, Any]
 
     def reference(self, seed: int) -> RunConfig:
-        """The run whose warm start makes the reference."""
+        """The run that ends with its warm start: its reference is that of all runs."""
         return self._config(
             self.settings.shared, {"seed": seed}, source=f"the reference of seed {seed}"
         )
@@ -80,11 +80,7 @@ class Comparison:
         return self._config(self.settings.shared, own, last, source=f"run {name!r}")
 
     def _config(self, *layers: Mapping[str, Any], source: str) -> RunConfig:
-        problems: list[str] = []
-        values = merge_layers([self.base, *layers], problems)
-        if problems:
-            raise ConfigError(f"{source} cannot be used: {'; '.join(problems)}")
-        return parse_config(dump_yaml(values), source=source)
+        return config_of([self.base, *layers], source=source)
 
 
 def folder_name(name: str) -> str:

@@ -26,6 +26,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises ConfigError with everything that is wrong, in the file and in the overrides.
     """
+    values, problems = read_values(path)
+    return config_of([values], source=str(path), overrides=overrides, problems=problems)
+
+
+def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
+    """What a YAML file says, unchecked, and one sentence for each duplicate key.
+
+    Raises ConfigError for what is no configuration at all.
+    """
     try:
         text = read_yaml(Path(path))
     except FileNotFoundError:
@@ -35,7 +44,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"The configuration {path} cannot be read as text: {error}") from error
-    return parse_config(text, source=str(path), overrides=overrides)
+    return _values_in(text, source=str(path))
 
 
 def load_run_config(path: Path) -> RunConfig:
@@ -83,6 +92,11 @@ def _missing_keys(
 
 def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Like `load_config` with the YAML itself; `source` names it in messages."""
+    values, problems = _values_in(text, source=source)
+    return config_of([values], source=source, overrides=overrides, problems=problems)
+
+
+def _values_in(text: str, *, source: str) -> tuple[dict[str, Any], list[str]]:
     try:
         values, problems = parse_yaml(text)
     except ValueError as error:
@@ -95,9 +109,23 @@ def parse_config(text: str, *, source: str, overrides: Sequence[str] = ()) -> Ru
         )
     if {"base", "runs"} <= values.keys():
         raise ConfigError(f"{source} is a comparison: ragen-apo compare --config {source}")
+    return values, problems
+
+
+def config_of(
+    layers: Sequence[Mapping[str, Any]],
+    *,
+    source: str,
+    overrides: Sequence[str] = (),
+    problems: Sequence[str] = (),
+) -> RunConfig:
+    """The configuration in mappings of sections, each laid over the ones before.
+
+    `problems` are those known already. Raises ConfigError with everything that is wrong.
+    """
     changes, override_problems = parse_overrides(overrides, keys=override_keys())
-    problems += override_problems
-    merged = merge_layers([values, changes], problems)
+    problems = [*problems, *override_problems]
+    merged = merge_layers([*layers, changes], problems)
     keys = known_keys(merged.get("algorithm"))
     try:
         config = RunConfig.model_validate(merged)

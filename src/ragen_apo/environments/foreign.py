@@ -7,7 +7,8 @@ foreign code fails.
 
 A configuration from elsewhere may hold a reference, with any options. So the file has to import
 ragen_apo and to define the function itself: `subprocess:Popen` is refused. Its source is checked
-before anything is imported.
+before anything is imported. A process that has the function itself hands it over (`provide`), and
+nothing is imported for it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,41 @@ MEMBERS = ("properties", "tasks", "reset", "step", "state_key", "scripted_polici
 """Those of `TextEnvironment`."""
 OURS = Path(ragen_apo.__file__).resolve().parent
 _HAS_TO_BE = "expected a function or class that takes the options and makes an environment"
+_provided: dict[str, Callable[..., object]] = {}
+"""What this process was handed, by the reference under which configurations keep it."""
+
+
+def provide(reference: str, factory: Callable[..., object]) -> None:
+    """From now on this process makes the environment of that reference with the factory."""
+    _provided[reference] = factory
+
+
+def is_provided(reference: str) -> bool:
+    """Whether `provide` was called for it, so that no code is imported."""
+    return reference in _provided
+
+
+def reference_to(factory: Callable[..., object]) -> str:
+    """The reference to a function or class that a configuration keeps.
+
+    `module:function` in a package, `path.py:function` in a script or a file of its own, and
+    `__main__:function` in a notebook, which has no file. Raises ConfigError for what no other
+    process could find: a lambda, a local function, an object.
+    """
+    name = getattr(factory, "__qualname__", "")
+    module = sys.modules.get(getattr(factory, "__module__", None) or "")
+    if module is None or getattr(module, name, None) is not factory:
+        raise ConfigError(
+            f"environment: got {factory!r:.80}, expected a function or class that a "
+            "file, or a notebook, defines by its name and not inside a function; options go beside "
+            "it: environment={'name': make_it, 'max_turns': 5}"
+        )
+    if module.__name__.startswith(f"{ragen_apo.__name__}."):
+        raise ConfigError(f"environment: {name} belongs to ragen-apo; give its name, such as shop")
+    file = getattr(module, "__file__", None)
+    if file is None or (module.__package__ and module.__name__ != "__main__"):
+        return f"{module.__name__}:{name}"
+    return f"{Path(file).absolute()}:{name}"
 
 
 def plugin_factory(plugin: EntryPoint) -> object:
@@ -57,7 +93,9 @@ def plugin_factory(plugin: EntryPoint) -> object:
 
 
 def referenced_factory(reference: str) -> object:
-    """The factory that a reference names; each file and module is imported once."""
+    """What a reference names; each file and module is imported once."""
+    if reference in _provided:
+        return _provided[reference]
     file, (module, _, function) = file_of(reference), reference.rpartition(":")
     if not function or reference.endswith(".py"):
         raise ConfigError(
@@ -74,7 +112,12 @@ def referenced_factory(reference: str) -> object:
 
 def _source_of(reference: str) -> Path:
     """The file that a reference leads to, found without importing anything."""
-    path, module = file_of(reference), reference.rpartition(":")[0]
+    path, (module, _, function) = file_of(reference), reference.rpartition(":")
+    if module == "__main__":
+        raise ConfigError(
+            f"environment.name: {function} was defined in a notebook, and only there; hand it over "
+            f"again, environment={function}, or define it in a file"
+        )
     if path is None:
         spec = _spec_of(module)
         if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):

@@ -79,9 +79,15 @@ def early_stop(run: RunData) -> str | None:
 
 
 def resumed(run: RunData) -> str | None:
-    """That the run was interrupted and went on, if it was so."""
+    """That more than one process has trained the run, if it was so."""
     attempts = finite(run.record.get("attempts"))
     if attempts is None or attempts < 2:
         return None
     times = "once" if attempts == 2 else f"{compact(attempts - 1)} times"
-    return f"The run was interrupted and resumed {times}."
+    return f"The run was resumed {times}."
+
+
+def circumstances(run: RunData) -> list[str]:
+    """What is special about how the run was made: `origin` to `resumed`, each where it applies."""
+    sentences = [origin(run), adapters(run), early_stop(run), resumed(run)]
+    return [sentence for sentence in sentences if sentence]

@@ -12,15 +12,14 @@ from typing import Any
 
 from ragen_apo.evaluation.failures import FailurePattern
 from ragen_apo.printable import printable
-from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.algorithm import algorithm_of, circumstances
+from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.load import RunData, finite
-from ragen_apo.report.style import compact, counted, interval, percent, signed
+from ragen_apo.report.style import compact, counted, interval, one_line, percent
 from ragen_apo.report.tables import failure_rows, failure_words, num_failures
 from ragen_apo.types import TurnFlag
 
 MAX_EXAMPLES = 3
-MAX_TEXT_CHARACTERS = 700
-
 
 TARGET_PATTERNS = ("wrong_final_action", "loop", "wrong_purchase", "search_loop")
 """Patterns whose remedy depends on whether the goal was on screen."""
@@ -61,6 +60,7 @@ def _introduction(run: RunData) -> str:
         f"rate {percent(results.get('success_rate'))} (95% interval "
         f"{interval(results.get('success_ci95'))})."
     )
+    sentence = one_line(" ".join([sentence, *circumstances(run)]))
     names = ", ".join(failure_words(run, pattern.value).name for pattern in FailurePattern)
     order = f"Every failed episode has one pattern, the first that fits: {names}."
     return (
@@ -100,37 +100,6 @@ def _cell(text: str) -> str:
 
 def _example(row: Mapping[str, Any]) -> str:
     return f"### Episode {row.get('episode')}\n\n{fenced(readable_episode(row))}"
-
-
-def readable_episode(row: Mapping[str, Any]) -> str:
-    """An episode as plain text: observation, thought, action and reward of each turn."""
-    task = row.get("task") or {}
-    lines = [
-        f"{task.get('category', '')}: {task.get('instruction', '')}",
-        f"return {signed(row.get('return'))} in {counted(row.get('num_turns'), 'turn')}; "
-        f"{row.get('stop_reason', '')}",
-    ]
-    for number, turn in enumerate(row.get("turns") or (), 1):
-        reward, flags = signed(turn.get("reward")), ", ".join(map(str, turn.get("flags") or ()))
-        lines += ["", f"--- turn {number}   reward {reward}{f'   [{flags}]' if flags else ''}"]
-        lines.append(_entry("reads", turn.get("observation")))
-        if turn.get("thought"):
-            lines.append(_entry("thinks", turn.get("thought")))
-        if turn.get("action"):
-            lines.append(_entry("does", turn.get("action")))
-        else:
-            lines.append(_entry("wrote", turn.get("response")))
-    lines += ["", "--- end", _entry("answer", row.get("final_observation"))]
-    return "\n".join(lines)
-
-
-def _entry(label: str, value: object) -> str:
-    """A labelled text whose further lines are indented under its first."""
-    text = str(value or "").strip()
-    if len(text) > MAX_TEXT_CHARACTERS:
-        left_out = len(text) - MAX_TEXT_CHARACTERS
-        text = f"{text[:MAX_TEXT_CHARACTERS]} … ({left_out} more characters)"
-    return f"{label:<8}" + text.replace("\n", "\n" + " " * 8)
 
 
 def fenced(text: str) -> str:

@@ -5,7 +5,7 @@ A sentence whose numbers are missing is left out.
 
 from __future__ import annotations
 
-from ragen_apo.report.algorithm import adapters, algorithm_of, early_stop, origin
+from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, percent, words
 from ragen_apo.report.tables import (
@@ -35,12 +35,13 @@ def evaluated_tasks(run: RunData) -> str:
 
 
 def key_sentences(run: RunData) -> list[str]:
-    """Gain, origin, adapters, early stop, turns, weakest category, most frequent failure, time."""
+    """The gain, what came before it, steps, weakest category, most frequent failure and time.
+
+    Also adapters, an early stop and that it was resumed. Each where it is known.
+    """
     sentences = [
         _comparison(run),
-        origin(run),
-        adapters(run),
-        early_stop(run),
+        *circumstances(run),
         _steps(run),
         _weakest_category(run),
         _most_frequent_failure(run),

@@ -23,18 +23,11 @@ from ragen_apo.session import open_session
 from ragen_apo.stages.origin import require_same_origin
 
 
-def evaluate_run(
-    config: RunConfig,
-    run: RunDirectory,
-    *,
-    plan: EvaluationPlan,
-    pass_k: int | None,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Plays the plan, writes results.json and episodes.jsonl, and returns the results.
+def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
+    """Plays what the section `evaluation` asks for; writes results.json and episodes.jsonl.
 
-    Raises RunDirectoryError if the run has no trained policy yet, and OSError, before anything is
-    played, if the results could not be written.
+    Returns the results. Raises RunDirectoryError if the run has no trained policy yet, and OSError,
+    before anything is played, if the results could not be written.
     """
     if not run.policy.exists():
         raise RunDirectoryError(
@@ -43,6 +36,8 @@ def evaluate_run(
         )
     for file in (run.results, run.episodes):
         check_writable(file)
+    section = config.evaluation
+    plan = EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
     session = open_session(config, run, progress)
     require_same_origin(session, but_for=("evaluation",))
     if not session.environments.tasks(plan.split):
@@ -52,8 +47,8 @@ def evaluate_run(
     trajectories = play_evaluation(proxy, plan, policy_version="trained")
     progress.update(1, "policy")
     pass_at = None
-    if pass_k is not None:
-        pass_at = sampled_pass_at(proxy, plan, k=pass_k, temperature=config.sampling.temperature)
+    if (k := section.pass_k) is not None:
+        pass_at = sampled_pass_at(proxy, plan, k=k, temperature=config.sampling.temperature)
     progress.update(2, "pass@k")
     baselines = {}
     if run.reference(0).exists():

@@ -72,6 +72,12 @@ def note_origin(session: Session) -> None:
     write_json_atomically(run.status, status)
 
 
+def count_attempt(run: RunDirectory) -> None:
+    """Notes that one more process goes on with training."""
+    status = run.read_status()
+    write_json_atomically(run.status, status | {"attempts": status.get("attempts", 0) + 1})
+
+
 def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> None:
     """Raises RunDirectoryError if an earlier attempt had another configuration or environment.
 

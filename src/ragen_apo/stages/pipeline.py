@@ -5,7 +5,7 @@
 
 Each phase finds out from the run directory what is done already and goes on from there. What it
 writes depends on the configuration alone, so a run that was killed ends with the same files as one
-that was not (`seconds` aside).
+that was not (`seconds` and `attempts` aside).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import platform
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.inputs import check_run_inputs
 from ragen_apo.stages.origin import (
+    count_attempt,
     note_origin,
     note_reference,
     require_checkpoints,
@@ -50,12 +51,19 @@ from ragen_apo.warm_start.batches import play_demonstrations
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase, run_supervised_phase
 
 
-def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
+def train(
+    config: RunConfig,
+    run: RunDirectory,
+    *,
+    progress: Progress,
+    until: Literal["reference", "policy"] = "policy",
+) -> None:
     """Brings the run to its end: `run.policy` holds the trained model afterwards.
 
-    A run that has its policy is left as it is. Raises ConfigError before anything is computed where
-    the environment refuses its options or lacks what the run needs of it; RunDirectoryError where
-    the run cannot go on as what it was.
+    Or to its reference, the end of the warm start: `references/0`, from which another call goes on.
+    A run that has what is asked for is left as it is. Raises ConfigError before anything is
+    computed where the environment refuses its options or lacks what the run needs of it;
+    RunDirectoryError where the run cannot go on as what it was.
     """
     require_notes(run)
     session = open_session(config, run, progress)
@@ -64,13 +72,15 @@ def train(config: RunConfig, run: RunDirectory, *, progress: Progress) -> None:
     with run.locked():
         if run.policy.exists():
             progress.say(f"{run.path} is trained already")
-            return
-        with session.timed("loading", since=session.opened):
-            _play_phases(session)
+        elif until == "reference" and run.reference(0).exists():
+            progress.say(f"{run.path} has its reference already")
+        else:
+            with session.timed("loading", since=session.opened):
+                _play_phases(session, only_reference=until == "reference")
 
 
-def _play_phases(session: Session) -> None:
-    """From wherever the run stands to its trained policy."""
+def _play_phases(session: Session, *, only_reference: bool) -> None:
+    """From wherever the run stands to its reference or its trained policy."""
     run, data = session.run, session.environments.properties.data
     if data:
         session.progress.say(f"{session.environments.properties.name}: {data}")
@@ -87,7 +97,11 @@ def _play_phases(session: Session) -> None:
         require_same_initial_model(session, policy)
     position, moments = _resume(session, policy)
     note_origin(session)  # after all that may refuse the run
+    count_attempt(run)
     _warm_start(session, policy, position, moments)
+    if only_reference:
+        _note_peak_memory(run, session.device)
+        return
     _stage_one(session, tasks)
     if position.phase != STAGE_TWO:
         position, moments = Position(STAGE_TWO, 0), {}

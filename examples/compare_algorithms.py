@@ -1,0 +1,32 @@
+"""Two algorithms from one reference: the warm start is made once, and each run starts from it.
+
+    python examples/compare_algorithms.py [CONFIG [FOLDER]]
+
+`ragen-apo compare` does this with seeds, a budget, curves and a table (docs/comparison.md).
+"""
+
+import sys
+from pathlib import Path
+
+import ragen_apo
+
+SHOP = Path(__file__).resolve().parents[1] / "configs" / "shop.yaml"
+
+
+def main(config=SHOP, folder="runs/example_algorithms"):
+    first = ragen_apo.train(config, Path(folder, "reference"), until="reference")
+    for algorithm in ("apo", "rloo"):
+        run = ragen_apo.train(
+            config,
+            Path(folder, algorithm),
+            policy={"path": first.files.reference(0).absolute()},
+            warm_start={"enabled": False},
+            algorithm={"name": algorithm},
+        )
+        results = ragen_apo.evaluate(run)
+        low, high = results["success_ci95"]
+        print(f"{algorithm}: {results['success_rate']:.1%} ({low:.1%} to {high:.1%})")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

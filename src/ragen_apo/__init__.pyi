@@ -1,0 +1,12 @@
+# What `__init__.py` imports on demand. Static tools read it here, so that no module of the package
+# seems to import all of it.
+from ragen_apo.api import Run as Run
+from ragen_apo.api import compare as compare
+from ragen_apo.api import episodes as episodes
+from ragen_apo.api import estimate_values as estimate_values
+from ragen_apo.api import evaluate as evaluate
+from ragen_apo.api import open_run as open_run
+from ragen_apo.api import train as train
+from ragen_apo.api import write_report as write_report
+
+__version__: str

@@ -1,0 +1,346 @@
+"""The package from Python: what scripts, notebooks and the command `ragen-apo` call.
+
+    run = ragen_apo.train("configs/shop.yaml", "runs/mine", training={"max_steps": 20})
+    print(ragen_apo.evaluate(run)["success_rate"])
+    print(ragen_apo.episodes(run)[0])
+
+A new run is refused before it has a directory if that can be known, and a start that fails leaves
+none behind. A run directory may come from somebody else, so code that it names is run only where
+the caller trusts it; a configuration or an environment that the caller gives is the caller's word.
+Everything raised on purpose is a RagenApoError. Heavy libraries are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
+from ragen_apo.config.load import config_of, read_values
+from ragen_apo.config.references import code_named_by, is_reference
+from ragen_apo.environments.foreign import is_provided, provide, reference_to
+from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.progress import Progress, SilentProgress
+from ragen_apo.run_directory import RunDirectory, clear_failed_start, create_run
+from ragen_apo.run_directory import open_run as open_directory
+
+if TYPE_CHECKING:
+    from ragen_apo.comparison.measure import Measurement
+    from ragen_apo.report.episodes import Episode
+
+Factory = Callable[..., Any]
+"""A function or class that takes the options of an environment and makes one."""
+Configuration = RunConfig | Mapping[str, Any] | Path | str
+"""A configuration, its sections, or the path of a YAML file."""
+Environment = Factory | Mapping[str, Any] | str
+"""What makes an environment, the keys of the section, or a name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that this process has started or opened."""
+
+    files: RunDirectory
+    """Where everything is: `run.files.policy`, `run.files.metrics`, ..."""
+    config: RunConfig
+    """Its configuration, where the caller's word on trust stands in place of the directory's."""
+
+
+def train(
+    config: Configuration | None,
+    run_dir: Path | str,
+    *,
+    until: Literal["reference", "policy"] = "policy",
+    environment: Environment | None = None,
+    resume: bool = False,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+    **sections: Any,
+) -> Run:
+    """Trains a policy: warm start, Stage 1, Stage 2.
+
+    Args:
+        config: what to train; None only with `resume`.
+        run_dir: where everything goes; must not exist yet, except with `resume`.
+        until: `reference` stops after the warm start; the same call with `resume` goes on.
+        environment: a name, or a function or class of your own, in place of the configured
+            environment and its options; or keys of the section, whose `name` may be a function or
+            class as well. The run keeps where it is defined. With `config` None: the function or
+            class that the run was started with.
+        resume: continue the run in `run_dir` where it stopped, with its own configuration.
+        trust_remote_code: with `resume`, run Python code that the run names.
+        progress: show progress on the console.
+        **sections: keys of the configuration to change, by section: `algorithm={"beta2": 0.1}`.
+
+    Raises:
+        ConfigError: the configuration or the environment cannot be used.
+        RunDirectoryError: `run_dir` is in use, or its run cannot go on as what it was.
+        RagenApoError: whatever else stands in the way.
+    """
+    from ragen_apo.stages.inputs import check_start
+    from ragen_apo.stages.pipeline import train as play
+
+    path = Path(run_dir)
+    existed = path.exists()
+    if resume:
+        run = _continued(config, path, environment, sections, trust_remote_code)
+    elif config is None:
+        raise ConfigError(
+            "config is None, expected the path of a YAML file such as configs/shop.yaml, a mapping "
+            "or a RunConfig; to continue the run in run_dir, give resume=True"
+        )
+    else:
+        given = read_config(config, environment=environment, **sections)
+        check_start(given)
+        run = Run(create_run(path, config_yaml=resolved_yaml(given)), given)
+    try:
+        with _console(progress) as shown:
+            shown.say(f"{run.config.algorithm.traits.sentence}.")
+            play(run.config, run.files, progress=shown, until=until)
+    except (Exception, SystemExit):
+        if not resume:
+            clear_failed_start(run.files, keep_directory=existed)
+        raise
+    return run
+
+
+def _continued(
+    config: Configuration | None,
+    path: Path,
+    environment: Environment | None,
+    sections: Mapping[str, Any],
+    trust_remote_code: bool,
+) -> Run:
+    if config is None:
+        if sections or isinstance(environment, Mapping | str):
+            raise ConfigError(
+                "resume=True without config continues the run with its own configuration, so "
+                f"nothing can be changed; leave {', '.join(sections) or 'environment'} out, or "
+                "start another run with a configuration in another run_dir"
+            )
+        return open_run(path, environment=environment, trust_remote_code=trust_remote_code)
+    given, files = read_config(config, environment=environment, **sections), open_directory(path)
+    if given != load_run_config(files.config):
+        raise RunDirectoryError(
+            f"{path} was started with another configuration than the one given. Leave that out to "
+            "continue the run as it is (see config.yaml in it), or choose another run directory."
+        )
+    return Run(files, _trusting(given, trust_remote_code or given.policy.trust_remote_code))
+
+
+def open_run(
+    run: Run | Path | str, *, environment: Factory | None = None, trust_remote_code: bool = False
+) -> Run:
+    """A run to work on: its configuration, but for its word on whose code may run.
+
+    Args:
+        run: a run directory; a Run stays as it is.
+        environment: the function or class that makes its environment, where it was started with
+            one. Without it the file that the run names is imported, which has to be trusted.
+        trust_remote_code: run Python code that the run names: its model's, and an environment's.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        ConfigError: its configuration is damaged, or names code that is not trusted.
+    """
+    opened = isinstance(run, Run)
+    files = run.files if opened else open_directory(Path(run))
+    config = run.config if opened else load_run_config(files.config)
+    section = config.environment
+    if environment is not None:
+        if not is_reference(section.name):
+            raise ConfigError(
+                f"environment: {files.path} plays {section.name!r} and no function or class that "
+                "somebody gave; leave environment out"
+            )
+        provide(section.name, environment)
+    if opened:
+        return run
+    names = code_named_by(section.name, section.options)
+    named = [name for name in names if not is_provided(name)]
+    if named and not trust_remote_code:
+        raise ConfigError(
+            f"environment.name: the run {files.path} names Python code, {', '.join(named)}, and a "
+            "run may come from somebody else. Read it; if you trust it, give --trust-remote-code "
+            "(in Python: trust_remote_code=True)"
+        )
+    return Run(files, _trusting(config, trust_remote_code))
+
+
+def evaluate(
+    run: Run | Path | str,
+    *,
+    split: str | None = None,
+    episodes: int | None = None,
+    pass_k: int | None = None,
+    environment: Factory | None = None,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Plays a split with the trained policy, the reference and the baselines.
+
+    Writes evaluation/results.json and episodes.jsonl of the run and returns the results
+    (docs/metrics.md). `split`, `episodes` and `pass_k` stand in place of the keys of the section
+    `evaluation`; `open_run` has the other arguments.
+
+    Raises:
+        RunDirectoryError: the run has no trained policy yet.
+        ConfigError: there is no such split, or a number is out of range.
+    """
+    from ragen_apo.stages.evaluation import evaluate_run
+
+    opened = open_run(run, environment=environment, trust_remote_code=trust_remote_code)
+    asked = {"split": split, "num_episodes": episodes, "pass_k": pass_k}
+    changes = {key: value for key, value in asked.items() if value is not None}
+    config = read_config(opened.config, evaluation=changes)
+    with _console(progress) as shown:
+        return evaluate_run(config, opened.files, progress=shown)
+
+
+def estimate_values(
+    run: Run | Path | str,
+    *,
+    samples: int | None = None,
+    reference: int = 0,
+    split: str = "train",
+    environment: Factory | None = None,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Samples a reference of the run (Stage 1) and returns what its values cover.
+
+    `samples` are trajectories per task; more than before adds to what is stored. `reference` is its
+    version, 0 for the warm-started one; `split` has the tasks; `open_run` the other arguments.
+
+    Raises:
+        RunDirectoryError: the run has no such reference.
+        ConfigError: there is no such split, or a number is out of range.
+    """
+    from ragen_apo.stages.values import estimate_run_values
+
+    opened = open_run(run, environment=environment, trust_remote_code=trust_remote_code)
+    changes = {} if samples is None else {"num_samples": samples, "adaptive": False}
+    config = read_config(opened.config, values=changes)
+    with _console(progress) as shown:
+        return estimate_run_values(
+            config, opened.files, version=reference, split=split, progress=shown
+        )
+
+
+def episodes(run: Run | Path | str) -> list[Episode]:
+    """The episodes of the last evaluation; `print(episodes[0])` tells one turn by turn.
+
+    Raises RunDirectoryError if there is none.
+    """
+    from ragen_apo.report.episodes import read_episodes
+
+    return read_episodes(_files(run))
+
+
+def write_report(run: Run | Path | str) -> list[Path]:
+    """Writes the report of an evaluated run and returns its files, report.html last.
+
+    Raises RunDirectoryError if there is no evaluation.
+    """
+    from ragen_apo.report import write_report as write
+
+    return write(_files(run).path)
+
+
+def compare(
+    config: Path | str, out: Path | str, *, parallel: int = 1, progress: bool = True
+) -> list[Measurement]:
+    """Trains several algorithms from the same reference with the same seeds, and compares them.
+
+    Writes comparison.md, comparison.csv and curves to `out` and returns what each run has cost and
+    reached. Runs in `out` that are done are reused.
+
+    Args:
+        config: a comparison, as configs/compare_shop.yaml is one.
+        out: where the runs and the results go.
+        parallel: runs that train at the same time, each in a process of its own.
+        progress: show on the console what the runs print; else it goes to a file beside each.
+
+    Raises:
+        ConfigError: the comparison cannot be used.
+        RunDirectoryError: a run in `out` was started with another configuration.
+        RagenApoError: a run fails.
+    """
+    from ragen_apo.comparison.execute import play_comparison
+    from ragen_apo.comparison.measure import measure
+    from ragen_apo.comparison.plan import load_comparison
+    from ragen_apo.comparison.write import write_comparison
+
+    comparison = load_comparison(Path(config))
+    settings = comparison.settings
+    with _console(progress) as shown:
+        runs = play_comparison(
+            comparison, Path(out), parallel=parallel, say=shown.say, quiet=not progress
+        )
+    measurements = [
+        measure(run, name=name, seed=seed, budget=settings.budget)
+        for (name, seed), run in runs.items()
+    ]
+    write_comparison(measurements, Path(out), settings=settings)
+    return measurements
+
+
+def read_config(
+    config: Configuration,
+    *,
+    environment: Environment | None = None,
+    **sections: Any,
+) -> RunConfig:
+    """The configuration with the changes; `train` says what they may be.
+
+    Raises ConfigError with everything that is wrong.
+    """
+    source = "the configuration"
+    problems: list[str] = []
+    if isinstance(config, RunConfig):
+        values: Mapping[str, Any] = config.model_dump(by_alias=True)
+    elif isinstance(config, Mapping):
+        values = config
+    else:
+        source = str(config)
+        values, problems = read_values(config)
+    if environment is not None:
+        section = dict(environment) if isinstance(environment, Mapping) else {"name": environment}
+        if not isinstance(factory := section.get("name", ""), str):
+            section["name"] = reference_to(factory)
+            provide(section["name"], factory)
+        if "name" in section:
+            # The options so far are those of another environment.
+            values = {key: value for key, value in values.items() if key != "environment"}
+        sections["environment"] = section
+    return config_of([_plain(values), _plain(sections)], source=source, problems=problems)
+
+
+def _plain(value: Any) -> Any:
+    """Values of a script as a YAML file has them: paths as text, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _trusting(config: RunConfig, trust_remote_code: bool) -> RunConfig:
+    policy = config.policy.model_copy(update={"trust_remote_code": trust_remote_code})
+    return config.model_copy(update={"policy": policy})
+
+
+def _files(run: Run | Path | str) -> RunDirectory:
+    return run.files if isinstance(run, Run) else open_directory(Path(run))
+
+
+def _console(progress: bool) -> AbstractContextManager[Progress]:
+    if not progress:
+        return nullcontext(SilentProgress())
+    from ragen_apo.console import ConsoleProgress, PrintableConsole
+
+    return ConsoleProgress(PrintableConsole(markup=False))

@@ -1,0 +1,80 @@
+"""The command `ragen-apo`. Each verb parses, calls one function of the library, and prints.
+
+    common.py   the application, its console, arguments that are checked
+    runs.py     train, warm-start, estimate-values, evaluate, report, compare
+    worlds.py   play, check, data
+
+What this package raises on purpose is shown as one message without a traceback, exit status 2. An
+interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ragen_apo.cli import runs, worlds  # noqa: F401 - these define the commands
+from ragen_apo.cli.common import app
+from ragen_apo.console import PrintableConsole
+from ragen_apo.errors import EnvironmentFaultError, RagenApoError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """The entry point: turns expected errors into messages and exit statuses."""
+    try:
+        command, arguments, _ = app.parse_args()
+        status = _without_exits(command, *arguments.args, **arguments.kwargs)
+    except RagenApoError as error:
+        _fail(str(error), status=2)
+    except KeyboardInterrupt:
+        _fail(
+            "interrupted. Nothing that was saved is lost; train continues with --resume.",
+            status=130,
+        )
+    except BrokenPipeError:
+        # Who read the output is gone, as `head` when it has seen enough: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        _fail(_problem_of_a_file(error), status=2)
+    else:
+        if isinstance(status, int):
+            sys.exit(status)
+
+
+def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What the command returns; code of others must not end it as if all had gone well."""
+    try:
+        return command(*arguments, **options)
+    except SystemExit as error:
+        raise EnvironmentFaultError(
+            f"code that is not ragen-apo's tried to end the process ({error!r:.80}), most likely "
+            "that of the environment; run `ragen-apo check` on it"
+        ) from error
+
+
+def _problem_of_a_file(error: OSError) -> str:
+    """Path, reason and what to do, for what the operating system refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: {error}. What was saved is whole; free space and --resume."
+    if error.filename is None:
+        return f"the system refused: {error}."
+    return (
+        f"{error.filename}: {error.strerror}. Expected a path that can be read and written; mend "
+        "it or give another one. What was saved before is whole."
+    )
+
+
+def _fail(message: str, *, status: int) -> None:
+    # No wrapping by us: it would break paths and commands that people copy.
+    PrintableConsole(stderr=True).print(
+        f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True
+    )
+    sys.exit(status)

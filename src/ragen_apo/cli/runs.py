@@ -1,0 +1,260 @@
+"""The commands for runs: `train`, `warm-start`, `estimate-values`, `evaluate`, `report`, `compare`.
+
+Each is a function of `ragen_apo.api` with its arguments checked and its result printed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ragen_apo.cli.common import (
+    Number,
+    NumberOrZero,
+    Overrides,
+    TrustRemoteCode,
+    app,
+    console,
+    examples,
+    print_policies,
+)
+from ragen_apo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragen_apo.api import Run
+
+
+@app.command(
+    help_epilogue=examples(
+        "train --config configs/shop.yaml --run-dir runs/mine --algorithm.beta2 0.1",
+        "train --run-dir runs/mine --resume",
+    )
+)
+def train(
+    *overrides: Overrides,
+    run_dir: Path,
+    config: Path | None = None,
+    resume: bool = False,
+    evaluate: bool = True,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Train a policy: warm start, Stage 1, Stage 2; then evaluate it and write the report.
+
+    Parameters
+    ----------
+    overrides
+        Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
+        docs/configuration.md has all of them.
+    run_dir
+        Where everything goes; must not exist yet, except with --resume.
+    config
+        A YAML file; see configs/. Not needed with --resume.
+    resume
+        Continue the run in --run-dir where it stopped, with its own configuration.
+    evaluate
+        Also evaluate the trained policy and write the report.
+    trust_remote_code
+        With --resume: run Python code that the run names: its model's, and an environment's
+        (path.py:function). What the run's own configuration says of trust does not count.
+    """
+    run = _train(overrides, run_dir, config, resume, trust_remote_code, until="policy")
+    console.print(f"trained policy: {run.files.policy}", highlight=False, soft_wrap=True)
+    if evaluate:
+        _evaluate(run, split=None, episodes=None, pass_k=None)
+        report(run_dir)
+
+
+@app.command(
+    help_epilogue=examples(
+        "warm-start --config configs/shop.yaml --run-dir runs/mine",
+        "train --run-dir runs/mine --resume",
+    )
+)
+def warm_start(
+    *overrides: Overrides,
+    run_dir: Path,
+    config: Path | None = None,
+    resume: bool = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Make the reference of a run and stop; `train --resume` goes on from there.
+
+    Parameters
+    ----------
+    overrides
+        Configuration keys to change, such as `--warm_start.demonstrations.num_steps 400`.
+    run_dir
+        Where everything goes; must not exist yet, except with --resume.
+    config
+        A YAML file; see configs/. Not needed with --resume.
+    resume
+        Continue a warm start that was interrupted.
+    trust_remote_code
+        With --resume: as for `train`.
+    """
+    run = _train(overrides, run_dir, config, resume, trust_remote_code, until="reference")
+    console.print(f"reference: {run.files.reference(0)}", highlight=False, soft_wrap=True)
+
+
+def _train(
+    overrides: tuple[str, ...],
+    run_dir: Path,
+    config: Path | None,
+    resume: bool,
+    trust_remote_code: bool,
+    *,
+    until: Literal["reference", "policy"],
+) -> Run:
+    from ragen_apo import api
+    from ragen_apo.config import load_config
+
+    if trust_remote_code and not resume:
+        raise ConfigError(
+            "--trust-remote-code goes with --resume; a new run takes it from its configuration: "
+            "--policy.trust_remote_code true"
+        )
+    if config is None and not resume:
+        raise ConfigError("--config is missing; give a YAML file such as configs/shop.yaml")
+    if config is None and overrides:
+        raise ConfigError(
+            "--resume continues with the run's own configuration; overrides are not possible. "
+            "Start another run with --config and another --run-dir."
+        )
+    return api.train(
+        None if config is None else load_config(config, overrides),
+        run_dir,
+        until=until,
+        resume=resume,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+@app.command(help_epilogue=examples("estimate-values runs/mine --samples 16"))
+def estimate_values(
+    run: Path,
+    *,
+    samples: Number | None = None,
+    reference: NumberOrZero = 0,
+    split: str = "train",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Sample the frozen reference of a run (Stage 1) and report what its values cover.
+
+    Parameters
+    ----------
+    run
+        A run directory with a reference.
+    samples
+        Trajectories per task; more than before adds to what is stored. Default: as configured.
+    reference
+        Version of the reference; 0 is the warm-started one.
+    split
+        Tasks to sample.
+    trust_remote_code
+        Run Python code that the run names: its model's, and an environment's (path.py:function).
+    """
+    import json
+
+    from ragen_apo import api
+
+    coverage = api.estimate_values(
+        run,
+        samples=samples,
+        reference=reference,
+        split=split,
+        trust_remote_code=trust_remote_code,
+    )
+    console.print_json(json.dumps(coverage))
+
+
+@app.command(
+    help_epilogue=examples(
+        "evaluate runs/mine --split all --episodes 497",
+        "evaluate runs/mine --pass-k 4",
+    )
+)
+def evaluate(
+    run: Path,
+    *,
+    split: str | None = None,
+    episodes: Number | None = None,
+    pass_k: Number | None = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Play a split with the trained policy, the reference and the baselines.
+
+    Writes RUN/evaluation/results.json and episodes.jsonl.
+
+    Parameters
+    ----------
+    run
+        A run directory.
+    split
+        Tasks to play: for the shop train, test or all. Default: the configuration's.
+    episodes
+        How many, in the split's order; see evaluation.num_episodes, which is the default.
+    pass_k
+        Also sample each task this often and give pass@k.
+    trust_remote_code
+        Run Python code that the run names: its model's, and an environment's (path.py:function).
+    """
+    from ragen_apo import api
+
+    opened = api.open_run(run, trust_remote_code=trust_remote_code)
+    _evaluate(opened, split=split, episodes=episodes, pass_k=pass_k)
+
+
+def _evaluate(run: Run, *, split: str | None, episodes: int | None, pass_k: int | None) -> None:
+    from ragen_apo import api
+
+    results = api.evaluate(run, split=split, episodes=episodes, pass_k=pass_k)
+    method = f"{run.config.algorithm.traits.label} (trained)"
+    print_policies(
+        f"{results['episodes']} episodes of split {results['split']!r}",
+        {
+            name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
+            for name, row in {method: results, **results["baselines"]}.items()
+        },
+    )
+    low, high = results["success_ci95"]
+    console.print(f"95% interval of the trained policy: {low:.1%} to {high:.1%}", highlight=False)
+
+
+@app.command(help_epilogue=examples("report runs/mine"))
+def report(run: Path) -> None:
+    """Write summary.csv, plots, failure_analysis.md, slides.pptx and report.html of a run.
+
+    Parameters
+    ----------
+    run
+        A run directory with an evaluation.
+    """
+    from ragen_apo import api
+
+    paths = api.write_report(run)
+    console.print(f"report: {paths[-1]} ({len(paths)} files)", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    help_epilogue=examples("compare --config configs/compare_shop.yaml --out runs/compare")
+)
+def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number = 1) -> None:
+    """Train several algorithms from the same reference with the same seeds, and compare them.
+
+    Writes OUT/comparison.md, comparison.csv and curves. Runs in OUT that are done are reused, and
+    an interrupted comparison goes on when the command is given again.
+
+    Parameters
+    ----------
+    config
+        A comparison; see configs/compare_shop.yaml.
+    out
+        Where the runs and the results go.
+    parallel
+        Runs that train at the same time. Their seconds can only be compared if each has cores of
+        its own: set machine.num_threads to the cores over this number.
+    """
+    from ragen_apo import api
+
+    api.compare(config, out, parallel=parallel)
+    console.print(f"comparison: {out / 'comparison.md'}", highlight=False, soft_wrap=True)

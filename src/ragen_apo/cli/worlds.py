@@ -1,0 +1,189 @@
+"""The commands for environments: `play`, `check`, `data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from ragen_apo.cli.common import (
+    Number,
+    NumberOrZero,
+    Overrides,
+    app,
+    console,
+    examples,
+    print_policies,
+    whole_number,
+)
+from ragen_apo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragen_apo.environments.human.recordings import Recording
+
+PLAY_SEED = 0
+"""Seeds the environment's draws in an episode that a person plays."""
+
+
+@app.command(
+    help_epilogue=examples(
+        "play shop --max_turns 6 --task 7",
+        "play frozen_lake --record mine.jsonl",
+    )
+)
+def play(
+    environment: str = "shop",
+    *options: Overrides,
+    split: str = "train",
+    task: NumberOrZero = 0,
+    record: Path | None = None,
+) -> None:
+    """Play an environment yourself in the terminal.
+
+    Parameters
+    ----------
+    environment
+        Name of an environment, path.py:function or module:function.
+    options
+        Options of the environment, such as `--max_turns 5`; docs/environments.md has all of them.
+    split
+        Where the task is from.
+    task
+        Which task of the split, counted from 0.
+    record
+        A .jsonl file to which the episode is added if it comes to its end; the key
+        warm_start.demonstrations.recordings takes it as a demonstration.
+    """
+    from ragen_apo.config.overrides import parse_options
+    from ragen_apo.environments.base import make_environment, splits_with_tasks
+    from ragen_apo.environments.human.play import play as play_episode
+    from ragen_apo.environments.human.recordings import SUFFIX, Recording, require_recordable
+
+    world = make_environment(environment, parse_options(options))
+    tasks = world.tasks(split)
+    if not tasks:
+        filled = " or ".join(splits_with_tasks(world))
+        raise ConfigError(f"the split {split!r} has no tasks; take --split {filled}")
+    if not 0 <= task < len(tasks):
+        raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
+    if record is not None and record.suffix != SUFFIX:
+        raise ConfigError(f"--record takes a file whose name ends in {SUFFIX}, got {record}")
+    if record is not None:
+        require_recordable(record)
+    episode = play_episode(world, tasks[task], seed=PLAY_SEED)
+    if record is not None:
+        if episode.terminated or episode.truncated:
+            _record(record, Recording(world.properties.version, PLAY_SEED, episode))
+        else:
+            console.print("not recorded: the episode did not come to its end")
+
+
+def _record(path: Path, recording: Recording) -> None:
+    """Adds a played episode to a file, or shows it where the file cannot be written any more."""
+    from ragen_apo.environments.human.recordings import append_recording
+
+    try:
+        append_recording(path, recording)
+    except OSError as error:
+        print(recording.to_line())
+        raise ConfigError(
+            f"--record {path}: the episode could not be recorded ({error.strerror or error}). The "
+            "line above is all of it: save it as a line of a .jsonl file"
+        ) from error
+    console.print(f"recorded in {path}", highlight=False, soft_wrap=True)
+
+
+@app.command(help_epilogue=examples("check frozen_lake --size 8"))
+def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
+    """Check an environment: does it keep what every environment promises?
+
+    Also plays its scripted policies on training tasks. Exit status 1 if something is found.
+
+    Parameters
+    ----------
+    environment
+        Name of an environment, built-in or from an installed package; path.py:function or
+        module:function for one of your own.
+    options
+        Options of the environment, such as `--max_turns 5`.
+    num_tasks
+        Training tasks that each scripted policy plays for the table.
+    """
+    from functools import partial
+
+    from ragen_apo.config.overrides import parse_options
+    from ragen_apo.environments.base import make_environment
+    from ragen_apo.environments.contract import ContractError, check_environment, policy_table
+
+    make = partial(make_environment, environment, parse_options(options))
+    found = check_environment(make)
+    table = {}
+    if not any(found.values()):
+        try:
+            table = policy_table(make(), num_tasks=num_tasks)
+        except ContractError as error:
+            found["scripted policies play the first training tasks"] = str(error)
+    for promise, problem in found.items():
+        console.print(f"{'ok  ' if problem is None else 'NOT '} {promise}", highlight=False)
+        if problem is not None:
+            indented = problem.replace("\n", "\n       ")
+            console.print(f"       {indented}", highlight=False, soft_wrap=True)
+    if any(found.values()):
+        return 1
+    print_policies("scripted policies on training tasks", table)
+    return 0
+
+
+data = App(
+    name="data",
+    help="Get the data that an environment needs.",
+    help_epilogue=examples("data webshop"),
+)
+app.command(data)
+
+
+@data.command(
+    name="webshop",
+    help_epilogue=examples("data webshop", "data webshop --from downloads/webshop"),
+)
+def data_webshop(
+    *,
+    size: Literal["small", "full"] = "small",
+    source: Annotated[Path | None, Parameter(name="--from")] = None,
+    force: bool = False,
+    generated: Annotated[int, whole_number(1, 10_000_000)] | None = None,
+) -> None:
+    """Fetch WebShop's data and prepare it, so that `webshop` starts quickly.
+
+    The files go to $RAGEN_APO_DATA/webshop (~/.local/share/ragen-apo/webshop). An interrupted
+    download continues when the command is given again.
+
+    Parameters
+    ----------
+    size
+        The 1,000 products that most people use, or all 1.18 million (several GB).
+    source
+        A folder that has the files already; nothing is downloaded.
+    force
+        Replace what is there.
+    generated
+        Prepare a generated catalogue of so many products instead; nothing is downloaded.
+    """
+    from ragen_apo.console import ConsoleProgress
+    from ragen_apo.environments.webshop.download import download_data
+    from ragen_apo.environments.webshop.store import open_catalog
+
+    beside = source is not None or force or size != "small"
+    if generated is not None and beside:
+        raise ConfigError("--generated goes with none of --size, --from and --force")
+    with ConsoleProgress(console) as progress:
+        chosen = f"generated:{generated}"
+        if generated is None:
+            chosen = str(download_data(size, source=source, force=force, progress=progress))
+        catalog = open_catalog(chosen, progress=progress)
+    console.print(
+        f"webshop: {catalog.num_products:,} products of {chosen}, prepared in {catalog.folder}",
+        highlight=False,
+        soft_wrap=True,
+    )

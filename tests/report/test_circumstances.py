@@ -1,0 +1,57 @@
+"""What is special about how a run was made is said in the page, the slides and the analysis."""
+
+import dataclasses
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pptx import Presentation
+
+from ragen_apo.report.failure_analysis import failure_analysis
+from ragen_apo.report.findings import key_sentences
+from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.page import page
+from ragen_apo.report.slides import slides
+
+
+def text_of_slides(run: RunData) -> str:
+    presentation: Any = Presentation(io.BytesIO(slides(run)))
+    shapes = [shape for slide in presentation.slides for shape in slide.shapes]
+    return "\n".join(shape.text_frame.text for shape in shapes if shape.has_text_frame)
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"attempts": 2}, "The run was resumed once."),
+        ({"attempts": 4}, "The run was resumed 3 times."),
+        (
+            {"early_stop": {"step": 12, "reason": "kl_per_sequence was above 3"}},
+            "Training stopped early, after step 12 of 60: kl_per_sequence was above 3.",
+        ),
+    ],
+)
+def test_the_whole_report_says_it(
+    record: dict[str, Any], sentence: str, build_run: Callable[..., Path]
+) -> None:
+    run = dataclasses.replace(load_run(build_run()), record=record)
+    assert sentence in key_sentences(run)
+    for text in (page(run, curves=[]), text_of_slides(run), failure_analysis(run)):
+        assert sentence in text
+
+
+@pytest.mark.parametrize("attempts", [None, 1, "2", float("nan")])
+def test_a_run_of_one_process_says_nothing(attempts: Any, build_run: Callable[..., Path]) -> None:
+    run = dataclasses.replace(load_run(build_run()), record={"attempts": attempts})
+    assert not any("resumed" in each for each in key_sentences(run))
+
+
+def test_words_of_the_environment_cannot_begin_a_section_of_the_analysis(
+    build_run: Callable[..., Path],
+) -> None:
+    record = {"data": "a catalogue\n\n# Nothing failed"}
+    run = dataclasses.replace(load_run(build_run()), record=record)
+    assert "\n# Nothing failed" not in failure_analysis(run)
+    assert "a catalogue  # Nothing failed" in failure_analysis(run)

@@ -1,0 +1,297 @@
+"""The Python interface: runs from scripts and notebooks, environments of their own, refusals."""
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ragen_apo
+from ragen_apo.api import read_config
+from ragen_apo.config import RunConfig, load_config
+from ragen_apo.config.yaml_text import dump_yaml
+from ragen_apo.environments.foreign import provide, reference_to, referenced_factory
+from ragen_apo.environments.frozen_lake import make_frozen_lake
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
+from ragen_apo.types import Task
+from tests.command_line import Command, snapshot
+
+TINY: dict[str, Any] = {
+    "machine": {"num_threads": 1, "device": "cpu"},
+    "environment": {"name": "shop", "num_products": 12, "max_turns": 2},
+    "agent": {"max_response_tokens": 12, "max_context_tokens": 256},
+    "policy": {
+        "small": {
+            "vocab_size": 400,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "intermediate_size": 64,
+            "max_position": 256,
+        }
+    },
+    "warm_start": {
+        "copy": {"max_steps": 2, "batch_size": 4, "sequence_length": 32},
+        "demonstrations": {"num_episodes_per_task": 1, "num_steps": 4, "batch_size": 8},
+    },
+    "values": {"num_samples": 1},
+    "training": {"max_steps": 2, "tasks_per_step": 4, "eval_every": None},
+    "evaluation": {"num_episodes": 3},
+}
+"""Every phase of a run in about a second; nothing is learned."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ragen_apo.Run:
+    """A run that was trained and evaluated from Python."""
+    run = ragen_apo.train(TINY, tmp_path_factory.mktemp("api") / "run", progress=False)
+    ragen_apo.evaluate(run, progress=False)
+    return run
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """Where a test may make a run."""
+    return tmp_path / "new"
+
+
+def make_lake(size: int = 4) -> Any:
+    """An environment that a file other than ragen_apo's defines."""
+    return make_frozen_lake(size=size)
+
+
+# Runs
+
+
+def test_evaluate_returns_what_it_writes(run: ragen_apo.Run) -> None:
+    results = ragen_apo.evaluate(run.files.path, split="train", episodes=2, progress=False)
+    assert (results["split"], results["episodes"]) == ("train", 2)
+    assert {"reference", "random"} <= results["baselines"].keys()
+    assert len(ragen_apo.episodes(run)) == 2
+
+
+def test_episodes_are_records_that_print_turn_by_turn(run: ragen_apo.Run) -> None:
+    ragen_apo.evaluate(run, progress=False)
+    episodes = ragen_apo.episodes(run.files.path)
+    assert [episode.index for episode in episodes] == list(range(len(episodes)))
+    assert len(episodes) == ragen_apo.evaluate(run, progress=False)["episodes"]
+    first = episodes[0]
+    assert isinstance(first.task, Task)
+    assert first.episode_return == pytest.approx(sum(turn.reward for turn in first.turns))
+    told = str(first)
+    assert first.task.instruction in told
+    assert all(f"--- turn {number}" in told for number in range(1, len(first.turns) + 1))
+
+
+def test_a_text_that_would_steer_a_terminal_is_escaped_where_it_is_printed(
+    run: ragen_apo.Run,
+) -> None:
+    episode = ragen_apo.episodes(run)[0].model_copy(update={"final_observation": "\x1b[2J"})
+    assert "\\x1b[2J" in str(episode)
+    assert "\x1b" not in str(episode)
+
+
+def test_a_damaged_line_of_the_episodes_is_named(run: ragen_apo.Run, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "episodes.jsonl").write_text('{"episode": 0}\n')
+    with pytest.raises(RunDirectoryError, match=r"episodes\.jsonl, line 1 cannot be used \(task"):
+        ragen_apo.episodes(tmp_path)
+
+
+def test_episodes_of_a_run_without_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(RunDirectoryError, match="was not evaluated"):
+        ragen_apo.episodes(tmp_path)
+
+
+def test_the_report_is_written(run: ragen_apo.Run) -> None:
+    paths = ragen_apo.write_report(run)
+    assert paths[-1] == run.files.report / "report.html"
+    assert all(path.is_file() for path in paths)
+
+
+def test_values_are_estimated(run: ragen_apo.Run) -> None:
+    coverage = ragen_apo.estimate_values(run, samples=2, progress=False)
+    assert set(coverage["tasks_by_num_samples"].values()) == {coverage["num_tasks"]}
+
+
+def test_progress_is_shown_unless_it_is_turned_off(
+    run: ragen_apo.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ragen_apo.evaluate(run, episodes=1, progress=False)
+    assert capsys.readouterr().out == ""
+    ragen_apo.evaluate(run, episodes=1)
+    assert "evaluation: 4/4" in capsys.readouterr().out
+
+
+def test_the_package_is_imported_without_torch() -> None:
+    code = "import sys, ragen_apo; ragen_apo.train, ragen_apo.Run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    stub = (Path(ragen_apo.__file__).parent / "__init__.pyi").read_text(encoding="utf-8")
+    declared = re.findall(r" as (\w+)$", stub, re.MULTILINE)
+    assert set(declared) < set(dir(ragen_apo))
+    assert all(callable(getattr(ragen_apo, name)) for name in declared)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        ragen_apo.trian  # type: ignore[attr-defined]  # noqa: B018
+
+
+# The warm start alone, and what goes on from it
+
+
+def test_warm_start_makes_the_reference_and_train_goes_on_to_the_same_weights(
+    run: ragen_apo.Run, new: Path, command: Command
+) -> None:
+    config = new.with_name("tiny.yaml")
+    config.write_text(dump_yaml(TINY))
+    started = command("warm-start", "--config", config, "--run-dir", new)
+    assert started.status == 0, started.err
+    assert f"reference: {new}/references/0" in started.out
+    assert not (new / "policy").exists()
+    assert not (new / "values.sqlite").exists()
+    before = snapshot(new)
+    again = command("warm-start", "--run-dir", new, "--resume")
+    assert "has its reference already" in again.out
+    assert snapshot(new) == before
+    resumed = ragen_apo.train(None, new, resume=True, progress=False)
+    assert snapshot(resumed.files.policy) == snapshot(run.files.policy)
+    assert resumed.files.read_status()["attempts"] == 2
+    assert run.files.read_status()["attempts"] == 1
+
+
+def test_a_finished_run_that_is_resumed_counts_no_attempt(run: ragen_apo.Run) -> None:
+    before = run.files.status.read_bytes()
+    ragen_apo.train(TINY, run.files.path, resume=True, progress=False)
+    assert run.files.status.read_bytes() == before
+
+
+# Configurations
+
+
+def test_a_configuration_may_be_a_path_a_mapping_or_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_yaml(TINY))
+    record = load_config(path)
+    assert read_config(path) == read_config(str(path)) == read_config(TINY) == record
+    assert read_config(record) == record
+    started = {"path": tmp_path, "freeze_embeddings": True}
+    with pytest.raises(ConfigError, match=r"warm_start\.copy trains on random tokens"):
+        read_config(record, policy=started)
+    changed = read_config(record, algorithm="grpo", policy=started, warm_start={"enabled": False})
+    assert (changed.algorithm.name, changed.warm_start.enabled) == ("grpo", False)
+    assert changed.policy.path == str(tmp_path)
+    assert changed.policy.small == record.policy.small
+
+
+def test_changes_that_cannot_be_used_are_refused_together_and_make_no_run(new: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)seed: got -1.*training\.max_step: unknown"):
+        ragen_apo.train(TINY, new, training={"max_step": 3}, seed=-1)
+    with pytest.raises(ConfigError, match=r"evaluation\.split: .*'tset'"):
+        ragen_apo.train(TINY, new, evaluation={"split": "tset"})
+    assert not new.exists()
+
+
+def test_a_start_that_fails_leaves_nothing_behind(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RagenApoError("no")
+
+    monkeypatch.setattr("ragen_apo.stages.pipeline.open_session", fails)
+    with pytest.raises(RagenApoError, match="no"):
+        ragen_apo.train(TINY, new, progress=False)
+    assert not new.exists()
+
+
+def test_a_directory_in_use_is_refused_and_says_how_to_continue(run: ragen_apo.Run) -> None:
+    with pytest.raises(RunDirectoryError, match="resume=True"):
+        ragen_apo.train(TINY, run.files.path)
+
+
+def test_a_run_is_resumed_as_it_is_or_not_at_all(run: ragen_apo.Run, new: Path) -> None:
+    path = run.files.path
+    with pytest.raises(RunDirectoryError, match="started with another configuration"):
+        ragen_apo.train(TINY, path, resume=True, seed=1)
+    with pytest.raises(ConfigError, match="leave seed out"):
+        ragen_apo.train(None, path, resume=True, seed=1)
+    with pytest.raises(ConfigError, match="leave environment out"):
+        ragen_apo.train(None, path, resume=True, environment="bandit")
+    with pytest.raises(RunDirectoryError, match="is not a run"):
+        ragen_apo.train(TINY, new, resume=True)
+    with pytest.raises(ConfigError, match="config is None"):
+        ragen_apo.train(None, new)
+
+
+@pytest.mark.parametrize("asked", [{"episodes": 0}, {"pass_k": 0}])
+def test_numbers_out_of_range_are_refused(run: ragen_apo.Run, asked: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least 1|greater than or equal to 1"):
+        ragen_apo.evaluate(run, progress=False, **asked)  # type: ignore[arg-type]
+
+
+# Environments
+
+
+def test_the_environment_takes_the_place_of_the_configured_one_and_of_its_options() -> None:
+    named = read_config(TINY, environment="bandit").environment
+    assert (named.name, named.options) == ("bandit", {})
+    section = {"name": make_lake, "size": 4}
+    own = read_config(TINY, environment=section).environment
+    assert own.name == reference_to(make_lake) == f"{__name__}:make_lake"
+    assert own.options == {"size": 4}
+    assert section["name"] is make_lake
+    changed = read_config(TINY, environment={"max_turns": 3}).environment
+    assert changed.options == {"num_products": 12, "max_turns": 3}
+
+
+def test_a_reference_leads_to_where_a_function_is_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module(name: str, **attributes: Any) -> Any:
+        made = types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, made)
+        exec("def make(): ...", made.__dict__)
+        vars(made).update(attributes)
+        return made.make
+
+    script = module("__main__", __file__="/here/script.py", __package__="pkg")
+    assert reference_to(script) == "/here/script.py:make"
+    packaged = module("pkg.worlds", __file__="/there/worlds.py", __package__="pkg")
+    assert reference_to(packaged) == "pkg.worlds:make"
+    alone = module("worlds", __file__="/there/worlds.py", __package__="")
+    assert reference_to(alone) == "/there/worlds.py:make"
+    notebook = module("__main__")
+    assert reference_to(notebook) == "__main__:make"
+
+
+def test_what_a_notebook_defined_has_to_be_handed_over_again() -> None:
+    with pytest.raises(ConfigError, match="defined in a notebook.*environment=make_only_here"):
+        referenced_factory("__main__:make_only_here")
+    provide("__main__:make_only_here", make_lake)
+    assert referenced_factory("__main__:make_only_here") is make_lake
+
+
+@pytest.mark.parametrize(
+    ("factory", "part"),
+    [
+        (lambda: make_lake(6), "expected a function or class that a file"),
+        (object(), "expected a function or class that a file"),
+        (ShopEnvironment, "give its name, such as shop"),
+    ],
+    ids=["lambda", "object", "ours"],
+)
+def test_what_no_other_process_could_find_is_no_environment(factory: Any, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        read_config(TINY, environment=factory)
+
+
+def test_a_run_of_a_built_in_environment_takes_no_other(run: ragen_apo.Run) -> None:
+    with pytest.raises(ConfigError, match="plays 'shop'.*leave environment out"):
+        ragen_apo.evaluate(run.files.path, environment=make_lake)
+
+
+def test_the_record_of_a_run_holds_its_configuration(run: ragen_apo.Run) -> None:
+    assert run.config == RunConfig.model_validate(TINY)
+    assert ragen_apo.open_run(run) is run
+    assert ragen_apo.open_run(run.files.path) == run

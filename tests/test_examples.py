@@ -1,0 +1,90 @@
+"""The scripts of examples/ and the lines of the README run as they stand, on a tiny run."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ragen_apo
+from ragen_apo.config.yaml_text import dump_yaml
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
+from tests.test_api import TINY
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "configs" / "shop.yaml"
+    path.parent.mkdir()
+    path.write_text(dump_yaml(TINY))
+    return path
+
+
+def play(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_every_example_is_tested_here() -> None:
+    tested = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    assert {path.name for path in EXAMPLES.glob("*")} == tested
+
+
+def test_the_shop_is_trained_on_and_told_and_goes_on_when_it_is_there(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    play(monkeypatch, "shop.py", config, tmp_path / "run")
+    told = capsys.readouterr().out
+    assert "The best episode" in told
+    assert "--- turn 1" in told
+    assert (tmp_path / "run" / "report" / "report.html").is_file()
+    play(monkeypatch, "shop.py", config, tmp_path / "run")
+    assert "is trained already" in capsys.readouterr().out
+
+
+def test_two_algorithms_start_from_one_reference(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    play(monkeypatch, "compare_algorithms.py", config, tmp_path / "out")
+    told = capsys.readouterr().out
+    references = [
+        (tmp_path / "out" / name / "references" / "0" / "model.safetensors").read_bytes()
+        for name in ("reference", "apo", "rloo")
+    ]
+    assert references[0] == references[1] == references[2]
+    for name in ("apo", "rloo"):
+        assert re.search(rf"^{name}: \d", told, re.MULTILINE)
+        assert len(read_json_lines(tmp_path / "out" / name / "metrics.jsonl")) == 2
+    assert not (tmp_path / "out" / "reference" / "policy").exists()
+
+
+def test_an_environment_of_ones_own_is_trained_on_and_found_again_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    script, run = EXAMPLES / "own_environment.py", tmp_path / "run"
+    subprocess.run([sys.executable, script, run, "4", "1"], check=True, capture_output=True)
+    assert ragen_apo.episodes(run)[0].task.environment == "room"
+    with pytest.raises(ConfigError, match=r"own_environment\.py:make_room.*trust_remote_code"):
+        ragen_apo.evaluate(run)
+    trusted = ragen_apo.open_run(run, trust_remote_code=True)
+    assert ragen_apo.evaluate(trusted, episodes=1, progress=False)["episodes"] == 1
+    given = runpy.run_path(str(script))["make_room"]
+    assert ragen_apo.evaluate(run, environment=given, episodes=2, progress=False)["episodes"] == 2
+
+
+def test_the_lines_of_the_readme_run(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^### From Python\n.*?^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert block
+    monkeypatch.chdir(tmp_path)
+    exec(block[1], {})
+    assert "--- turn 1" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "mine" / "report" / "report.html").is_file()
