@@ -47,7 +47,7 @@ def test_make_passes_options_to_the_shop() -> None:
     _, info = environment.reset(seed=0)
     assert info["split"] == "test"
     assert environment.step("search blue")[3] is True
-    with pytest.raises(ConfigError, match="did you mean 'max_turns'"):
+    with pytest.raises(ConfigError, match="did you mean environment.max_turns"):
         gymnasium.make("ragen_apo/Shop-v0", max_turn=1)
 
 

@@ -203,7 +203,7 @@ def test_a_run_that_a_rule_stops_killed_around_its_last_checkpoint(
     assert_same_tensors(run.policy, whole.policy)
 
 
-def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
+def test_a_mixture_killed_in_the_middle_of_stage_two_goes_on(
     run_until_killed: Callable[..., int],
     algorithm_runs: AlgorithmRuns,
     tmp_path: Path,
@@ -215,7 +215,7 @@ def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
     mixture = {"name": "mixture", "max_turns": 3, "parts": parts}
     config = algorithm_runs.config("apo", environment=mixture)
     expected = factories.run(config, tmp_path / "whole")
-    # In the last of four steps: the checkpoint holds what the first two played.
+    # In the last of four steps, after the checkpoint of the second.
     status = run_until_killed(
         tmp_path,
         target="ragen_apo.training.trainer:Trainer.step",
@@ -224,14 +224,10 @@ def test_replay_on_a_mixture_killed_while_old_trajectories_are_in_the_buffer(
     )
     assert_killed(status)
     run = RunDirectory(tmp_path / "run")
-    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["3-apo-000002"]
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["3-training-000002"]
     train(run.path)
-    assert [row["num_replayed"] for row in rows(run.metrics)] == [0, 3, 3, 3]
     assert rows(run.metrics) == rows(expected.metrics)
     assert_same_tensors(run.policy, expected.policy)
-    newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, expected)]
-    buffers = [(path / "replay.jsonl.gz").read_bytes() for path in newest]
-    assert buffers[0] == buffers[1]
 
 
 def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(

@@ -19,6 +19,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session
 from ragen_apo.stages.collect_values import collect_values
+from ragen_apo.stages.stored_values import selected_tasks
 from ragen_apo.stages.task_selection import (
     SelectionCounts,
     TaskSelection,
@@ -26,7 +27,7 @@ from ragen_apo.stages.task_selection import (
     select_stored_tasks,
     select_tasks,
 )
-from ragen_apo.stages.values import estimate_values, sample_schedule, selected_tasks
+from ragen_apo.stages.values import estimate_values, sample_schedule
 from ragen_apo.training.checkpoint import list_checkpoints
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Task, Trajectory
