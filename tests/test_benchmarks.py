@@ -212,7 +212,7 @@ def test_every_algorithm_has_a_configuration_that_two_checkouts_are_compared_by(
     assert set(names) == set(ALGORITHMS)
     for name in names:
         text = json.dumps(same_results.configuration(same_results.CONFIGS, name))
-        assert factories.config(text=text).algorithm == name
+        assert factories.config(text=text).algorithm.name == name
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_webshop_data_that_is_no_file_is_refused_and_not_waited_for(
     (hand / f"{name}.json").unlink()
     os.mkfifo(hand / f"{name}.json")
     message = refused("data", "webshop", "--from", hand)
-    assert f"--from {hand}: {name}.json is no regular file" in message
+    assert f"--from {hand}: {name}.json is no regular file, found" in message
     assert f"{name}.json is no regular file" in refused("play", "webshop", "--data", hand)
 
 

@@ -84,7 +84,7 @@ def test_a_run_whose_configuration_was_emptied_or_cut_off_does_not_go_on_with_de
     ("line", "edited", "change"),
     [
         ("seed: 0", "seed: 1", "seed was 0 and is 1"),
-        ("algorithm: apo", "algorithm: grpo", 'algorithm was "apo" and is "grpo"'),
+        ("  loss: regression", "  loss: weighted", 'loss was "regression" and is "weighted"'),
         ("  num_products: 24", "  num_products: 23", "num_products was 24 and is 23"),
         ("  num_products: 24\n", "", "environment.num_products was 24 and is null"),
         ("  beta2: 0.05", "  beta2: 0.06", "algorithm.beta2 was 0.05 and is 0.06"),

@@ -60,7 +60,7 @@ def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
         algorithms.append(config.algorithm.name)
     assert algorithms == expected
     reference = comparison.reference(2)
-    assert (reference.seed, reference.training.max_steps, reference.needs_values) == (2, 0, False)
+    assert reference.seed == 2
     assert reference.warm_start.enabled
 
 

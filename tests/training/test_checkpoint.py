@@ -301,7 +301,7 @@ def test_a_state_of_an_unknown_phase_or_of_another_folder_is_refused(tmp_path: P
     state = tmp_path / "3-training-000004" / "state.json"
     said = json.loads(state.read_text())
     for changed, problem in (
-        ({"phase": "rest"}, "the phase is 'rest', expected one of copy, demonstrations, apo"),
+        ({"phase": "rest"}, "the phase is 'rest', expected one of copy, demonstrations, training"),
         ({"step": 5}, "the position is 3-training-000005, expected that of the folder's name"),
         ({"step": "many"}, "step: Input should be a valid integer"),
         ({"counters": [1]}, "counters: Input should be a valid"),

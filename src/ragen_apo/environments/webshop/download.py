@@ -209,7 +209,7 @@ def _check_source(size: str, source: Path, folder: Path, unfinished: Path) -> No
     if wrong:
         found = sorted(p.name for p in source.glob("*.json")) if source.is_dir() else "no folder"
         raise EnvironmentDataError(
-            f"--from {source}: {' and '.join(wrong)} not there as a regular file, found {found}; "
+            f"--from {source}: {' and '.join(wrong)} is no regular file, found {found}; "
             f"expected the files of --size {size} under upstream's names"
         )
 
