@@ -78,7 +78,7 @@ class EchoEnvironment:
 
 CONFIG = """
 seed: 0
-run: {num_threads: 1, device: cpu}
+machine: {num_threads: 1, device: cpu}
 environment: {name: echo}
 agent: {max_response_tokens: 8, max_context_tokens: 64}
 policy:

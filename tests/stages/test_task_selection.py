@@ -318,7 +318,8 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
         return TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
 
     first = reference(session).fingerprint()
-    monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", select)
+    for module in ("values", "stored_values"):
+        monkeypatch.setattr(f"ragen_apo.stages.{module}.select_stored_tasks", select)
     keys = [
         f"--policy.path={session.run.reference(0)}",
         "--warm_start.enabled=false",
@@ -333,7 +334,7 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
         assert (stopped["rule"], stopped["step"]) == ("rollout_filter", 3)
         assert len(read_json_lines(run.metrics)) == 3
         newest = list_checkpoints(run.checkpoints)[-1]
-        assert newest.name.endswith("apo-000003")
+        assert newest.name == "3-training-000003"
         weights = load_file(run.policy / "model.safetensors")
         expected = load_file(run.reference(1) / "model.safetensors")
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
@@ -346,7 +347,7 @@ def test_a_first_reference_that_solves_every_task_is_an_error(
     part = with_keys(session, *TWO_SAMPLES, "--rollout_filter.strategy=top_p")
     tasks = part.training_tasks()
     solved = TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
-    monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", lambda *_: solved)
+    monkeypatch.setattr("ragen_apo.stages.stored_values.select_stored_tasks", lambda *_: solved)
     model = reference(part)
     with pytest.raises(TrainingError, match=r"21 always solved\. There is nothing to train on"):
         selected_tasks(part, model, tasks)

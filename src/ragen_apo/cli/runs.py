@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @app.command(
     help_epilogue=examples(
-        "train --config configs/shop.yaml --run-dir runs/mine --algorithm grpo",
+        "train --config configs/shop.yaml --run-dir runs/mine --seed 1",
         "train --run-dir runs/mine --resume",
     )
 )
