@@ -129,9 +129,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(
 ) -> None:
     save(tmp_path, 2)
     monkeypatch.setattr(checkpoint, "save_file", full_disk)
-    with pytest.raises(
-        CheckpointError, match=r"000004 could not be written.*No space left"
-    ):
+    with pytest.raises(CheckpointError, match=r"000004 could not be written.*No space left"):
         save(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["3-training-000002"]
     loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)

@@ -524,7 +524,9 @@ def test_files_at_hand_are_copied(upstream: Server, files: Path) -> None:
 
 def test_files_at_hand_are_checked(upstream: Server, files: Path, tmp_path: Path) -> None:
     (tmp_path / "hand").mkdir()
-    with pytest.raises(EnvironmentDataError, match=f"{ITEMS} and {ATTRIBUTES} is no regular file, found"):
+    with pytest.raises(
+        EnvironmentDataError, match=f"{ITEMS} and {ATTRIBUTES} is no regular file, found"
+    ):
         small(source=tmp_path / "hand")
     with pytest.raises(EnvironmentDataError, match="no folder"):
         small(source=tmp_path / "nowhere")
