@@ -8,7 +8,7 @@ corrected` leaves that out). Reference and policies play the first 500 goals of 
 greedily, and each purchase is scored under both rewards. Results are added to
 results/webshop_learning.json; the page and its picture, the curves of Stage 2, show all that are
 there: a seed takes an hour or two, so they need not come from one call. Further arguments change
-keys of the configuration, such as `--run.num_threads 1`; `--config
+keys of the configuration, such as `--machine.num_threads 1`; `--config
 configs/webshop_new_products.yaml` takes the other configuration, whose demonstrations are by
 another shopper and have sections of their own. `--name "careful, relabel_spares 0.95"` opens a
 section for a configuration with changed keys.

@@ -195,6 +195,13 @@ def test_changes_that_cannot_be_used_are_refused_together_and_make_no_run(new: P
     assert not new.exists()
 
 
+def test_an_unknown_end_is_refused_and_makes_no_run(new: Path) -> None:
+    until: Any = "refrence"
+    with pytest.raises(ConfigError, match="until: got 'refrence', expected reference or policy"):
+        ragen_apo.train(TINY, new, until=until)
+    assert not new.exists()
+
+
 def test_a_start_that_fails_leaves_nothing_behind(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

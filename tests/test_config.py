@@ -152,6 +152,7 @@ class TestOverrides:
             (("--seed", "--algorithm.beta2", "1"), "--seed: no value; write --seed VALUE"),
             (("seed", "1"), "seed: unexpected; an override is written --section.key VALUE"),
             (("--seed.x", "1"), "--seed.x: unknown key"),
+            (("--sampling.warmth", "1"), "--sampling.warmth: unknown key; known in sampling: temp"),
             (("--seed", "[1"), "--seed: '[1' is not YAML"),
             (("--values", "3"), "values: got 3, expected a section of keys"),
             (("--environment", "{a: 1, a: 2}"), "--environment: line 1: the key a is already set"),

@@ -84,6 +84,8 @@ def train(
     from ragen_apo.stages.inputs import check_start
     from ragen_apo.stages.pipeline import train as play
 
+    if until not in ("reference", "policy"):
+        raise ConfigError(f"until: got {until!r}, expected reference or policy")
     path = Path(run_dir)
     existed = path.exists()
     if resume:

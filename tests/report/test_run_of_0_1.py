@@ -10,6 +10,7 @@ from ragen_apo.config.algorithms import ALGORITHMS, algorithm_class
 from ragen_apo.report import write_report
 from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings_of
 from ragen_apo.report.load import load_run
+from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
 from tests.command_line import Command, assert_refused, snapshot
 
 CONFIG = """\
@@ -100,6 +101,18 @@ def test_the_report_knows_its_algorithm_and_the_options_that_it_had(
     whole = RunConfig.model_validate(run.config)
     assert (whole.values.beta1, whole.values.num_samples) == (0.4, 6)
     assert whole.machine.num_threads == 1
+
+
+def test_returns_normalised_by_environment_are_those_by_category(
+    old_run: Callable[[str], Path],
+) -> None:
+    directory = old_run("grpo")
+    path = directory / "config.yaml"
+    text = path.read_text("utf-8").replace("grouping: batch", "grouping: environment")
+    path.write_text(text, encoding="utf-8")
+    settings = settings_of(load_run(directory))
+    assert isinstance(settings, PolicyGradientConfig)
+    assert settings.reward_normalization.grouping == "category"
 
 
 def test_the_whole_report_is_written_in_the_words_of_its_algorithm(

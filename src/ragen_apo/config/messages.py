@@ -134,7 +134,8 @@ def suggestion(path: str, known: list[str]) -> str:
     close = difflib.get_close_matches(leaf, siblings, n=1)
     if same_name or close:
         return f"did you mean {' or '.join(same_name or [siblings[close[0]]])}?"
-    anywhere = difflib.get_close_matches(path, known, n=1)
+    others = [key for key in known if not path.startswith(f"{key}.")]
+    anywhere = difflib.get_close_matches(path, others, n=1)
     if anywhere:
         return f"did you mean {anywhere[0]}?"
     where = f"in {parent}" if parent else "here"

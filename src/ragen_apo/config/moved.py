@@ -114,6 +114,8 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
         if not path.startswith(REMOVED) and path != "algorithm":
             set_at(result, moved_to(path) or path, value)
     known = algorithm_class(name).model_fields if name in ALGORITHMS else ()
+    if value_at(result, "algorithm.reward_normalization.grouping") == "environment":
+        set_at(result, "algorithm.reward_normalization.grouping", "category")
     given = {k: v for k, v in result.pop("algorithm", {}).items() if k in known and v is not None}
     return {**result, "algorithm": {"name": name, **given}}
 

@@ -70,7 +70,7 @@ class LanguageModel:
     def __post_init__(self) -> None:
         if self.gradient_checkpointing and not can_recompute(self.model):
             raise ModelError(
-                f"run.gradient_checkpointing: {type(self.model).__name__} has no layers that "
+                f"machine.gradient_checkpointing: {type(self.model).__name__} has no layers that "
                 "transformers can compute again; set it to false"
             )
         if self.tokenizer.chat_template is None:

@@ -128,7 +128,7 @@ def _refuse_changed_logits(model: PreTrainedModel) -> None:
     if not torch.isfinite(logits).all():
         raise ModelError(
             f"the logits of this {name} are not finite numbers; its weights are damaged, or too "
-            "large for their number format (run.dtype)"
+            "large for their number format (machine.dtype)"
         )
     hidden = body_output(model.base_model, probe, autocast=None, gradient_checkpointing=False)
     if not seen or not (_equal(seen["hidden"], hidden) and _equal(seen["logits"], logits)):

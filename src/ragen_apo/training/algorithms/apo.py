@@ -75,7 +75,7 @@ class Apo(ValueConfig):
     """Weight of an added KL penalty; acts as if beta2 were larger by it."""
 
     def formula(self) -> str:
-        loss = WEIGHTED if self.loss == "weighted" else "(β₂ log π/π_ref − advantage)²"
+        loss = WEIGHTED if self.loss == "weighted" else "(advantage − β₂ log π/π_ref)² / 2β₂"
         return f"{loss}\nβ₂ = {self.beta2:g}"
 
     def make(self, config: RunConfig, policy: LanguageModel) -> ApoAlgorithm:
