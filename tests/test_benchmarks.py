@@ -8,7 +8,7 @@ import math
 import shutil
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from benchmarks import stopping_rule
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
-from ragen_apo.config.algorithms import AlgorithmName
+from ragen_apo.config.algorithms import ALGORITHMS
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
@@ -209,10 +209,10 @@ def test_every_algorithm_has_a_configuration_that_two_checkouts_are_compared_by(
     from benchmarks import same_results
 
     names = same_results.names_in(same_results.CONFIGS)
-    assert set(names) == set(get_args(AlgorithmName))
+    assert set(names) == set(ALGORITHMS)
     for name in names:
         text = json.dumps(same_results.configuration(same_results.CONFIGS, name))
-        assert factories.config(text=text).algorithm == name
+        assert factories.config(text=text).algorithm.name == name
 
 
 @pytest.mark.slow

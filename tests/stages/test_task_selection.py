@@ -19,6 +19,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session
 from ragen_apo.stages.collect_values import collect_values
+from ragen_apo.stages.stored_values import selected_tasks
 from ragen_apo.stages.task_selection import (
     SelectionCounts,
     TaskSelection,
@@ -26,7 +27,7 @@ from ragen_apo.stages.task_selection import (
     select_stored_tasks,
     select_tasks,
 )
-from ragen_apo.stages.values import estimate_values, sample_schedule, selected_tasks
+from ragen_apo.stages.values import estimate_values, sample_schedule
 from ragen_apo.training.checkpoint import list_checkpoints
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Task, Trajectory
@@ -317,7 +318,7 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
         return TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
 
     first = reference(session).fingerprint()
-    monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", select)
+    monkeypatch.setattr("ragen_apo.stages.stored_values.select_stored_tasks", select)
     keys = [
         f"--policy.path={session.run.reference(0)}",
         "--warm_start.enabled=false",
@@ -332,7 +333,7 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
         assert (stopped["rule"], stopped["step"]) == ("rollout_filter", 3)
         assert len(read_json_lines(run.metrics)) == 3
         newest = list_checkpoints(run.checkpoints)[-1]
-        assert newest.name.endswith("apo-000003")
+        assert newest.name.endswith("training-000003")
         weights = load_file(run.policy / "model.safetensors")
         expected = load_file(run.reference(1) / "model.safetensors")
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
@@ -345,7 +346,7 @@ def test_a_first_reference_that_solves_every_task_is_an_error(
     part = with_keys(session, *TWO_SAMPLES, "--rollout_filter.strategy=top_p")
     tasks = part.training_tasks()
     solved = TaskSelection((), SelectionCounts(kept=0, always_solved=len(tasks)))
-    monkeypatch.setattr("ragen_apo.stages.values.select_stored_tasks", lambda *_: solved)
+    monkeypatch.setattr("ragen_apo.stages.stored_values.select_stored_tasks", lambda *_: solved)
     model = reference(part)
     with pytest.raises(TrainingError, match=r"21 always solved\. There is nothing to train on"):
         selected_tasks(part, model, tasks)

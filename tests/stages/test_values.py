@@ -5,7 +5,8 @@ import pytest
 from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.errors import MissingValueError
 from ragen_apo.session import Session
-from ragen_apo.stages.values import estimate_values, reference_values
+from ragen_apo.stages.stored_values import reference_values
+from ragen_apo.stages.values import estimate_values
 from ragen_apo.values.store import ValueStore
 from tests.factories import Sayings, reference, with_keys, with_progress
 

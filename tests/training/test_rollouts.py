@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ragen_apo.config.algorithms import RewardNormalizationConfig
 from ragen_apo.environments.base import make_environment
-from ragen_apo.training.rollouts import normalized
+from ragen_apo.training.algorithms.policy_gradient import RewardNormalizationConfig
+from ragen_apo.training.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from tests.factories import episode, rollouts, turn
 
 
@@ -15,9 +15,10 @@ def test_returns_of_a_mixture_are_normalised_within_each_part() -> None:
     episodes = [
         episode(turn(reward), task=task) for task, reward in zip(tasks[:4], rewards, strict=True)
     ]
-    settings = RewardNormalizationConfig(method="mean", grouping="environment")
+    by_part = RewardNormalizationConfig(method="mean", grouping="category")
+    algorithm = ReinforcePlusPlus(reward_normalization=by_part)
     expected = pytest.approx([-1, -10, 1, 10])
-    assert normalized(rollouts(episodes), settings).returns_B.tolist() == expected
+    assert algorithm.normalized(rollouts(episodes)).returns_B.tolist() == expected
 
 
 def test_a_row_holds_the_sampled_tokens_of_all_samples_in_their_order() -> None:
