@@ -229,11 +229,13 @@ def test_a_value_store_that_does_not_exist_is_refused_before_a_run_is_made(
 
 @pytest.mark.slow
 def test_a_truncated_checkpoint_on_resume(command: Command, unfinished: Path) -> None:
-    file = unfinished / "checkpoints" / "3-apo-000006" / "model.safetensors"
+    file = unfinished / "checkpoints" / "3-training-000006" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     before = snapshot(unfinished / "checkpoints")
     result = command("train", "--run-dir", unfinished, "--resume")
-    assert_refused(result, "3-apo-000006", "cannot be read", "Remove the folder", "3-apo-000004")
+    assert_refused(
+        result, "3-training-000006", "cannot be read", "Remove the folder", "3-training-000004"
+    )
     assert snapshot(unfinished / "checkpoints") == before
     shutil.rmtree(file.parent)
     assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
@@ -288,12 +290,12 @@ def test_a_full_disk_loses_nothing(
 ) -> None:
     expected = snapshot(run / "policy")
     shutil.rmtree(run / "policy")
-    shutil.rmtree(run / "checkpoints" / "3-apo-000006")
+    shutil.rmtree(run / "checkpoints" / "3-training-000006")
     with monkeypatch.context() as patch:
         patch.setattr(target, failure)
         result = command("train", "--run-dir", run, "--resume", "--no-evaluate")
     assert_refused(result, "No space left on device", "--resume")
-    assert (run / "checkpoints" / "3-apo-000004").is_dir()
+    assert (run / "checkpoints" / "3-training-000004").is_dir()
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
     assert snapshot(run / "policy") == expected
 
@@ -380,7 +382,7 @@ def test_values_of_a_reference_that_does_not_exist(command: Command, run: Path) 
 def test_ctrl_c_says_what_is_kept_and_training_continues(
     command: Command, run: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(run / "checkpoints" / "3-apo-000006")
+    shutil.rmtree(run / "checkpoints" / "3-training-000006")
     shutil.rmtree(run / "policy")
 
     def interrupt(*_: Any, **__: Any) -> NoReturn:

@@ -96,11 +96,6 @@ def test_fewer_training_tasks_than_categories_are_refused() -> None:
     check(*MIXTURE, "--training.max_tasks", "2")
 
 
-def test_replay_where_luck_decides_is_refused() -> None:
-    replay = ("--apo.beta", "0.1", "--apo.replay.num_trajectories_per_step", "1")
-    assert "apo.replay needs a deterministic environment" in refusal(*replay)
-
-
 def test_recordings_of_one_part_of_a_mixture_are_refused(tmp_path: Path) -> None:
     config = parse(*MIXTURE)
     mixture = make_environment("mixture", config.environment.options)

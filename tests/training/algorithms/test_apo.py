@@ -65,17 +65,8 @@ def test_without_the_key_nothing_is_subtracted(session: Session) -> None:
     assert not step_without_update(trainer(session)).targets.offset_B.any()
 
 
-def test_with_replay_it_is_refused() -> None:
-    keys = ["--algorithm.center_residuals=true", "--apo.beta=0.1"]
-    keys += ["--apo.replay.num_trajectories_per_step=2"]
-    with pytest.raises(ConfigError, match="center_residuals is right for the policy's own"):
-        config(*keys, text="")
-
-
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_one_task_a_step_has_no_others_to_centre_by(algorithm: str) -> None:
     keys = ["--algorithm.center_residuals=true", "--training.tasks_per_step=1"]
     with pytest.raises(ConfigError, match="tasks_per_step must be at least 2, got 1"):
         config(f"--algorithm={algorithm}", *keys, text="")
-    # Its rivals do not read the key.
-    config("--algorithm=grpo", *keys, text="")
