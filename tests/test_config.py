@@ -62,6 +62,12 @@ def test_the_keys_of_the_earlier_project_are_valid() -> None:
     assert (config.training.max_steps, config.training.eval_every) == (100, 10)
 
 
+def test_another_algorithm_takes_over_what_was_set_and_not_the_defaults_of_the_one_before() -> None:
+    ppo = resolved_yaml(parse("algorithm: {name: ppo, clip_high: 0.28, gamma: 0.9}"))
+    grpo = parse(ppo, "--algorithm", "grpo").algorithm
+    assert grpo == parse("algorithm: {name: grpo, clip_high: 0.28}").algorithm
+
+
 def test_an_empty_file_and_empty_sections_mean_the_defaults() -> None:
     assert parse("") == parse("apo:\nvalues:\nalgorithm:\nwarm_start:\n  copy:\n") == RunConfig()
 

@@ -188,3 +188,20 @@ def test_what_a_run_reached_last_holds_until_the_end() -> None:
     assert MEASUREMENT.mean_success(2000) == pytest.approx((0.675 * 1000 + 0.95 * 1000) / 2000)
     assert MEASUREMENT.mean_success(500) == pytest.approx((0.4 + 0.675) / 2)
     assert (MEASUREMENT.best, MEASUREMENT.first_at(0.96)) == (0.95, None)
+
+
+@pytest.mark.parametrize(
+    ("own", "key"),
+    [
+        ("{seed: 3}", "seed"),
+        ("{policy: {path: m}}", "policy.path"),
+        ("{warm_start: {}}", "warm_start"),
+    ],
+)
+def test_what_makes_the_shared_reference_cannot_differ_between_runs(
+    own: str, key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 0")
+    (tmp_path / "compare.yaml").write_text(f"base: base.yaml\nseeds: [0]\nruns: {{a: {own}}}")
+    with pytest.raises(ConfigError, match=f"run 'a': {key} cannot differ between runs"):
+        load_comparison(tmp_path / "compare.yaml")

@@ -22,12 +22,16 @@ from pydantic import Field, ValidationError
 
 from ragen_apo.config import RunConfig
 from ragen_apo.config.load import config_of
+from ragen_apo.config.messages import describe_problems
+from ragen_apo.config.moved import value_at
 from ragen_apo.config.section import Count, Positive, Section, Seed
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
 REFERENCE = "reference"
 """Folder of the warm start beside the folders of a seed's runs."""
+SHARED = ("seed", "warm_start", "policy.path", "policy.small")
+"""Keys that make the reference, which all runs of a seed share."""
 MAX_NAME_LENGTH = 100
 """File systems take 255 bytes, and the names of files beside a run's folder are a little longer."""
 
@@ -96,11 +100,15 @@ def load_comparison(path: Path) -> Comparison:
     try:
         settings = ComparisonConfig.model_validate(_mapping(path))
     except ValidationError as error:
-        problems = [
-            f"  - {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
-        ]
+        problems = [f"  - {each}" for each in describe_problems(error, ComparisonConfig)]
         raise ConfigError("\n".join([f"{path} cannot be used:", *problems])) from error
     _check_names(list(settings.runs), path)
+    for name, keys in settings.runs.items():
+        if ignored := [key for key in SHARED if value_at(keys or {}, key) is not None]:
+            raise ConfigError(
+                f"{path}, run {name!r}: {' and '.join(ignored)} cannot differ between runs, which "
+                "start from one reference a seed; set it in base, shared or seeds"
+            )
     comparison = Comparison(settings, _mapping(path.parent / settings.base))
     comparison.reference(settings.seeds[0])
     for name in settings.runs:

@@ -17,7 +17,7 @@ def algorithm_pages() -> Iterator[str]:
     yield from ("", "## algorithm", "")
     yield "A name alone, `algorithm: grpo`, means its defaults. An option of another algorithm is"
     yield "an error. Where a comparison or the command line names another algorithm, the options"
-    yield "that both have stay."
+    yield "that both have stay, but for those that stood at the default of the one before."
     yield from ("", "| name | what it does | advantage |", "|---|---|---|")
     for each in classes:
         traits = each.traits

@@ -117,7 +117,10 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             return _loaded(point)
-    raise ValueError(f"got {name!r}, expected {' or '.join(algorithm_names())}")
+    raise ValueError(
+        f"got {name!r}, expected {' or '.join(algorithm_names())}; one of another package is found "
+        "once that is installed"
+    )
 
 
 def algorithm_classes() -> dict[str, type[AlgorithmConfig]]:

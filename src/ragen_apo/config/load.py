@@ -196,7 +196,7 @@ def merge_layers(layers: Sequence[Mapping[str, Any]], problems: list[str]) -> di
 
 
 def _options_for(chosen: Any, before: Any) -> Any:
-    """The options so far, without those that the algorithm chosen now does not have."""
+    """The options so far that the algorithm chosen now has, too, and that were no mere default."""
     if not (isinstance(chosen, Mapping) and isinstance(before, Mapping)):
         return before
     name, old = chosen.get("name"), before.get("name", DEFAULT)
@@ -205,4 +205,8 @@ def _options_for(chosen: Any, before: Any) -> Any:
         return before
     known = classes[str(name)].model_fields
     of_old = classes[str(old)].model_fields if str(old) in classes else {}
-    return {key: v for key, v in before.items() if key in known or key not in of_old}
+    return {
+        key: value
+        for key, value in before.items()
+        if key not in of_old or (key in known and value != of_old[key].default)
+    }

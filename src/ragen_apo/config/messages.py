@@ -160,9 +160,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def describe_problems(error: ValidationError, model: type[BaseModel], *, where: str) -> list[str]:
+def describe_problems(
+    error: ValidationError, model: type[BaseModel], *, where: str = ""
+) -> list[str]:
     """A sentence for each finding of pydantic in a model whose keys stand below `where`."""
-    keys = {key.path: key for key in keys_of(model, f"{where}.")}
+    keys = {key.path: key for key in keys_of(model, f"{where}." if where else "")}
     found = error.errors(include_url=False)
     return list(dict.fromkeys(describe_problem(each, keys, where=where) for each in found))
 
