@@ -187,7 +187,7 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
         products = read_products(files, scratch=folder, progress=progress)
         for number, product in enumerate(products):
             builder.add(product.document)
-            data = json.dumps(product_to_json(product), separators=(",", ":")).encode()
+            data = product_to_json(product).encode()
             records.write(data)
             ends.append(ends[-1] + len(data))
             asins.append(product.asin.encode())
