@@ -167,7 +167,7 @@ class WebShopEnvironment:
     def __init__(self, /, **options: Any) -> None:
         self.options = validate_options(WebShopOptions, options)
         self._attach(None)
-        self._properties = self._declare()
+        self.properties = self._declare()
         self._task: Task | None = None
         self._goal: Goal | None = None
         self._session = Session(page=Page.DONE)
@@ -226,11 +226,6 @@ class WebShopEnvironment:
         self.__dict__.update(state)
         self._attach(folder)
 
-    @property
-    def properties(self) -> EnvironmentProperties:
-        """What the environment declares about itself under its options."""
-        return self._properties
-
     def tasks(self, split: str) -> Sequence[Task]:
         """The goals of a split in upstream's order; raises ConfigError for an unknown split."""
         per_product = self.options.train_goals_per_product if split == "train" else None
@@ -238,7 +233,6 @@ class WebShopEnvironment:
 
     @property
     def num_goals(self) -> int:
-        """The number of goals of all splits."""
         return self._book.num_goals
 
     def goal_task(self, index: int) -> Task:
@@ -433,7 +427,6 @@ class WebShopEnvironment:
         return hashlib.blake2b(text, digest_size=12).hexdigest()
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """Those of policies.py; each follows the episode on a copy of its own."""
         return policies_for(self._copy)
 
     def _copy(self) -> "WebShopEnvironment":

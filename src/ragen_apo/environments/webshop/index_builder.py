@@ -44,7 +44,6 @@ class IndexBuilder:
         self._num_chunks = 0
 
     def add(self, text: str) -> None:
-        """Adds the next document."""
         terms = analyze(text)
         document = len(self._lengths)
         self._lengths.append(len(terms))

@@ -73,7 +73,6 @@ class _Shopper:
         self._make_shop = make_shop
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Starts an episode."""
         self.draws = random.Random(derive_seed("webshop-policy", self.name, task.task_id, seed))
         shop = self._make_shop()
         shop.reset(task, seed=seed)
@@ -86,7 +85,6 @@ class _Shopper:
         self._prepare()
 
     def act(self, observation: str) -> Reply:
-        """The reply to one observation."""
         reply = self._choose()
         self.shop.step(reply.action)
         return reply
