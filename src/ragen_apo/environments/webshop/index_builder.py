@@ -29,11 +29,7 @@ class IndexBuilder:
     """Collects documents and writes the index; memory holds one chunk and the vocabulary."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        chunk_postings: int = 4_000_000,
-        progress: Progress | None = None,
+        self, folder: Path, *, chunk_postings: int = 4_000_000, progress: Progress | None = None
     ) -> None:
         self._folder = folder
         self._progress = progress or SilentProgress()

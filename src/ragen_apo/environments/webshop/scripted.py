@@ -7,23 +7,26 @@ searches are made of words of the instruction; so does `forgetful`, which errs m
 knows the goal and searches the wanted product's own title.
 """
 
+from __future__ import annotations
+
+import functools
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
-from ragen_apo.environments.webshop.catalog import Catalog
 from ragen_apo.environments.webshop.colors import normalize_color
 from ragen_apo.environments.webshop.goals import goal_of_task
-from ragen_apo.environments.webshop.pages import AvailableActions
 from ragen_apo.environments.webshop.reward import MATCH_ABOVE
 from ragen_apo.environments.webshop.text_match import token_set_ratio
-from ragen_apo.environments.webshop.views import ProductViews
-from ragen_apo.environments.webshop.visit import PAGE_SIZE, Page, Session
+from ragen_apo.environments.webshop.visit import PAGE_SIZE, Page
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task
+
+if TYPE_CHECKING:
+    from ragen_apo.environments.webshop.environment import WebShopEnvironment as Shop
 
 _PRICE_TEXT = ", and price lower than "
 _OPENING = "find me "
@@ -39,24 +42,6 @@ MISNAMING_SHARE = 0.4
 """In how many of its episodes the forgetful shopper misnames the product, where it can recover."""
 SEARCH_AGAIN_SHARE = 0.1
 """How often the random shopper searches where it could click."""
-
-
-class Shop(Protocol):
-    """What a scripted shopper needs of its own copy of the environment."""
-
-    @property
-    def session(self) -> Session: ...
-    @property
-    def views(self) -> ProductViews: ...
-    def product_name(self, product: int) -> str: ...
-    def option_targets(self) -> Mapping[tuple[str, str], str]: ...
-    @property
-    def catalog(self) -> Catalog: ...
-    @property
-    def writes_plain_actions(self) -> bool: ...
-    def reset(self, task: Task, *, seed: int) -> object: ...
-    def step(self, action: str) -> object: ...
-    def available_actions(self) -> AvailableActions | None: ...
 
 
 def searchable(text: str) -> str:
@@ -105,8 +90,9 @@ class _Shopper:
         return self._click(thought, self.shop.product_name(product))
 
     def _reply(self, thought: str, verb: str, argument: str) -> Reply:
-        plain = self.shop.writes_plain_actions
-        return Reply(thought, f"{verb} {argument}" if plain else f"{verb}[{argument}]")
+        return Reply(
+            thought, f"{verb} {argument}" if self.shop.is_compact else f"{verb}[{argument}]"
+        )
 
 
 class RandomShopper(_Shopper):
@@ -127,12 +113,8 @@ class RandomShopper(_Shopper):
 def mentioned_value(values: tuple[str, ...], instruction: str) -> str | None:
     """The longest of the values that the instruction names as whole words."""
     text = f" {instruction.lower()} "
-    mentioned = [
-        value
-        for value in values
-        if value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
-    ]
-    return max(mentioned, key=len) if mentioned else None
+    mentioned = (v for v in values if v and re.search(rf"(?<!\w){re.escape(v)}(?!\w)", text))
+    return max(mentioned, key=len, default=None)
 
 
 class RuleShopper(_Shopper):
@@ -375,11 +357,5 @@ def _closest(wanted: str, offered: list[str]) -> str | None:
 
 def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
     """The scripted policies of an environment, given how to copy it."""
-    return {
-        "random": lambda: RandomShopper(make_shop),
-        "heuristic": lambda: RuleShopper(make_shop),
-        "careful": lambda: CarefulShopper(make_shop),
-        "teacher": lambda: GoalShopper(make_shop),
-        "forgetful": lambda: ForgetfulShopper(make_shop),
-        "oracle": lambda: Oracle(make_shop),
-    }
+    kinds = (RandomShopper, RuleShopper, CarefulShopper, GoalShopper, ForgetfulShopper, Oracle)
+    return {kind.name: functools.partial(kind, make_shop) for kind in kinds}
