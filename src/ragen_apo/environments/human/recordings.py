@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -35,21 +35,17 @@ class Recording:
     seed: int
     episode: PlayedEpisode
 
-    def to_json(self) -> dict[str, Any]:
-        """The record as JSON values; `recording_from_json` is its inverse."""
-        return dataclasses.asdict(self)
-
     def to_line(self) -> str:
         """The record as its line of a file, in ASCII."""
-        return json.dumps(self.to_json())
+        return json.dumps(dataclasses.asdict(self))
 
 
 _RECORDING = TypeAdapter(Recording)
 
 
-def recording_from_json(values: Any) -> Recording:
-    """The inverse of `Recording.to_json`; ValueError for anything else."""
-    recording = parse_record(_RECORDING, values)
+def _recording_from_line(line: bytes) -> Recording:
+    """The inverse of `Recording.to_line`; ValueError for anything else."""
+    recording = parse_record(_RECORDING, parse_json(line))
     if not recording.episode.turns:
         raise ValueError("an episode without turns")
     return recording
@@ -116,7 +112,7 @@ def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:
             if not line.strip():
                 continue
             try:
-                recordings.append(recording_from_json(parse_json(line)))
+                recordings.append(_recording_from_line(line))
             except ValueError:
                 unreadable.append(f"{file}, line {number}")
     return recordings, unreadable

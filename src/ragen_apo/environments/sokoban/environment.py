@@ -139,16 +139,6 @@ class SokobanOptions(GridOptions):
             raise ValueError("expected min_pushes to be at most max_solution_moves")
         return self
 
-    @property
-    def demands(self) -> LevelDemands:
-        return LevelDemands(
-            num_rows=self.num_rows,
-            num_columns=self.num_columns,
-            num_boxes=self.num_boxes,
-            min_pushes=self.min_pushes,
-            max_moves=self.max_solution_moves,
-        )
-
 
 class SokobanWorld:
     """One level in progress."""
@@ -181,7 +171,7 @@ def make_sokoban(**options: object) -> GameEnvironment:
         tasks=draw_tasks(
             NAME,
             draw_level,
-            (checked.demands,),
+            (LevelDemands(*(getattr(checked, name) for name in LevelDemands._fields)),),
             content=symmetric_key,
             describe=_description,
             counts=(checked.num_train_tasks, checked.num_test_tasks, checked.task_seed),

@@ -325,11 +325,11 @@ class WebShopEnvironment:
             return True
         numbered = session.shown_at(target)
         if numbered is not None:
-            return session.click(views.view(numbered).link, views)
+            return session.click(views(numbered).link, views)
         if session.click(target, views):
             return True
         titled = session.shown_as(target, views)
-        return titled is not None and session.click(views.view(titled).link, views)
+        return titled is not None and session.click(views(titled).link, views)
 
     def _pay(self, info: dict[str, Any]) -> float:
         goal, bought = self._goal, self.session.product

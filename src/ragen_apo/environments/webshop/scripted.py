@@ -140,7 +140,7 @@ class RuleShopper(_Shopper):
         session = self.shop.session
         assert session.product is not None
         targets = self.shop.option_targets()
-        for name, values in self.shop.views.view(session.product).product.options.items():
+        for name, values in self.shop.views(session.product).product.options.items():
             value = mentioned_value(values, self.task.instruction)
             if value is None or (name, value) not in targets:
                 continue
@@ -300,7 +300,7 @@ class ForgetfulShopper(GoalShopper):
         """What the careful shopper would buy of the open results before the last that it tries."""
         asked = asked_options(self.task.instruction)
         for product in self.shop.session.shown[: MAX_OPENED - 1]:
-            offered = self.shop.views.view(product).product.options
+            offered = self.shop.views(product).product.options
             if all(value in offered.get(name, ()) for name, value in asked):
                 return product
         return None
@@ -309,7 +309,7 @@ class ForgetfulShopper(GoalShopper):
         """Up to two words of the wanted product's title, and then another's."""
         other = self.draws.randrange(self.shop.catalog.num_products)
         words, other_words = (
-            self.shop.views.view(product).title_words for product in (self.goal.product, other)
+            self.shop.views(product).title_words for product in (self.goal.product, other)
         )
         num_kept = self.draws.randrange(3)
         return searchable(" ".join([*words[:num_kept], *other_words[:5]]))
