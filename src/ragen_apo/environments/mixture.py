@@ -75,10 +75,7 @@ class MixtureEnvironment:
         self._playing: str | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of all parts, interleaved by weight as long as each part has some left.
-
-        Raises ConfigError for a split that not all parts have.
-        """
+        """The parts' tasks, interleaved by weight while each has some; ConfigError: unknown split."""
         if split not in self.properties.splits:
             raise ConfigError(
                 f"the parts {', '.join(self._parts)} of the mixture do not all have the split "

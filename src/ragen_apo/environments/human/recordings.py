@@ -52,10 +52,7 @@ def _recording_from_line(line: bytes) -> Recording:
 
 
 def require_recordable(path: Path) -> None:
-    """Raises ConfigError where no recording could be added to this file.
-
-    Tries it; what it makes for that, it removes again.
-    """
+    """Raises ConfigError where no recording could be added to this file; tries it and cleans up."""
     try:
         if path.is_file():
             path.open("ab").close()
@@ -134,10 +131,7 @@ class Selection:
 
 
 def select_recordings(path: Path, environment: _HasTasks) -> Selection:
-    """The recorded episodes of this environment's training tasks, in the order of the files.
-
-    Raises ConfigError, with the reasons, if there is none.
-    """
+    """The recordings of this environment's training tasks in the files' order; ConfigError: none."""
     recordings, unreadable = read_recordings(path)
     training = {task.task_id for task in environment.tasks("train")}
     properties = environment.properties

@@ -81,10 +81,9 @@ def draw_tasks(
     describe: Callable[[_Draw], Description],
     counts: tuple[int, int, int],
 ) -> dict[str, tuple[Task, ...]]:
-    """The tasks of both splits, each a different `draw(*arguments, generator)`.
+    """The tasks of both splits, each a different `draw(*arguments, generator)`; see `draw_distinct`.
 
-    `counts` has the values of `TASK_COUNTS`; see `draw_distinct`. Equal arguments give the same
-    object.
+    `counts` has the values of `TASK_COUNTS`. Equal arguments give the same object.
     """
     num_train, num_test, seed = counts
     drawn = draw_distinct(

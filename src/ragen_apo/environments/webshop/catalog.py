@@ -292,8 +292,7 @@ class GoalIndex:
 
 
 class Catalog:
-    """A prepared folder, opened: products by number, search, prices. Immutable, shared, not
-    pickled.
+    """A prepared folder, opened: products by number, search, prices. Immutable and shared.
 
     A product's number is its place in upstream's file; a document's number is the rank of its asin.
     """

@@ -1,13 +1,10 @@
 """What the shopper reads and may click: a `Session` rendered in one of three modes.
 
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
-made for language models that read the whole episode: what is read once is not repeated. Results are
-numbered and opened by their number (`click 3`) or the first words of their title, options are
-numbered through all groups of their page and selected by their value or number (`click #3`), titles
-are cut, words are written as they are searched and clicked (lower case, a space before each), the
-selected options are shown and then only the groups that are still open, a last line says what can
-be done, and it alone answers an action that is not possible. All are put together from the cached
-pieces of views.py.
+made for language models that read the whole episode: what is read once is not repeated. Results and
+options are numbered and clicked by number (`click 3`, `click #3`), by the first words of a title or
+by an option's value, which are written as they are searched. A last line says what can be done, and
+it alone answers an action that is not possible.
 
 An option's number is its place among all options of the product, so it stays when groups are
 hidden. It selects the value at that place in that group, even one that two groups share or that is
@@ -54,8 +51,6 @@ MIN_TITLE_WORDS, MAX_TITLE_WORDS = 5, 8
 _BRACKETS = frozenset("[]")
 INVALID_ACTION_LINE = "That is not possible here."
 
-_START_CLICKABLES = ("search",)
-_SUB_PAGE_CLICKABLES = ("back to search", "< prev")
 _RESULTS_CLICKABLES = ("back to search", "next >")
 _LATER_RESULTS_CLICKABLES = ("back to search", "< prev", "next >")
 
@@ -112,7 +107,7 @@ def option_targets(
 def clickables(session: Session, views: Views, mode: ObservationMode) -> tuple[str, ...]:
     """What can be clicked, in upstream's order; nothing after the end."""
     if session.page is Page.START:
-        return _START_CLICKABLES
+        return ("search",)
     if session.page is Page.RESULTS:
         buttons = _RESULTS_CLICKABLES if session.page_number == 1 else _LATER_RESULTS_CLICKABLES
         if mode is ObservationMode.COMPACT:
@@ -123,11 +118,13 @@ def clickables(session: Session, views: Views, mode: ObservationMode) -> tuple[s
         assert session.product is not None
         view = views(session.product)
         return view.clickables_compact if mode is ObservationMode.COMPACT else view.clickables
-    return _SUB_PAGE_CLICKABLES if session.page is Page.SUB_PAGE else ()
+    return ("back to search", "< prev") if session.page is Page.SUB_PAGE else ()
 
 
-def _results_heading(session: Session) -> list[str]:
-    return [f"Page {session.page_number} (Total results: {len(session.results)})"]
+def _results_heading(session: Session) -> tuple[str, list[str]]:
+    """Where one is in the results, and the buttons that lead on."""
+    buttons = ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
+    return f"Page {session.page_number} (Total results: {len(session.results)})", buttons
 
 
 def render_text(session: Session, instruction: str, views: Views) -> str:
@@ -136,11 +133,9 @@ def render_text(session: Session, instruction: str, views: Views) -> str:
         return plain(["WebShop", "Instruction:", *nodes(instruction), "Search"])
     pieces = ["Instruction:", *nodes(instruction), "Back to Search"]
     if session.page is Page.RESULTS:
-        pieces += _results_heading(session)
-        pieces += ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
-        return SEPARATOR.join(
-            [plain(pieces), *(views(number).in_results_text for number in session.shown)]
-        )
+        heading, buttons = _results_heading(session)
+        products = (views(number).in_results_text for number in session.shown)
+        return SEPARATOR.join([plain([*pieces, heading, *buttons]), *products])
     assert session.product is not None
     view = views(session.product)
     pieces.append("< Prev")
@@ -155,13 +150,13 @@ def render_rich(session: Session, instruction: str, views: Views) -> str:
         return lines(["WebShop", "Instruction: ", *nodes(instruction), button("Search")])
     head = lines(["Instruction:", *nodes(instruction)])
     if session.page is Page.RESULTS:
-        buttons = ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
+        heading, buttons = _results_heading(session)
         products = (
             views(number).in_results_rich(clicked=number in session.opened)
             for number in session.shown
         )
-        heading = lines(_results_heading(session) + [button(label) for label in buttons])
-        return f"{head}{_BACK_RICH}{heading}{''.join(products)}"
+        top = lines([heading, *(button(label) for label in buttons)])
+        return f"{head}{_BACK_RICH}{top}{''.join(products)}"
     assert session.product is not None
     view = views(session.product)
     head += _BACK_AND_PREVIOUS_RICH
@@ -169,9 +164,8 @@ def render_rich(session: Session, instruction: str, views: Views) -> str:
         return head + lines(view.sub_page(session.sub_page))
     if not session.selected and '"' not in session.query:
         return head + view.item_rich_unselected
-    before, rest = view.item_rich(
-        view.address(session.query, session.page_number, session.selected)
-    )
+    address = view.address(session.query, session.page_number, session.selected)
+    before, rest = view.item_rich(address)
     return f"{before}{head}{rest}"
 
 

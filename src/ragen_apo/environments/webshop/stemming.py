@@ -32,9 +32,7 @@ _LAST_SUFFIXES = (
 
 
 def _shape(word: str) -> str:
-    """The word with `v` for each vowel and `c` for each consonant; y is a vowel after a
-    consonant.
-    """
+    """`v` for each vowel and `c` for each consonant; y is a vowel after a consonant."""
     shape: list[str] = []
     previous = "v"
     for letter in word:

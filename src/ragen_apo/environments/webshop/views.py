@@ -50,9 +50,8 @@ def lines(texts: list[str]) -> str:
 
 def button(label: str, *, clicked: bool = False) -> str:
     """A button in the mode `text_rich`."""
-    return (
-        f"[clicked button] {label} [clicked button_]" if clicked else f"[button] {label} [button_]"
-    )
+    kind = "clicked button" if clicked else "button"
+    return f"[{kind}] {label} [{kind}_]"
 
 
 def shortened(text: str, limit: int) -> str:
@@ -77,9 +76,10 @@ class ProductView:
     @functools.cached_property
     def option_numbers(self) -> Mapping[tuple[str, str], str]:
         """How the mode `compact` writes the number of an option; of equal ones, the first's."""
-        return {
-            option: f"#{self.options.index(option) + 1}" for option in dict.fromkeys(self.options)
-        }
+        numbers: dict[tuple[str, str], str] = {}
+        for number, option in enumerate(self.options, 1):
+            numbers.setdefault(option, f"#{number}")
+        return numbers
 
     @functools.cached_property
     def option_names(self) -> Mapping[str, str]:
@@ -169,9 +169,8 @@ class ProductView:
     @functools.cached_property
     def item_compact(self) -> str:
         """Title, price and options, mode `compact`."""
-        return "\n".join(
-            [self.in_results_compact, *(line for _, line in self.option_lines_compact)]
-        )
+        options = (line for _, line in self.option_lines_compact)
+        return "\n".join([self.in_results_compact, *options])
 
     @functools.cached_property
     def option_lines_compact(self) -> list[tuple[str, str]]:
