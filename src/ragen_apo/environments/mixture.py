@@ -75,7 +75,7 @@ class MixtureEnvironment:
         self._playing: str | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The parts' tasks, interleaved by weight while each has some; ConfigError: unknown split."""
+        """The parts' tasks interleaved by weight; ConfigError where not all have the split."""
         if split not in self.properties.splits:
             raise ConfigError(
                 f"the parts {', '.join(self._parts)} of the mixture do not all have the split "

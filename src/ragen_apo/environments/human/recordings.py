@@ -131,7 +131,7 @@ class Selection:
 
 
 def select_recordings(path: Path, environment: _HasTasks) -> Selection:
-    """The recordings of this environment's training tasks in the files' order; ConfigError: none."""
+    """The recordings of this environment's training tasks, in file order; ConfigError for none."""
     recordings, unreadable = read_recordings(path)
     training = {task.task_id for task in environment.tasks("train")}
     properties = environment.properties

@@ -81,7 +81,7 @@ def draw_tasks(
     describe: Callable[[_Draw], Description],
     counts: tuple[int, int, int],
 ) -> dict[str, tuple[Task, ...]]:
-    """The tasks of both splits, each a different `draw(*arguments, generator)`; see `draw_distinct`.
+    """The tasks of both splits, different draws of `draw(*arguments, generator)` (`draw_distinct`).
 
     `counts` has the values of `TASK_COUNTS`. Equal arguments give the same object.
     """

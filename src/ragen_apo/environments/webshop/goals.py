@@ -214,7 +214,7 @@ class GoalBook:
     def tasks(
         self, split: str, scheme: SplitScheme, *, per_product: int | None = None
     ) -> "TaskSequence":
-        """The tasks of a split in the order of the goals; ConfigError for an unknown split."""
+        """At most `per_product` goals of a product, in order; ConfigError for an unknown split."""
         if split not in SPLITS:
             raise ConfigError(
                 f"unknown split {split!r} of webshop; expected one of {', '.join(SPLITS)}"

@@ -108,7 +108,7 @@ class IndexBuilder:
         np.save(self._folder / "term_bytes.npy", text)
 
     def _write_scores(self, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
-        """Orders each term's postings by document and adds what they score in a query, and maxima."""
+        """Orders each term's postings by document; adds their scores and each maximum."""
         bytes_of_lengths = np.array([length_byte(int(n)) for n in lengths], dtype=np.uint8)
         num_documents = int(np.count_nonzero(lengths))
         average = float(np.float32(int(lengths.sum()) / max(num_documents, 1)))
