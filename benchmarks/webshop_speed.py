@@ -85,7 +85,7 @@ def _retarget(environment: WebShopEnvironment, action: str, place: int) -> str:
     shown = environment.session.shown
     if not shown or not action.lower().startswith("click[b0"):
         return action
-    return f"click[{environment.views.view(shown[place % len(shown)]).link}]"
+    return f"click[{environment.views(shown[place % len(shown)]).link}]"
 
 
 def steps_per_second(

@@ -7,7 +7,7 @@ immutable and shared between instances. No torch here.
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, cast
@@ -18,6 +18,7 @@ from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.references import is_reference
 from ragen_apo.environments.foreign import call_factory, plugin_factory, referenced_factory
 from ragen_apo.errors import ConfigError
+from ragen_apo.printable import shortened
 from ragen_apo.types import Task
 
 ENTRY_POINT_GROUP = "ragen_apo.environments"
@@ -179,7 +180,7 @@ def _foreign_factory(name: str) -> object:
         return referenced_factory(name)
     known = environment_names()
     raise ConfigError(
-        f"environment.name: got {_shortened(name)}, expected one of {', '.join(known)}"
+        f"environment.name: got {shortened(repr(name), 80)}, expected one of {', '.join(known)}"
         f"{_suggestion(name, known)}; a plugin is found once its package is installed, and one of "
         "your own as path.py:function"
     )
@@ -195,11 +196,6 @@ def validate_options(
         raise ConfigError("\n".join(describe_problems(error, model_class, where=where))) from error
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -104,7 +104,11 @@ def referenced_factory(reference: str) -> object:
         )
     path = _source_of(reference)
     _refuse_what_makes_no_environment(path, function, reference)
-    imported = _imported_module(module, reference) if file is None else _imported_file(path)
+    if file is None:
+        with _in_one_sentence(reference, "importing it"):
+            imported = importlib.import_module(module)
+    else:
+        imported = _imported_file(path)
     if not hasattr(imported, function):
         raise ConfigError(f"environment.name: {path} has removed its {function!r} again")
     return getattr(imported, function)
@@ -181,11 +185,6 @@ def _refuse_what_makes_no_environment(path: Path, function: str, reference: str)
                 "(docs/adding_an_environment.md)"
             )
         )
-
-
-def _imported_module(module: str, reference: str) -> ModuleType:
-    with _in_one_sentence(reference, "importing it"):
-        return importlib.import_module(module)
 
 
 def _imported_file(path: Path) -> ModuleType:

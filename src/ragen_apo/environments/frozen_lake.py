@@ -10,22 +10,16 @@ the lake is deterministic and seeds are not used.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.base import (
-    EnvironmentProperties,
-    Reply,
-    ScriptedPolicy,
-    validate_options,
-)
+from ragen_apo.environments.base import EnvironmentProperties, Reply, validate_options
 from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_of_options
 from ragen_apo.environments.toolkit.grid_text import (
     DIRECTIONS,
-    TASK_COUNTS,
     Board,
     BoardLanguage,
     Cell,
@@ -37,7 +31,7 @@ from ragen_apo.environments.toolkit.grid_text import (
 )
 from ragen_apo.environments.toolkit.named_actions import Effect, NamedActionsGame, join_actions
 from ragen_apo.environments.toolkit.scripted import policies_around
-from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "frozen_lake"
@@ -133,7 +127,6 @@ class FrozenLakeWorld:
         self._num_actions = 0
 
     def act(self, action: str) -> Effect:
-        """Steps, and perhaps slips."""
         before = self._cell
         self._cell = neighbour(before, self._direction(action), len(self._lake))
         self._num_actions += 1
@@ -147,11 +140,9 @@ class FrozenLakeWorld:
         )
 
     def view(self) -> str:
-        """The map with the player on it."""
         return view(with_player(self._lake, self._cell), self._options, LANGUAGE)
 
     def key(self) -> str:
-        """The player's cell."""
         return f"{self._cell[0]},{self._cell[1]}"
 
     def _direction(self, action: str) -> str:
@@ -189,15 +180,23 @@ def make_frozen_lake(**options: object) -> GameEnvironment:
     checked = validate_options(FrozenLakeOptions, options)
     return GameEnvironment(
         properties=_declare(checked),
-        tasks=_tasks(
-            checked.size,
-            checked.frozen_share,
-            checked.num_train_tasks,
-            checked.num_test_tasks,
-            checked.task_seed,
+        tasks=draw_tasks(
+            NAME,
+            draw_lake,
+            (checked.size, checked.frozen_share),
+            content=symmetric_key,
+            describe=_description,
+            counts=(checked.num_train_tasks, checked.num_test_tasks, checked.task_seed),
         ),
         start=functools.partial(_start, checked),
-        policies=_policies(checked),
+        policies=policies_around(
+            functools.partial(Oracle, checked),
+            functools.partial(Heuristic, checked),
+            names=tuple(DIRECTIONS),
+            max_per_turn=checked.max_actions_per_turn,
+            teacher_good_share=TEACHER_GOOD_SHARE,
+            make_poor=functools.partial(Hasty, checked),
+        ),
         max_turns=checked.max_turns,
     )
 
@@ -213,22 +212,11 @@ def _start(options: FrozenLakeOptions, task: Task, seed: int) -> NamedActionsGam
     return NamedActionsGame(world, rules, instruction=task.instruction)
 
 
-@functools.lru_cache(maxsize=16)
-def _tasks(
-    size: int, frozen_share: float, num_train: int, num_test: int, task_seed: int
-) -> dict[str, tuple[Task, ...]]:
-    return draw_tasks(
-        NAME,
-        functools.partial(draw_lake, size, frozen_share),
-        content=symmetric_key,
-        describe=lambda lake: Description(
-            instruction="Cross the ice to the goal.",
-            category=f"{size}x{size}",
-            payload={"map": list(lake)},
-        ),
-        num_train=num_train,
-        num_test=num_test,
-        seed=task_seed,
+def _description(lake: Board) -> Description:
+    return Description(
+        instruction="Cross the ice to the goal.",
+        category=f"{len(lake)}x{len(lake)}",
+        payload={"map": list(lake)},
     )
 
 
@@ -346,7 +334,6 @@ class _Walker:
         self._options = options
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """The whole episode is ahead."""
         self._num_turns = 0
 
     def act(self, observation: str) -> Reply:
@@ -410,14 +397,3 @@ class Hasty(_Walker):
 
     def _plan(self, lake: Board, cell: Cell) -> Sequence[str]:
         return ["Down" if cell[0] < len(lake) - 1 else "Right"]
-
-
-def _policies(options: FrozenLakeOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    return policies_around(
-        functools.partial(Oracle, options),
-        functools.partial(Heuristic, options),
-        names=tuple(DIRECTIONS),
-        max_per_turn=options.max_actions_per_turn,
-        teacher_good_share=TEACHER_GOOD_SHARE,
-        make_poor=functools.partial(Hasty, options),
-    )

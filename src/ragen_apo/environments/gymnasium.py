@@ -92,7 +92,6 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         return self._page, {**info, **identity}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Executes any text."""
         self._page, reward, terminated, truncated, info = self.text_environment.step(action)
         return self._page, reward, terminated, truncated, info
 

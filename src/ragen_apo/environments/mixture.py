@@ -70,31 +70,23 @@ class MixtureEnvironment:
             for label, part in checked.parts.items()
         }
         weights = {label: part.weight for label, part in checked.parts.items()}
-        self._properties = _combined(self._parts, weights)
+        self.properties = _combined(self._parts, weights)
         self._tasks: dict[str, tuple[Task, ...]] = {}
         self._playing: str | None = None
 
-    @property
-    def properties(self) -> EnvironmentProperties:
-        """The properties of all parts together."""
-        return self._properties
-
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of all parts, interleaved by weight as long as each part has some left.
-
-        Raises ConfigError for a split that not all parts have.
-        """
-        if split not in self._properties.splits:
+        """The parts' tasks interleaved by weight; ConfigError where not all have the split."""
+        if split not in self.properties.splits:
             raise ConfigError(
                 f"the parts {', '.join(self._parts)} of the mixture do not all have the split "
-                f"{split!r}; expected one of {', '.join(self._properties.splits)}"
+                f"{split!r}; expected one of {', '.join(self.properties.splits)}"
             )
         if split not in self._tasks:
             wrapped = {
                 label: [_wrapped(task, label) for task in part.tasks(split)]
                 for label, part in self._parts.items()
             }
-            self._tasks[split] = interleaved(wrapped, self._properties.category_weights)
+            self._tasks[split] = interleaved(wrapped, self.properties.category_weights)
         return self._tasks[split]
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
@@ -111,13 +103,11 @@ class MixtureEnvironment:
         return answer
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """The part's answer to any text."""
         if self._playing is None:
             raise RuntimeError("mixture has no episode yet; call reset(task, seed=...) before step")
         return self._parts[self._playing].step(action)
 
     def state_key(self) -> str:
-        """The part and its state."""
         if self._playing is None:
             return "none"
         return f"{self._playing}:{self._parts[self._playing].state_key()}"
@@ -145,13 +135,11 @@ class PartPolicy:
         self._environments = environments
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Starts an episode of the part's policy with the part's own task."""
         label = part_of(task)
         self._policy = self._policies[label]
         self._policy.begin(_unwrapped(task, self._environments[label]), seed=seed)
 
     def act(self, observation: str) -> Reply:
-        """The part's reply."""
         return self._policy.act(observation)
 
 

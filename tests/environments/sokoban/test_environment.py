@@ -63,7 +63,7 @@ def test_generated_levels_meet_their_demands_and_the_solver_counts_the_fewest_pu
     num_boxes: int,
 ) -> None:
     demands = LevelDemands(
-        num_rows=6, num_columns=7, num_boxes=num_boxes, min_pushes=4, max_moves=25
+        num_rows=6, num_columns=7, num_boxes=num_boxes, min_pushes=4, max_solution_moves=25
     )
     boards = [draw_level(demands, generator("test", number)) for number in range(150)]
     levels = [read_level(board) for board in boards if board]

@@ -19,6 +19,7 @@ from ragen_apo.environments.webshop.catalog import (
     read_products,
 )
 from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
+from ragen_apo.environments.webshop.records import OptionValue
 from ragen_apo.environments.webshop.store import open_catalog, resolve_data
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.progress import SilentProgress
@@ -96,7 +97,8 @@ def test_prices_are_the_first_two_numbers_after_a_dollar_sign(
 
 
 def test_options_keep_the_files_order() -> None:
-    contents = {"Size": [{"value": "L"}, {"value": "S"}], "Color": [{"value": "Red"}]}
+    large, small, red = (OptionValue(value=value) for value in ("L", "S", "Red"))
+    contents = {"Size": [large, small], "Color": [red]}
     assert list(parse_options(contents).items()) == [("size", ("l", "s")), ("color", ("red",))]
 
 

@@ -22,13 +22,12 @@ from ragen_apo.environments.toolkit.named_actions import (
     join_actions,
 )
 from ragen_apo.environments.toolkit.scripted import MixedPolicy, RandomActions
-from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "bandit"
 TEXT_VERSION = 1
 """Raise it whenever the words of an observation or the dynamics change."""
-TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
 TEACHER_GOOD_SHARE = 0.5
 """How often the teacher goes by the tally; otherwise it takes any arm."""
 ARM_NAMES = ["Red", "Blue", "Green", "Yellow", "White", "Black", "Pink", "Brown", "Gray", "Gold"]
@@ -91,7 +90,6 @@ class BernoulliWorld:
         return tuple(self._shares)
 
     def act(self, action: str) -> Effect:
-        """Pulls an arm."""
         wins = chance(self._seed, "bandit-pull", action, self._num_pulls) < self._shares[action]
         self._num_pulls += 1
         self._num_best += action == self._best
@@ -143,12 +141,13 @@ def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
     make_random = functools.partial(RandomActions, names, most)
     return GameEnvironment(
         properties=properties,
-        tasks=_tasks(
-            options.num_arms,
-            options.min_gap,
-            options.num_train_tasks,
-            options.num_test_tasks,
-            options.task_seed,
+        tasks=draw_tasks(
+            NAME,
+            draw_win_shares,
+            (options.num_arms, options.min_gap),
+            content=repr,
+            describe=_description,
+            counts=(options.num_train_tasks, options.num_test_tasks, options.task_seed),
         ),
         start=functools.partial(_start, options),
         policies={
@@ -174,22 +173,11 @@ def _start(options: BernoulliOptions, task: Task, seed: int) -> NamedActionsGame
     return NamedActionsGame(world, rules, instruction=task.instruction)
 
 
-@functools.lru_cache(maxsize=16)
-def _tasks(
-    num_arms: int, min_gap: float, num_train: int, num_test: int, task_seed: int
-) -> dict[str, tuple[Task, ...]]:
-    return draw_tasks(
-        NAME,
-        functools.partial(draw_win_shares, num_arms, min_gap),
-        content=repr,
-        describe=lambda shares: Description(
-            instruction="Find the arm that wins most often.",
-            category=f"bernoulli, arms: {num_arms}",
-            payload={"win_shares": dict(zip(ARM_NAMES, shares, strict=False))},
-        ),
-        num_train=num_train,
-        num_test=num_test,
-        seed=task_seed,
+def _description(shares: tuple[float, ...]) -> Description:
+    return Description(
+        instruction="Find the arm that wins most often.",
+        category=f"bernoulli, arms: {len(shares)}",
+        payload={"win_shares": dict(zip(ARM_NAMES, shares, strict=False))},
     )
 
 
@@ -206,12 +194,10 @@ class Tally:
     """Tries every arm once, then pulls the one with the most wins for its pulls, one a turn."""
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Forgets the last episode."""
         self._num_wins: dict[str, int] = {}
         self._num_pulls: dict[str, int] = {}
 
     def act(self, observation: str) -> Reply:
-        """Counts the results in the observation and names an arm."""
         listed = _ARM_LIST.search(observation)
         for arm in listed[1].split(", ") if listed else ():
             self._num_wins.setdefault(arm, 0)
@@ -237,12 +223,10 @@ class Oracle:
         self._max_per_turn = max_per_turn
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Reads the payload."""
         win_shares = task.payload["win_shares"]
         self._best = max(win_shares, key=lambda arm: win_shares[arm])
 
     def act(self, observation: str) -> Reply:
-        """The best arm, as often as a turn allows."""
         return Reply(
             thought=f"{self._best}", action=join_actions([self._best] * self._max_per_turn)
         )

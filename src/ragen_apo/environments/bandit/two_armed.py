@@ -16,14 +16,13 @@ from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_of_options
 from ragen_apo.environments.toolkit.named_actions import ActionRules, Effect, NamedActionsGame
 from ragen_apo.environments.toolkit.scripted import MixedPolicy
-from ragen_apo.environments.toolkit.task_draws import SPLITS
+from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task, make_task
 
 NAME = "bandit"
 TEXT_VERSION = 1
 """Raise it whenever the words of an observation or the dynamics change."""
-TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
 TEACHER_GOOD_SHARE = 0.2
 """How often the teacher goes by the names; otherwise it takes either arm."""
 
@@ -92,7 +91,6 @@ class TwoArmedWorld:
         return self._arms
 
     def act(self, action: str) -> Effect:
-        """Pulls an arm, which ends the episode."""
         scheme = self._options.reward
         wins = chance(self._seed, "bandit-pull", action) < self._options.win_share
         risky = scheme.risky_win if wins else scheme.risky_lose
@@ -103,11 +101,9 @@ class TwoArmedWorld:
         return Effect(reward, ended=True, success=is_better)
 
     def view(self) -> str:
-        """The arms, or the result of the pull."""
         return self._result
 
     def key(self) -> str:
-        """The state: before or after the pull."""
         return "pulled" if self._is_over else "new"
 
 
@@ -185,12 +181,10 @@ class _Reader:
     """Remembers the arms from the first observation."""
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Forgets the last episode's arms."""
         self._arms = ("", "")
         self._draws = generator(seed, "bandit-policy")
 
     def act(self, observation: str) -> Reply:
-        """Names an arm."""
         found = _ARMS.search(observation)
         self._arms = (found[1], found[2]) if found else self._arms
         return self._choose()
@@ -218,26 +212,17 @@ class NameReader(_Reader):
 
     def __init__(self, options: TwoArmedOptions) -> None:
         self._wants_risky = risky_is_better(options)
+        self._risky_names = {name for names in RISKY_NAMES.values() for name in names}
 
     def _choose(self) -> Reply:
-        risky_names = {name for names in RISKY_NAMES.values() for name in names}
-        risky, safe = self._arms if self._arms[0] in risky_names else self._arms[::-1]
+        risky, safe = self._arms if self._arms[0] in self._risky_names else self._arms[::-1]
         arm = risky if self._wants_risky else safe
         return Reply(f"{risky} is risky", arm)
 
 
-class Oracle(_Reader):
+class Oracle(NameReader):
     """Looks up which arm is risky."""
 
-    def __init__(self, options: TwoArmedOptions) -> None:
-        self._wants_risky = risky_is_better(options)
-
     def begin(self, task: Task, *, seed: int) -> None:
-        """Reads the payload."""
         super().begin(task, seed=seed)
-        self._risky = task.payload["risky"]
-
-    def _choose(self) -> Reply:
-        others = [arm for arm in self._arms if arm != self._risky]
-        arm = self._risky if self._wants_risky else others[0]
-        return Reply(f"{self._risky} is risky", arm)
+        self._risky_names = {task.payload["risky"]}

@@ -7,18 +7,12 @@ attempts an episode has. Deterministic: seeds are not used.
 
 import functools
 import re
-from collections.abc import Callable, Mapping
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.base import (
-    EnvironmentProperties,
-    Reply,
-    ScriptedPolicy,
-    validate_options,
-)
+from ragen_apo.environments.base import EnvironmentProperties, Reply, validate_options
 from ragen_apo.environments.countdown.arithmetic import (
     OPERATORS,
     ExpressionError,
@@ -93,7 +87,7 @@ class CountdownOptions(Section):
 class CountdownGame:
     """The attempts at one target."""
 
-    def __init__(self, options: CountdownOptions, task: Task) -> None:
+    def __init__(self, options: CountdownOptions, task: Task, seed: int) -> None:
         self._rewards = options.reward
         self._instruction = task.instruction
         self._numbers = tuple(sorted(int(number) for number in task.payload["numbers"]))
@@ -101,11 +95,9 @@ class CountdownGame:
         self._was_well_formed = False
 
     def first_observation(self) -> str:
-        """The task."""
         return f"TASK: {self._instruction}"
 
     def play(self, text: str) -> Answer:
-        """One attempt."""
         try:
             expression = read_expression(_RESULT.sub("", text[:1000]))
         except ExpressionError as error:
@@ -137,7 +129,6 @@ class CountdownGame:
 def make_countdown(**options: object) -> GameEnvironment:
     """The environment `countdown`; raises ConfigError for options it does not accept."""
     checked = validate_options(CountdownOptions, options)
-    of_tasks = ("num_numbers", "max_number", "max_target", "num_train_tasks", "num_test_tasks")
     properties = EnvironmentProperties(
         name=NAME,
         version=f"{NAME}-{TEXT_VERSION}-turns{checked.max_turns}",
@@ -152,43 +143,41 @@ def make_countdown(**options: object) -> GameEnvironment:
     )
     return GameEnvironment(
         properties=properties,
-        tasks=_tasks(checked.task_seed, **{name: getattr(checked, name) for name in of_tasks}),
-        start=functools.partial(_start, checked),
-        policies=_policies(),
+        tasks=draw_tasks(
+            NAME,
+            draw_puzzle,
+            (checked.num_numbers, checked.max_number, checked.max_target),
+            content=_content,
+            describe=_description,
+            counts=(checked.num_train_tasks, checked.num_test_tasks, checked.task_seed),
+        ),
+        start=functools.partial(CountdownGame, checked),
+        policies={
+            "teacher": functools.partial(
+                MixedPolicy, Oracle, RandomCounter, good_share=TEACHER_GOOD_SHARE
+            ),
+            "oracle": Oracle,
+            "random": RandomCounter,
+            "heuristic": Heuristic,
+        },
         max_turns=checked.max_turns,
     )
-
-
-def _start(options: CountdownOptions, task: Task, seed: int) -> CountdownGame:
-    return CountdownGame(options, task)
 
 
 Puzzle = tuple[tuple[int, ...], int]
 """The numbers as they are shown, and the target."""
 
 
-@functools.lru_cache(maxsize=16)
-def _tasks(
-    task_seed: int,
-    *,
-    num_numbers: int,
-    max_number: int,
-    max_target: int,
-    num_train_tasks: int,
-    num_test_tasks: int,
-) -> dict[str, tuple[Task, ...]]:
-    return draw_tasks(
-        NAME,
-        functools.partial(draw_puzzle, num_numbers, max_number, max_target),
-        content=lambda puzzle: f"{sorted(puzzle[0])} {puzzle[1]}",
-        describe=lambda puzzle: Description(
-            instruction=f"Make {puzzle[1]} from {', '.join(map(str, puzzle[0]))}.",
-            category=f"numbers: {num_numbers}",
-            payload={"numbers": list(puzzle[0]), "target": puzzle[1]},
-        ),
-        num_train=num_train_tasks,
-        num_test=num_test_tasks,
-        seed=task_seed,
+def _content(puzzle: Puzzle) -> str:
+    return f"{sorted(puzzle[0])} {puzzle[1]}"
+
+
+def _description(puzzle: Puzzle) -> Description:
+    numbers, target = puzzle
+    return Description(
+        instruction=f"Make {target} from {', '.join(map(str, numbers))}.",
+        category=f"numbers: {len(numbers)}",
+        payload={"numbers": list(numbers), "target": target},
     )
 
 
@@ -217,14 +206,12 @@ class _Counter:
     """Reads the numbers and the target in the task's instruction; no payload is needed."""
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Reads the task."""
         self._draws = generator(seed, "countdown-policy")
         found = _INSTRUCTION.search(task.instruction)
         self._target = int(found[1]) if found else 0
         self._numbers = tuple(int(part) for part in found[2].split(", ")) if found else (1,)
 
     def act(self, observation: str) -> Reply:
-        """An expression, with its steps as the thought."""
         made = self._choose()
         return Reply(thought="; ".join(made.steps), action=made.text)
 
@@ -258,13 +245,3 @@ class Heuristic(_Counter):
             whole = [choice for choice in choices if choice is not None]
             made = min(whole, key=lambda choice: abs(choice.value - self._target))
         return made
-
-
-def _policies() -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    teacher = functools.partial(MixedPolicy, Oracle, RandomCounter, good_share=TEACHER_GOOD_SHARE)
-    return {
-        "teacher": teacher,
-        "oracle": Oracle,
-        "random": RandomCounter,
-        "heuristic": Heuristic,
-    }

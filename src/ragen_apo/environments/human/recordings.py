@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -35,31 +35,24 @@ class Recording:
     seed: int
     episode: PlayedEpisode
 
-    def to_json(self) -> dict[str, Any]:
-        """The record as JSON values; `recording_from_json` is its inverse."""
-        return dataclasses.asdict(self)
-
     def to_line(self) -> str:
         """The record as its line of a file, in ASCII."""
-        return json.dumps(self.to_json())
+        return json.dumps(dataclasses.asdict(self))
 
 
 _RECORDING = TypeAdapter(Recording)
 
 
-def recording_from_json(values: Any) -> Recording:
-    """The inverse of `Recording.to_json`; ValueError for anything else."""
-    recording = parse_record(_RECORDING, values)
+def _recording_from_line(line: bytes) -> Recording:
+    """The inverse of `Recording.to_line`; ValueError for anything else."""
+    recording = parse_record(_RECORDING, parse_json(line))
     if not recording.episode.turns:
         raise ValueError("an episode without turns")
     return recording
 
 
 def require_recordable(path: Path) -> None:
-    """Raises ConfigError where no recording could be added to this file.
-
-    Tries it; what it makes for that, it removes again.
-    """
+    """Raises ConfigError where no recording could be added to this file; tries it and cleans up."""
     try:
         if path.is_file():
             path.open("ab").close()
@@ -116,7 +109,7 @@ def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:
             if not line.strip():
                 continue
             try:
-                recordings.append(recording_from_json(parse_json(line)))
+                recordings.append(_recording_from_line(line))
             except ValueError:
                 unreadable.append(f"{file}, line {number}")
     return recordings, unreadable
@@ -138,10 +131,7 @@ class Selection:
 
 
 def select_recordings(path: Path, environment: _HasTasks) -> Selection:
-    """The recorded episodes of this environment's training tasks, in the order of the files.
-
-    Raises ConfigError, with the reasons, if there is none.
-    """
+    """The recordings of this environment's training tasks, in file order; ConfigError for none."""
     recordings, unreadable = read_recordings(path)
     training = {task.task_id for task in environment.tasks("train")}
     properties = environment.properties

@@ -8,6 +8,7 @@ A catalogue file is JSON: `{"name": text, "products": [{"id", "title", "category
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -126,12 +127,11 @@ def _load_once(path: str | None, num_products: int | None) -> Catalogue:
 
 def _categories_in_turn(products: Sequence[Product]) -> list[Product]:
     """Every category's first product, then every category's second, and so on."""
-    num_seen: dict[str, int] = {}
+    num_seen: Counter[str] = Counter()
     ranked: list[tuple[int, str, int]] = []
     for position, product in enumerate(products):
-        rank = num_seen.get(product.category, 0)
-        num_seen[product.category] = rank + 1
-        ranked.append((rank, product.category, position))
+        ranked.append((num_seen[product.category], product.category, position))
+        num_seen[product.category] += 1
     return [products[position] for _, _, position in sorted(ranked)]
 
 

@@ -93,7 +93,7 @@ class ShopEnvironment:
         self._tasks = _shared_tasks(
             self._catalogue.path, self._catalogue.num_products, self.options.phrasings
         )
-        self._properties = _declare(self.options, self._catalogue)
+        self.properties = _declare(self.options, self._catalogue)
         self._task: Task | None = None
         self._start_episode(goal_id=0)
 
@@ -104,13 +104,7 @@ class ShopEnvironment:
         self._num_rewarded_searches = 0
         self._bought_id: int | None = None
 
-    @property
-    def properties(self) -> EnvironmentProperties:
-        """The declared properties under its options."""
-        return self._properties
-
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of `train`, `test` or `all` in catalogue order."""
         if split not in SPLITS:
             raise ConfigError(
                 f"the environment shop has no split {split!r}; expected one of {', '.join(SPLITS)}"
@@ -118,7 +112,6 @@ class ShopEnvironment:
         return [task for task in self._tasks if split in ("all", task.split)]
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
-        """Starts the episode of a task of this shop."""
         goal_id = task.payload.get("product_id")
         if not (isinstance(goal_id, int) and goal_id in self._catalogue.by_id):
             raise ConfigError(
@@ -157,7 +150,6 @@ class ShopEnvironment:
         return f"{task_id}:{self._num_turns}:{self._num_rewarded_searches}:{ended}:{page}"
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """`teacher`, `oracle`, `random` and `heuristic`."""
         return policies_for(self._catalogue)
 
     @property

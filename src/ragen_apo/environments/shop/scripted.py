@@ -76,7 +76,6 @@ class Teacher:
         self._num_turns = 0
 
     def act(self, observation: str) -> Reply:
-        """A search, a click or a purchase, with a thought that names its object."""
         self._words = task_words(observation) or self._words
         self._num_turns += 1
         offers = listings(observation)
@@ -120,7 +119,6 @@ class Oracle:
     """Knows the goal from the payload: searches all words, then buys it. For tests only."""
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Looks the goal up."""
         self._goal_id = task.payload["product_id"]
 
     def act(self, observation: str) -> Reply:
@@ -141,7 +139,6 @@ class Heuristic:
         """Nothing to prepare: the rule has no memory and no draws."""
 
     def act(self, observation: str) -> Reply:
-        """Buys the first result, else searches."""
         offers = listings(observation)
         if offers:
             title, product_id = offers[0]
@@ -159,7 +156,6 @@ class RandomShopper:
         self._generator = np.random.Generator(np.random.Philox(0))
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Seeds the draws of one episode."""
         self._generator = generator(seed, "shop-random")
 
     def act(self, observation: str) -> Reply:

@@ -6,17 +6,12 @@ which RAGEN uses. Deterministic: seeds are accepted and not used.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 from pydantic import Field, model_validator
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.base import (
-    EnvironmentProperties,
-    Reply,
-    ScriptedPolicy,
-    validate_options,
-)
+from ragen_apo.environments.base import EnvironmentProperties, Reply, validate_options
 from ragen_apo.environments.sokoban.levels import (
     LevelDemands,
     Room,
@@ -33,7 +28,7 @@ from ragen_apo.environments.sokoban.levels import (
 from ragen_apo.environments.toolkit.game import GameEnvironment, digest_of_options
 from ragen_apo.environments.toolkit.grid_text import (
     DIRECTIONS,
-    TASK_COUNTS,
+    Board,
     BoardLanguage,
     GridOptions,
     beside,
@@ -48,7 +43,7 @@ from ragen_apo.environments.toolkit.named_actions import (
     join_actions,
 )
 from ragen_apo.environments.toolkit.scripted import RandomActions, policies_around
-from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "sokoban"
@@ -144,17 +139,6 @@ class SokobanOptions(GridOptions):
             raise ValueError("expected min_pushes to be at most max_solution_moves")
         return self
 
-    @property
-    def demands(self) -> LevelDemands:
-        """The requirements of generated levels."""
-        return LevelDemands(
-            num_rows=self.num_rows,
-            num_columns=self.num_columns,
-            num_boxes=self.num_boxes,
-            min_pushes=self.min_pushes,
-            max_moves=self.max_solution_moves,
-        )
-
 
 class SokobanWorld:
     """One level in progress."""
@@ -163,7 +147,6 @@ class SokobanWorld:
         self._options, self._room, self._state = options, room, state
 
     def act(self, action: str) -> Effect:
-        """Steps or pushes."""
         before = self._state
         self._state = move(self._room, before, action)
         targets = self._room.targets
@@ -174,11 +157,9 @@ class SokobanWorld:
         return Effect(reward=reward, ended=is_solved, success=is_solved, changed=changed)
 
     def view(self) -> str:
-        """The board in the chosen rendering."""
         return view(draw_board(self._room, self._state), self._options, LANGUAGE)
 
     def key(self) -> str:
-        """The cells of the player and the boxes."""
         return f"{self._state.player}@{','.join(map(str, sorted(self._state.boxes)))}"
 
 
@@ -187,11 +168,24 @@ def make_sokoban(**options: object) -> GameEnvironment:
     checked = validate_options(SokobanOptions, options)
     return GameEnvironment(
         properties=_declare(checked),
-        tasks=_tasks(
-            checked.demands, checked.num_train_tasks, checked.num_test_tasks, checked.task_seed
+        tasks=draw_tasks(
+            NAME,
+            draw_level,
+            (LevelDemands(*(getattr(checked, name) for name in LevelDemands._fields)),),
+            content=symmetric_key,
+            describe=_description,
+            counts=(checked.num_train_tasks, checked.num_test_tasks, checked.task_seed),
         ),
         start=functools.partial(_start, checked),
-        policies=_policies(checked),
+        policies=policies_around(
+            functools.partial(Oracle, checked),
+            functools.partial(Heuristic, checked),
+            names=tuple(DIRECTIONS),
+            max_per_turn=checked.max_actions_per_turn,
+            teacher_good_share=TEACHER_GOOD_SHARE,
+            make_poor=functools.partial(Hasty, checked),
+            whole_episodes=True,
+        ),
         max_turns=checked.max_turns,
     )
 
@@ -205,23 +199,14 @@ def _start(options: SokobanOptions, task: Task, seed: int) -> NamedActionsGame:
     return NamedActionsGame(world, rules, instruction=task.instruction)
 
 
-@functools.lru_cache(maxsize=16)
-def _tasks(
-    demands: LevelDemands, num_train: int, num_test: int, task_seed: int
-) -> dict[str, tuple[Task, ...]]:
-    targets = "the box onto the target" if demands.num_boxes == 1 else "all boxes onto targets"
-    return draw_tasks(
-        NAME,
-        functools.partial(draw_level, demands),
-        content=symmetric_key,
-        describe=lambda board: Description(
-            instruction=f"Push {targets}.",
-            category=f"{demands.num_rows}x{demands.num_columns}, boxes: {demands.num_boxes}",
-            payload={"board": list(board)},
-        ),
-        num_train=num_train,
-        num_test=num_test,
-        seed=task_seed,
+def _description(board: Board) -> Description:
+    room, _ = read_level(board)
+    num_boxes = len(room.targets)
+    targets = "the box onto the target" if num_boxes == 1 else "all boxes onto targets"
+    return Description(
+        instruction=f"Push {targets}.",
+        category=f"{room.num_rows}x{room.num_columns}, boxes: {num_boxes}",
+        payload={"board": list(board)},
     )
 
 
@@ -264,7 +249,6 @@ class _Mover:
         self._fallback = RandomActions(tuple(DIRECTIONS), 1)
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Seeds the moves for boards without a plan."""
         self._fallback.begin(task, seed=seed)
 
     def act(self, observation: str) -> Reply:
@@ -344,11 +328,6 @@ def _apart(room: Room, start: int, end: int) -> tuple[int, int]:
     return to_row - row, to_column - column
 
 
-def _nearest(room: Room, start: int, cells: Iterable[int]) -> int:
-    """The cell at the smallest distance."""
-    return min(sorted(cells), key=lambda cell: _distance(room, start, cell))
-
-
 def _distance(room: Room, start: int, end: int) -> int:
     """Rows and columns from one cell to another, whatever is between."""
     return sum(map(abs, _apart(room, start, end)))
@@ -361,7 +340,8 @@ def _to_target(room: Room, box: int) -> int:
 
 def _nearest_loose_box(room: Room, state: State) -> int:
     """The nearest box that is on no target, or any if the level is solved."""
-    return _nearest(room, state.player, state.boxes - room.targets or state.boxes)
+    boxes = sorted(state.boxes - room.targets or state.boxes)
+    return min(boxes, key=lambda box: _distance(room, state.player, box))
 
 
 def _box_in_hand(room: Room, state: State, plan: list[str]) -> int:
@@ -383,15 +363,3 @@ def _describe(room: Room, state: State, moves: list[str]) -> str:
         doing += [word] if doing[-1:] != [word] else []
         state = after
     return ", ".join(doing)
-
-
-def _policies(options: SokobanOptions) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    return policies_around(
-        functools.partial(Oracle, options),
-        functools.partial(Heuristic, options),
-        names=tuple(DIRECTIONS),
-        max_per_turn=options.max_actions_per_turn,
-        teacher_good_share=TEACHER_GOOD_SHARE,
-        make_poor=functools.partial(Hasty, options),
-        whole_episodes=True,
-    )

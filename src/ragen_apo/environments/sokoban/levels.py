@@ -12,7 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -249,15 +249,14 @@ def _solution(room: Room, state: State, history: Any) -> Solution:
     return Solution(tuple(moves), len(in_order))
 
 
-@dataclass(frozen=True)
-class LevelDemands:
+class LevelDemands(NamedTuple):
     """Requirements of a generated level; the size includes the walls around it."""
 
     num_rows: int
     num_columns: int
     num_boxes: int
     min_pushes: int
-    max_moves: int
+    max_solution_moves: int
 
 
 def draw_level(demands: LevelDemands, generator: np.random.Generator) -> Board | None:
@@ -272,7 +271,7 @@ def draw_level(demands: LevelDemands, generator: np.random.Generator) -> Board |
     solution = solve(room, state, max_states=_MAX_STATES_OF_LEVEL)
     if solution is None or solution.num_pushes < demands.min_pushes:
         return None
-    return draw_board(room, state) if len(solution.moves) <= demands.max_moves else None
+    return draw_board(room, state) if len(solution.moves) <= demands.max_solution_moves else None
 
 
 def _solved_room(

@@ -67,7 +67,7 @@ class GameEnvironment:
         policies: Mapping[str, Callable[[], ScriptedPolicy]],
         max_turns: int,
     ) -> None:
-        self._properties = replace(properties, max_turns=max_turns)
+        self.properties = replace(properties, max_turns=max_turns)
         self._tasks = tasks
         self._start = start
         self._policies = policies
@@ -77,28 +77,21 @@ class GameEnvironment:
         self._num_turns = 0
         self._terminated = self._truncated = self._success = False
 
-    @property
-    def properties(self) -> EnvironmentProperties:
-        """The declared properties under its options."""
-        return self._properties
-
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split in a fixed order; raises ConfigError for an unknown split."""
         if split not in self._tasks:
             raise ConfigError(
-                f"the environment {self._properties.name} has no split {split!r}; expected one of "
+                f"the environment {self.properties.name} has no split {split!r}; expected one of "
                 f"{', '.join(self._tasks)}"
             )
         return self._tasks[split]
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
-        """Starts the episode of a task; raises ConfigError for one of another environment."""
         try:
             game = self._start(task, seed)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{self._properties.name} cannot set up task {task.task_id} of "
-                f"{task.environment!r} ({error}); expected a task of {self._properties.name} with "
+                f"{self.properties.name} cannot set up task {task.task_id} of "
+                f"{task.environment!r} ({error}); expected a task of {self.properties.name} with "
                 "the same options"
             ) from error
         self._task, self._game = task, game
@@ -110,8 +103,7 @@ class GameEnvironment:
         """Executes any text; after the end nothing changes and nothing is earned."""
         if self._game is None:
             raise RuntimeError(
-                f"{self._properties.name} has no episode yet; call reset(task, seed=...) before "
-                "step"
+                f"{self.properties.name} has no episode yet; call reset(task, seed=...) before step"
             )
         if self._terminated or self._truncated:
             info = {"success": self._success}
@@ -139,7 +131,6 @@ class GameEnvironment:
         return f"{self._task.task_id}:{self._num_turns}:{phase}{won}:{self._game.key()}"
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """The game's scripted policies by name."""
         return self._policies
 
 

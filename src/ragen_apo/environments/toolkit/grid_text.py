@@ -71,10 +71,6 @@ class GridOptions(Section):
         )
 
 
-TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
-"""Options that decide which tasks there are and nothing about any one of them."""
-
-
 @dataclass(frozen=True)
 class BoardLanguage:
     """The words for the symbols of a board."""

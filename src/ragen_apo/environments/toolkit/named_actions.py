@@ -100,7 +100,6 @@ class NamedActionsGame:
         self._num_actions = 0
 
     def first_observation(self) -> str:
-        """The task and the world as it begins."""
         return f"TASK: {self._instruction}\n{self._world.view()}"
 
     def play(self, text: str) -> Answer:

@@ -16,7 +16,6 @@ class RandomActions:
         self._names, self._max_per_turn = tuple(names), max_per_turn
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Seeds the draws of one episode."""
         self._generator = generator(seed, "random-actions")
 
     def act(self, observation: str) -> Reply:
@@ -45,14 +44,12 @@ class MixedPolicy:
         self._good_share, self._whole_episodes = good_share, whole_episodes
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Starts an episode of both."""
         self._good.begin(task, seed=seed)
         self._poor.begin(task, seed=seed)
         self._generator = generator(seed, "mixture")
         self._is_good: bool | None = None
 
     def act(self, observation: str) -> Reply:
-        """The reply of one of the two."""
         good, poor = self._good.act(observation), self._poor.act(observation)
         if self._is_good is None or not self._whole_episodes:
             self._is_good = self._generator.random() < self._good_share

@@ -5,7 +5,8 @@ the splits have one distribution and are disjoint at any size, and a larger spli
 tasks of a smaller one.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.types import Task, make_task
 
 SPLITS = ("train", "test")
+TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
+"""Options that decide which tasks there are and nothing about any one of them."""
 
 _MIN_DRAWS = 2_000
 _DRAWS_PER_TASK = 200
@@ -68,19 +71,28 @@ class Description(NamedTuple):
     payload: Mapping[str, Any]
 
 
+@functools.lru_cache(maxsize=64)
 def draw_tasks(
     environment: str,
-    draw: Callable[[np.random.Generator], _Draw | None],
+    draw: Callable[..., _Draw | None],
+    arguments: tuple[Hashable, ...],
     *,
     content: Callable[[_Draw], str],
     describe: Callable[[_Draw], Description],
-    num_train: int,
-    num_test: int,
-    seed: int,
+    counts: tuple[int, int, int],
 ) -> dict[str, tuple[Task, ...]]:
-    """The tasks of both splits, each a different draw; see `draw_distinct`."""
-    counts = {"train": num_train, "test": num_test}
-    drawn = draw_distinct(environment, draw, content=content, counts=counts, seed=seed)
+    """The tasks of both splits, different draws of `draw(*arguments, generator)` (`draw_distinct`).
+
+    `counts` has the values of `TASK_COUNTS`. Equal arguments give the same object.
+    """
+    num_train, num_test, seed = counts
+    drawn = draw_distinct(
+        environment,
+        functools.partial(draw, *arguments),
+        content=content,
+        counts={"train": num_train, "test": num_test},
+        seed=seed,
+    )
     return {
         split: tuple(
             make_task(environment=environment, split=split, **describe(each)._asdict())

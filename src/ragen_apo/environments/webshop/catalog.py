@@ -11,20 +11,21 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
 from ragen_apo.environments.webshop.records import (
-    NO_ATTRIBUTES,
     HumanRecord,
     ItemRecord,
     LabelRecord,
+    OptionValue,
     check_record,
     malformed,
     shown,
@@ -43,8 +44,7 @@ MAX_CACHED_QUERY_LENGTH = 512
 """Longer queries are answered without the cache, so that hostile ones cannot fill the memory."""
 
 
-@dataclass(frozen=True)
-class HumanInstruction:
+class HumanInstruction(NamedTuple):
     """What a person wrote for a product, and the parts of it that the reward counts."""
 
     text: str
@@ -90,38 +90,38 @@ def parse_prices(pricing: str | None) -> tuple[tuple[float, ...], str]:
     return tuple(prices[:2]), tag
 
 
-def parse_options(customization: Any) -> dict[str, tuple[str, ...]]:
+def parse_options(
+    customization: Mapping[str, Sequence[OptionValue] | None],
+) -> dict[str, tuple[str, ...]]:
     """Option names and values, lower-cased, `/` spelled ` | `, in the file's order."""
-    options: dict[str, tuple[str, ...]] = {}
-    for name, contents in (customization or {}).items():
-        if contents is not None:
-            options[name.lower()] = tuple(
-                content["value"].strip().replace("/", " | ").lower() for content in contents
-            )
-    return options
+    return {
+        name.lower(): tuple(each.value.strip().replace("/", " | ").lower() for each in values)
+        for name, values in customization.items()
+        if values is not None
+    }
 
 
-def parse_product(
-    record: Mapping[str, Any], labels: Mapping[str, Any], human: tuple[HumanInstruction, ...]
+def _product(
+    record: ItemRecord, labels: LabelRecord, human: tuple[HumanInstruction, ...]
 ) -> Product:
     """One product from its record in the three files."""
-    prices, tag = parse_prices(record.get("pricing"))
-    bullets = record.get("small_description")
+    prices, tag = parse_prices(record.pricing)
+    bullets = record.small_description
     listed = bullets if isinstance(bullets, list) else [bullets]
     return Product(
-        asin=record["asin"],
-        title=record["name"] or "",
-        description=record.get("full_description") or "",
+        asin=record.asin,
+        title=record.name or "",
+        description=record.full_description or "",
         bullet_points=tuple(bullet or "" for bullet in listed),
         prices=prices,
         price_tag=tag,
-        options=parse_options(record.get("customization_options")),
-        category=record["category"] or "",
-        query=record["query"].lower().strip(),
-        product_category=record["product_category"] or "",
-        attributes=tuple(labels.get("attributes", NO_ATTRIBUTES)),
-        instruction=labels.get("instruction"),
-        instruction_attributes=tuple(labels.get("instruction_attributes") or ()),
+        options=parse_options(record.customization_options),
+        category=record.category or "",
+        query=record.query.lower().strip(),
+        product_category=record.product_category or "",
+        attributes=tuple(labels.attributes),
+        instruction=labels.instruction,
+        instruction_attributes=tuple(labels.instruction_attributes or ()),
         human_instructions=human,
     )
 
@@ -163,81 +163,67 @@ def find_data_files(folder: Path) -> DataFiles:
     return files
 
 
-def _load_json(path: Path) -> Any:
+def _human_instructions(path: Path) -> dict[str, tuple[HumanInstruction, ...]]:
+    """What people wrote about each product, by asin."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EnvironmentDataError(
             f"{path} cannot be read: {error}; expected a JSON file of WebShop; get it anew"
         ) from error
     except RecursionError:
         raise malformed(path, "a value in it is nested too deep") from None
-
-
-def _human_instructions(path: Path) -> Mapping[str, tuple[HumanInstruction, ...]]:
-    """What people wrote about each product, by asin."""
-    content = _load_json(path)
     if not isinstance(content, dict):
         raise malformed(path, f"it is {shown(content)}, expected an object")
     found: dict[str, tuple[HumanInstruction, ...]] = {}
     for asin, records in content.items():
         if not isinstance(records, list):
             raise malformed(path, f"{shown(asin)} has {shown(records)}, expected a list of objects")
-        for number, record in enumerate(records, 1):
-            place = f"record {number} of {shown(asin)}"
-            check_record(HumanRecord, record, path=path, place=place)
+        checked = (
+            check_record(HumanRecord, record, path=path, place=f"record {number} of {shown(asin)}")
+            for number, record in enumerate(records, 1)
+        )
         found[asin] = tuple(
             HumanInstruction(
-                text=record["instruction"],
-                attributes=tuple(record["instruction_attributes"]),
-                options=tuple(record["instruction_options"]),
+                each.instruction,
+                tuple(each.instruction_attributes),
+                tuple(each.instruction_options),
             )
-            for record in records
+            for each in checked
         )
     return found
 
 
-class _Labels:
-    """The values of the attributes file by asin, kept on disk: memory holds their places alone."""
-
-    def __init__(self, path: Path, scratch: Path | None, progress: Progress) -> None:
-        self._places: dict[str, int] = {}
-        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (closed by `close`)
+@contextlib.contextmanager
+def _labels(
+    path: Path, scratch: Path | None, progress: Progress
+) -> Iterator[Callable[[str], LabelRecord]]:
+    """What the attributes file has by asin, kept on disk: memory holds the places alone."""
+    places: dict[str, int] = {}
+    with tempfile.TemporaryFile(dir=scratch) as file:
         progress.start("read attributes (%)", 100)
-        with contextlib.ExitStack() as unless_whole:
-            unless_whole.callback(self.close)
-            try:
-                self._copy(path, progress)
-            except ValueError as error:
-                problem = f"expected a JSON object of records; {error}"
-                raise malformed(path, problem) from error
-            unless_whole.pop_all()
+        try:
+            for number, ((asin, value), share) in enumerate(stream_json_object(path), 1):
+                place = f"record {number} ({shown(asin)})"
+                if not isinstance(asin, str):
+                    raise malformed(path, f"{place} has no text as its key")
+                record = check_record(LabelRecord, value, path=path, place=place)
+                if len(asin) <= MAX_ASIN_LENGTH:
+                    places[asin] = file.tell()
+                    file.write(record.model_dump_json().encode() + b"\n")
+                if number % PROGRESS_EVERY == 0:
+                    progress.update(int(100 * share), f"{number:,} products")
+        except ValueError as error:
+            raise malformed(path, f"expected a JSON object of records; {error}") from error
         progress.update(100)
 
-    def _copy(self, path: Path, progress: Progress) -> None:
-        for number, ((asin, value), share) in enumerate(stream_json_object(path), 1):
-            place = f"record {number} ({shown(asin)})"
-            if not isinstance(asin, str):
-                raise malformed(path, f"{place} has no text as its key")
-            check_record(LabelRecord, value, path=path, place=place)
-            if len(asin) <= MAX_ASIN_LENGTH:
-                self._places[asin] = self._file.tell()
-                read = {name: value[name] for name in LabelRecord.model_fields if name in value}
-                self._file.write(json.dumps(read).encode() + b"\n")
-            if number % PROGRESS_EVERY == 0:
-                progress.update(int(100 * share), f"{number:,} products")
+        def labels_of(asin: str) -> LabelRecord:
+            if asin not in places:
+                return LabelRecord()
+            file.seek(places[asin])
+            return LabelRecord.model_validate_json(file.readline())
 
-    def of(self, asin: str) -> Mapping[str, Any]:
-        """What the file has for a product; nothing for an unknown one."""
-        place = self._places.get(asin)
-        if place is None:
-            return {}
-        self._file.seek(place)
-        return json.loads(self._file.readline())
-
-    def close(self) -> None:
-        """Removes the copy on disk."""
-        self._file.close()
+        yield labels_of
 
 
 def read_products(
@@ -251,7 +237,7 @@ def read_products(
     human = _human_instructions(files.human) if files.human else {}
     seen: set[str] = set()
     number = 0
-    with contextlib.closing(_Labels(files.attributes, scratch, progress)) as labels:
+    with _labels(files.attributes, scratch, progress) as labels_of:
         progress.start("read products (%)", 100)
         try:
             for number, (record, share) in enumerate(stream_json_array(files.items), 1):
@@ -261,10 +247,10 @@ def read_products(
                 ):
                     continue
                 place = f"record {number}" + (f" ({shown(asin)})" if asin else "")
-                check_record(ItemRecord, record, path=files.items, place=place)
-                product = parse_product(record, labels.of(asin), human.get(asin, ()))
+                checked = check_record(ItemRecord, record, path=files.items, place=place)
+                product = _product(checked, labels_of(asin), human.get(asin, ()))
                 if not all(map(math.isfinite, product.prices)):
-                    pricing = shown(record["pricing"])
+                    pricing = shown(checked.pricing)
                     raise malformed(
                         files.items, f"{place}, field pricing: got {pricing}, expected a price"
                     )
@@ -279,24 +265,18 @@ def read_products(
         progress.update(100, f"{len(seen):,} products")
 
 
-def product_to_json(product: Product) -> list[Any]:
+_PRODUCT = TypeAdapter(Product)
+
+
+def product_to_json(product: Product) -> str:
     """The product as a JSON list; `product_from_json` is its inverse."""
-    human = [[h.text, h.attributes, h.options] for h in product.human_instructions]
-    values = [getattr(product, name) for name in Product.__dataclass_fields__]
-    return [*values[:-1], human]
+    return json.dumps(list(vars(product).values()), separators=(",", ":"))
 
 
-def product_from_json(values: list[Any]) -> Product:
+def product_from_json(text: bytes) -> Product:
     """The inverse of `product_to_json`."""
-    fields = dict(zip(Product.__dataclass_fields__, values, strict=True))
-    for name in ("bullet_points", "prices", "attributes", "instruction_attributes"):
-        fields[name] = tuple(fields[name])
-    fields["options"] = {name: tuple(options) for name, options in fields["options"].items()}
-    fields["human_instructions"] = tuple(
-        HumanInstruction(text, tuple(attributes), tuple(options))
-        for text, attributes, options in fields["human_instructions"]
-    )
-    return Product(**fields)
+    fields = zip(Product.__dataclass_fields__, json.loads(text), strict=True)
+    return _PRODUCT.validate_python(dict(fields))
 
 
 @dataclass(frozen=True)
@@ -312,8 +292,7 @@ class GoalIndex:
 
 
 class Catalog:
-    """A prepared folder, opened: products by number, search, prices. Immutable, shared, not
-    pickled.
+    """A prepared folder, opened: products by number, search, prices. Immutable and shared.
 
     A product's number is its place in upstream's file; a document's number is the rank of its asin.
     """
@@ -344,7 +323,7 @@ class Catalog:
 
     def _read_product(self, number: int) -> Product:
         start, end = self._record_ends[number : number + 2]
-        return product_from_json(json.loads(self._records[start:end].tobytes()))
+        return product_from_json(self._records[start:end].tobytes())
 
     def _search(self, query: str) -> tuple[int, ...]:
         return tuple(self._product_of_document[self.index.search(query)].tolist())
@@ -370,14 +349,6 @@ class Catalog:
     @functools.cached_property
     def asins(self) -> npt.NDArray[np.bytes_]:
         """The ids of the products by number."""
-        return self._asins[self._document_of_product]
-
-    @functools.cached_property
-    def _document_of_product(self) -> npt.NDArray[np.int32]:
-        documents = np.empty(self.num_products, dtype=np.int32)
-        documents[self._product_of_document] = np.arange(self.num_products, dtype=np.int32)
-        return documents
-
-    def products(self) -> Iterator[Product]:
-        """All products in upstream's order."""
-        return map(self._read_product, range(self.num_products))
+        asins = np.empty_like(self._asins)
+        asins[self._product_of_document] = self._asins
+        return asins

@@ -22,7 +22,4 @@ COLOR_WORDS: Final = tuple(_WORDS.split())
 
 def normalize_color(value: str) -> str:
     """The colour word that stands for an option value, or the value itself."""
-    for color in COLOR_WORDS:
-        if color in value:
-            return color
-    return value
+    return next((color for color in COLOR_WORDS if color in value), value)

@@ -230,17 +230,15 @@ def _check_present(size: str, folder: Path, source: Path | None, progress: Progr
         path = folder / remote.name
         if path.exists():
             _check_configured(path, remote)
-        if source is not None and (source / remote.name).exists():
-            _check_same(source / remote.name, path)
+        origin = None if source is None else source / remote.name
+        if origin is None or not origin.exists():
+            continue
+        if not path.exists() or not filecmp.cmp(origin, path, shallow=False):
+            raise EnvironmentDataError(
+                f"{path} is there already and differs from {origin}; replace it with --force"
+            )
     progress.update(1)
     progress.say(f"{folder} is there already and its checksums are right; --force replaces it")
-
-
-def _check_same(origin: Path, path: Path) -> None:
-    if not path.exists() or not filecmp.cmp(origin, path, shallow=False):
-        raise EnvironmentDataError(
-            f"{path} is there already and differs from {origin}; replace it with --force"
-        )
 
 
 def _check_configured(path: Path, remote: RemoteFile) -> None:

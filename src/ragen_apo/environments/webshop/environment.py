@@ -6,6 +6,8 @@ shared: the mapped catalogue, its views, the prices and goals. The rest is a `Se
 belongs to its environment.
 """
 
+import copy
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,6 @@ from ragen_apo.environments.base import (
     ScriptedPolicy,
     validate_options,
 )
-from ragen_apo.environments.webshop.catalog import Catalog
 from ragen_apo.environments.webshop.goals import (
     ENVIRONMENT_NAME,
     SPLITS,
@@ -52,7 +53,7 @@ from ragen_apo.environments.webshop.store import (
     open_prepared,
     resolve_data,
 )
-from ragen_apo.environments.webshop.views import ProductViews, product_views
+from ragen_apo.environments.webshop.views import product_views
 from ragen_apo.environments.webshop.visit import Page, Session, parse_action, parse_plain_action
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
@@ -166,23 +167,26 @@ class WebShopEnvironment:
 
     def __init__(self, /, **options: Any) -> None:
         self.options = validate_options(WebShopOptions, options)
+        self.is_compact = self.options.observation is ObservationMode.COMPACT
+        """Whether actions are written without brackets; with brackets works in every mode."""
         self._attach(None)
-        self._properties = self._declare()
+        self.properties = self._declare()
         self._task: Task | None = None
         self._goal: Goal | None = None
-        self._session = Session(page=Page.DONE)
+        self.session = Session(page=Page.DONE)
+        """The state of the visit; to be read, not changed."""
         self._num_turns = 0
         self._score: Score | None = None
 
     def _attach(self, folder: Path | None) -> None:
         """Takes hold of everything shared; `folder` is the prepared one where it is known."""
         if folder is not None and (folder / "catalog.json").exists():
-            self._catalog = open_prepared(folder)
+            self.catalog = open_prepared(folder)
         else:
-            self._catalog = open_catalog(str(self.options.data), store=self.options.store)
-        self._views = product_views(self._catalog)
+            self.catalog = open_catalog(str(self.options.data), store=self.options.store)
+        self.views = product_views(self.catalog)
         self._book = goal_book(
-            self._catalog, price_seed=self.options.price_seed, kind=self.options.goals
+            self.catalog, price_seed=self.options.price_seed, kind=self.options.goals
         )
         self._noun_rule_name, nouns = _noun_rule(self.options.nouns)
         self._reward_rule = RewardRule(self.options.reward, nouns)
@@ -190,7 +194,7 @@ class WebShopEnvironment:
 
     def _declare(self) -> EnvironmentProperties:
         options = self.options
-        content = f"{self._catalog.fingerprint}|{options.price_seed}|{options.goals.value}"
+        content = f"{self.catalog.fingerprint}|{options.price_seed}|{options.goals.value}"
         data = hashlib.sha256(content.encode()).hexdigest()[:12]
         turns = "" if options.max_turns is None else f"-turns{options.max_turns}"
         return EnvironmentProperties(
@@ -209,7 +213,7 @@ class WebShopEnvironment:
         )
 
     def _data_in_words(self) -> str:
-        number, data = f"{self._catalog.num_products:,}", resolve_data(str(self.options.data))
+        number, data = f"{self.catalog.num_products:,}", resolve_data(str(self.options.data))
         if not is_generated(data):
             return f"{number} products of {data}"
         instead = " (`ragen-apo data webshop` gets real ones)" if self.options.data == AUTO else ""
@@ -217,19 +221,14 @@ class WebShopEnvironment:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what is shared, which the other process maps for itself."""
-        shared = ("_catalog", "_views", "_book", "_reward_rule", "_render", "_noun_rule_name")
+        shared = ("catalog", "views", "_book", "_reward_rule", "_render", "_noun_rule_name")
         state = {name: value for name, value in self.__dict__.items() if name not in shared}
-        return state | {"folder": self._catalog.folder}
+        return state | {"folder": self.catalog.folder}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         folder = state.pop("folder")
         self.__dict__.update(state)
         self._attach(folder)
-
-    @property
-    def properties(self) -> EnvironmentProperties:
-        """What the environment declares about itself under its options."""
-        return self._properties
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The goals of a split in upstream's order; raises ConfigError for an unknown split."""
@@ -238,7 +237,6 @@ class WebShopEnvironment:
 
     @property
     def num_goals(self) -> int:
-        """The number of goals of all splits."""
         return self._book.num_goals
 
     def goal_task(self, index: int) -> Task:
@@ -247,7 +245,7 @@ class WebShopEnvironment:
 
     def prices(self) -> Mapping[str, float]:
         """The price of each product by its id."""
-        asins = (asin.decode() for asin in self._catalog.asins.tolist())
+        asins = (asin.decode() for asin in self.catalog.asins.tolist())
         return dict(zip(asins, self._book.prices.tolist(), strict=True))
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
@@ -255,7 +253,7 @@ class WebShopEnvironment:
 
         Raises ConfigError for a task of another environment, or of other prices where they show.
         """
-        goal = goal_of_task(task, self._catalog)
+        goal = goal_of_task(task, self.catalog)
         price = float(self._book.prices[goal.product])
         if price > goal.price_limit:
             raise ConfigError(
@@ -265,7 +263,7 @@ class WebShopEnvironment:
             )
         self._goal = goal
         self._task = task
-        self._session = Session()
+        self.session = Session()
         self._num_turns = 0
         self._score = None
         return self.observation, {"available_actions": self.available_actions()}
@@ -279,128 +277,99 @@ class WebShopEnvironment:
         self._num_turns += 1
         reward = 0.0
         info: dict[str, Any] = {"invalid_action": not valid}
-        if self._session.page is Page.DONE:
+        if self.session.page is Page.DONE:
             reward = self._pay(info)
         elif valid and self._target_is_shown():
             info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
         info["available_actions"] = self.available_actions()
         observation = self.observation
-        if not valid and self._is_compact:
-            observation = f"{INVALID_ACTION_LINE}\n{compact_actions(self._session, self._views)}"
+        if not valid and self.is_compact:
+            observation = f"{INVALID_ACTION_LINE}\n{compact_actions(self.session, self.views)}"
         terminated = self._score is not None
         truncated = not terminated and self._num_turns == self.options.max_turns
         if truncated:
             info["success"] = False
         return observation, reward, terminated, truncated, info
 
-    @property
-    def session(self) -> Session:
-        """The state of the visit; to be read, not changed."""
-        return self._session
-
-    @property
-    def writes_plain_actions(self) -> bool:
-        """Whether the mode writes actions without brackets; with brackets works in every mode."""
-        return self._is_compact
-
     def product_name(self, product: int) -> str:
         """How a product of the open results is clicked in this mode; its id works in every mode."""
-        return product_name(self._session, product, self._views, self.options.observation)
+        return product_name(self.session, product, self.views, self.options.observation)
 
     def option_targets(self) -> Mapping[tuple[str, str], str]:
         """How the options (name and value) of the open product are clicked in this mode."""
-        return option_targets(self._session, self._views, self.options.observation)
-
-    @property
-    def _is_compact(self) -> bool:
-        return self.options.observation is ObservationMode.COMPACT
-
-    @property
-    def views(self) -> ProductViews:
-        """The texts of the catalogue's products."""
-        return self._views
-
-    @property
-    def catalog(self) -> Catalog:
-        """The shared catalogue."""
-        return self._catalog
+        return option_targets(self.session, self.views, self.options.observation)
 
     def _over(self) -> bool:
         limit = self.options.max_turns
-        return self._session.page is Page.DONE or (limit is not None and self._num_turns >= limit)
+        return self.session.page is Page.DONE or (limit is not None and self._num_turns >= limit)
 
     def _follow(self, action: str) -> bool:
         """Carries an action out; False where it is none, or none that the page offers."""
-        parsed = (parse_plain_action if self.writes_plain_actions else parse_action)(action)
+        parsed = (parse_plain_action if self.is_compact else parse_action)(action)
         if parsed is None:
             return False
         name, argument = parsed
         if name == "search":
-            self._session.search(argument, self._catalog)
+            self.session.search(argument, self.catalog)
             return True
         if name != "click":
             return False
-        return self._click_compact(argument) if self._is_compact else self._click(argument)
-
-    def _click(self, target: str) -> bool:
-        return self._session.click(target, self._views)
+        if self.is_compact:
+            return self._click_compact(argument)
+        return self.session.click(argument, self.views)
 
     def _click_compact(self, target: str) -> bool:
         """As in upstream's modes, but a number of the page comes first and a title's start last."""
-        session, views = self._session, self._views
+        session, views = self.session, self.views
         if session.select_numbered(target, views):
             return True
         numbered = session.shown_at(target)
         if numbered is not None:
-            return self._click(views.view(numbered).link)
-        if self._click(target):
+            return session.click(views(numbered).link, views)
+        if session.click(target, views):
             return True
         titled = session.shown_as(target, views)
-        return titled is not None and self._click(views.view(titled).link)
+        return titled is not None and session.click(views(titled).link, views)
 
     def _pay(self, info: dict[str, Any]) -> float:
-        goal, bought = self._goal, self._session.product
+        goal, bought = self._goal, self.session.product
         assert goal is not None and bought is not None
         self._score = self._reward_rule.score(
             goal,
-            self._catalog.product(goal.product),
-            self._catalog.product(bought),
+            self.catalog.product(goal.product),
+            self.catalog.product(bought),
             price=float(self._book.prices[bought]),
-            selected=self._session.selected,
+            selected=self.session.selected,
         )
         info["success"] = self._score.success
         info["score"] = self._score.value
         info["reward_parts"] = dict(self._score.parts)
-        return self._payoff()
-
-    def _payoff(self) -> float:
-        assert self._score is not None
         return float(self._score.success) if self.options.payoff == "binary" else self._score.value
 
     def _target_is_shown(self) -> bool:
         assert self._goal is not None
-        if self._session.page is Page.RESULTS:
-            return self._goal.product in self._session.shown
-        return self._goal.product == self._session.product
+        if self.session.page is Page.RESULTS:
+            return self._goal.product in self.session.shown
+        return self._goal.product == self.session.product
 
     @property
     def observation(self) -> str:
         """The open page in the chosen mode."""
-        if self._session.page is Page.DONE:
+        if self.session.page is Page.DONE:
             if self._score is None:
                 return EPISODE_OVER
             mode = self.options.observation
-            return render_done(self._session, mode, self._views, self._score.value)
+            return render_done(self.session, mode, self.views, self._score.value)
         assert self._task is not None
-        return self._render(self._session, self._task.instruction, self._views)
+        return self._render(self.session, self._task.instruction, self.views)
 
     def available_actions(self) -> AvailableActions | None:
         """Whether the page has a search field and what it offers to click; None after the end."""
-        if self._session.page is Page.DONE:
+        if self.session.page is Page.DONE:
             return None
         return AvailableActions(
-            has_search_bar=self._session.page is Page.START,
-            clickables=clickables(self._session, self._views, self.options.observation),
+            has_search_bar=self.session.page is Page.START,
+            clickables=clickables(self.session, self.views, self.options.observation),
         )
 
     def state_key(self) -> str:
@@ -412,7 +381,7 @@ class WebShopEnvironment:
         searched in different words or took a turn more are then in one state, although their
         futures may differ a little.
         """
-        session = self._session
+        session = self.session
         state: list[Any] = [
             self._task.task_id if self._task else "",
             session.page.value,
@@ -433,11 +402,4 @@ class WebShopEnvironment:
         return hashlib.blake2b(text, digest_size=12).hexdigest()
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """Those of policies.py; each follows the episode on a copy of its own."""
-        return policies_for(self._copy)
-
-    def _copy(self) -> "WebShopEnvironment":
-        """An environment of the same conditions that shares the catalogue."""
-        copy = object.__new__(type(self))
-        copy.__setstate__(self.__getstate__())
-        return copy
+        return policies_for(functools.partial(copy.copy, self))

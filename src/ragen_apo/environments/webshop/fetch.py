@@ -226,10 +226,7 @@ def _title(page: str) -> str:
 
 
 def _confirmed(page: str, url: str) -> str:
-    """The address that the form of a page leads to; raises FetchError where none asks to download.
-
-    `url` is the page's own address.
-    """
+    """Where the form of the page at `url` leads; raises FetchError where none asks to download."""
     tags = [
         (tag.lower(), {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(text)})
         for tag, text in _FORM_OR_FIELD.findall(page)

@@ -8,8 +8,10 @@ features, three products in ten are near-duplicates of an earlier one, and price
 
 import contextlib
 import functools
+import itertools
 import json
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -213,21 +215,14 @@ def human_record(number: int) -> list[dict[str, Any]] | None:
     ]
 
 
-class _JsonFile:
-    """One JSON document of many entries, written as they come."""
-
-    def __init__(self, path: Path, brackets: str) -> None:
-        self._stream = path.open("w", encoding="utf-8")
-        self._stream.write(brackets[0])
-        self._end, self._separator = f"\n{brackets[1]}\n", "\n"
-
-    def write(self, entry: str) -> None:
-        self._stream.write(self._separator + entry)
-        self._separator = ",\n"
-
-    def close(self) -> None:
-        self._stream.write(self._end)
-        self._stream.close()
+@contextlib.contextmanager
+def _json_file(path: Path, brackets: str) -> Iterator[Callable[[str], object]]:
+    """Writes one JSON document, entry by entry as they come."""
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(brackets[0])
+        separators = itertools.chain(["\n"], itertools.repeat(",\n"))
+        yield lambda entry: stream.write(next(separators) + entry)
+        stream.write(f"\n{brackets[1]}\n")
 
 
 def write_generated_files(
@@ -236,21 +231,18 @@ def write_generated_files(
     """Writes the three files of the generated catalogue of this size."""
     progress = progress or SilentProgress()
     progress.start("generate products", num_products)
-    with contextlib.ExitStack() as stack:
-
-        def opened(name: str, brackets: str) -> _JsonFile:
-            return stack.enter_context(contextlib.closing(_JsonFile(folder / name, brackets)))
-
-        items = opened("items_shuffle.json", "[]")
-        attributes = opened("items_ins_v2.json", "{}")
-        human = opened("items_human_ins.json", "{}")
+    with (
+        _json_file(folder / "items_shuffle.json", "[]") as write_item,
+        _json_file(folder / "items_ins_v2.json", "{}") as write_attributes,
+        _json_file(folder / "items_human_ins.json", "{}") as write_human,
+    ):
         for number in range(num_products):
             key = f'"{generated_asin(number)}": '
-            items.write(json.dumps(product_record(number)))
-            attributes.write(key + json.dumps(attribute_record(number)))
+            write_item(json.dumps(product_record(number)))
+            write_attributes(key + json.dumps(attribute_record(number)))
             instructions = human_record(number)
             if instructions is not None:
-                human.write(key + json.dumps(instructions))
+                write_human(key + json.dumps(instructions))
             if number % PROGRESS_EVERY == 0:
                 progress.update(number)
         progress.update(num_products)

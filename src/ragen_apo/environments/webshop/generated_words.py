@@ -28,86 +28,73 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-SIZES: Final[dict[str, tuple[str, ...]]] = {
-    "clothes": _words("x-small, small, medium, large, x-large, xx-large, 3x-large, 4x-large"),
-    "shoes": _words("5.5, 6, 6.5, 7, 7.5, 8, 8.5, 9, 9.5, 10, 10.5, 11, 12"),
-    "rugs": _words("2 ft x 3 ft, 3 ft x 5 ft, 4 ft x 6 ft, 5 ft x 8 ft, 6 ft x 9 ft, 8 ft x 10 ft"),
-    "beds": _words("twin, twin xl, full, queen, king, california king"),
-    "packs": _words(
-        "8 ounce (pack of 1), 8 ounce (pack of 2), 12 ounce (pack of 1), 1 pound, 2 pound"
-    ),
-    "bottles": _words("30ml, 50ml, 100ml, 1.7 fl oz, 3.4 fl oz, 6.8 fl oz"),
-    "cables": _words("3 feet, 6 feet, 10 feet, 15 feet, 25 feet, 50 feet"),
-    "screens": _words("32 inch, 40 inch, 43 inch, 50 inch, 55 inch, 65 inch"),
-}
+def _lists(text: str) -> dict[str, tuple[str, ...]]:
+    """A list by its name, one a line; a line that goes on is indented."""
+    named = (line.partition(":") for line in text.strip().replace("\n    ", " ").splitlines())
+    return {name: _words(words) for name, _, words in named}
 
-BRANDS: Final = _words(
-    "Alvora, Bramwell, Cindral, Dovetree, Elmora, Fennwick, Gralto, Hallowmere, "
-    "Ibbery, Juniper Row, "
-    "Kestrel Bay, Lumora, Mistral, Norvane, Oakhurst, Pellano, Quillon, Rosemead, "
-    "Santara, Tallis, "
-    "Umbra Lane, Vesper, Wrenfield, Xandro, Yarrow, Zelmira, Harbor Home, "
-    "True North, Soft Hours, "
-    "Copperline, Bluefinch, Nine Pines"
-)
-ADJECTIVES: Final = _words(
-    "classic, modern, portable, premium, vintage, soft, lightweight, durable, "
-    "elegant, casual, compact, "
-    "professional, cozy, slim, stylish, large, mini, adjustable, foldable, natural"
-)
-AUDIENCES: Final = _words(
-    "women, men, girls, boys, home office, living room, bedroom, outdoor travel, daily use, "
-    "gift giving, sensitive skin, beginners"
-)
-COLORS: Final = _words(
-    "black, white, navy, red, wine red, light blue, dark grey, khaki, olive green, "
-    "pink, rose gold, "
-    "purple, beige, coffee, yellow, orange, silver, teal, ivory, charcoal, b1-black, "
-    "b2-blue, multi"
-)
+
+SIZES: Final[dict[str, tuple[str, ...]]] = _lists("""
+clothes: x-small, small, medium, large, x-large, xx-large, 3x-large, 4x-large
+shoes: 5.5, 6, 6.5, 7, 7.5, 8, 8.5, 9, 9.5, 10, 10.5, 11, 12
+rugs: 2 ft x 3 ft, 3 ft x 5 ft, 4 ft x 6 ft, 5 ft x 8 ft, 6 ft x 9 ft, 8 ft x 10 ft
+beds: twin, twin xl, full, queen, king, california king
+packs: 8 ounce (pack of 1), 8 ounce (pack of 2), 12 ounce (pack of 1), 1 pound, 2 pound
+bottles: 30ml, 50ml, 100ml, 1.7 fl oz, 3.4 fl oz, 6.8 fl oz
+cables: 3 feet, 6 feet, 10 feet, 15 feet, 25 feet, 50 feet
+screens: 32 inch, 40 inch, 43 inch, 50 inch, 55 inch, 65 inch
+""")
+
+BRANDS: Final = _words("""
+    Alvora, Bramwell, Cindral, Dovetree, Elmora, Fennwick, Gralto, Hallowmere, Ibbery,
+    Juniper Row, Kestrel Bay, Lumora, Mistral, Norvane, Oakhurst, Pellano, Quillon, Rosemead,
+    Santara, Tallis, Umbra Lane, Vesper, Wrenfield, Xandro, Yarrow, Zelmira, Harbor Home,
+    True North, Soft Hours, Copperline, Bluefinch, Nine Pines
+""")
+ADJECTIVES: Final = _words("""
+    classic, modern, portable, premium, vintage, soft, lightweight, durable, elegant, casual,
+    compact, professional, cozy, slim, stylish, large, mini, adjustable, foldable, natural
+""")
+AUDIENCES: Final = _words("""
+    women, men, girls, boys, home office, living room, bedroom, outdoor travel, daily use,
+    gift giving, sensitive skin, beginners
+""")
+COLORS: Final = _words("""
+    black, white, navy, red, wine red, light blue, dark grey, khaki, olive green, pink,
+    rose gold, purple, beige, coffee, yellow, orange, silver, teal, ivory, charcoal, b1-black,
+    b2-blue, multi
+""")
 PATTERNS: Final = _words("stripe, floral, plaid, dots, camo, marble, leopard, solid")
-CLOSINGS: Final = _words(
-    "a good choice for every day, easy to keep and easy to love, designed to last for years, "
-    "please check the size chart before you order, a thoughtful gift for family and friends, "
-    "contact us with any question, made with care in small batches, "
-    "fits most rooms and most styles"
-)
+CLOSINGS: Final = _words("""
+    a good choice for every day, easy to keep and easy to love, designed to last for years,
+    please check the size chart before you order, a thoughtful gift for family and friends,
+    contact us with any question, made with care in small batches,
+    fits most rooms and most styles
+""")
 
-_FEATURES: Final = {
-    "clothes": _words(
-        "machine wash, hand wash, slim fit, loose fit, long sleeve, short sleeve, elastic waist, "
-        "high waist, classic fit, quality polyester, daily wear, tumble dry, button closure"
-    ),
-    "shoes": _words(
-        "non slip, rubber sole, memory foam, arch support, lace closure, day comfort, slip "
-        "resistant, ankle strap, daily wear, breathable"
-    ),
-    "home": _words(
-        "easy clean, non slip, machine washable, living room, dining room, spot clean, easy "
-        "assemble, home furnishings, space saving, eco friendly, storage space, heavy duty"
-    ),
-    "beauty": _words(
-        "cruelty free, paraben free, long lasting, sensitive skin, dry skin, natural ingredients, "
-        "easy use, high quality, dead skin, hyaluronic acid, tea tree, travel size"
-    ),
-    "food": _words(
-        "gluten free, non gmo, sugar free, low carb, plant based, dairy free, soy free, keto "
-        "friendly, individually wrapped, certified organic, high protein, artificial flavors"
-    ),
-    "tech": _words(
-        "high speed, plug play, wireless charging, long lasting, easy install, fast charging, gold "
-        "plated, water resistant, noise cancelling, high definition, carrying case, hands free"
-    ),
-}
-_MATERIALS: Final = {
-    "cloth": _words("cotton, polyester, linen, wool blend, denim, fleece"),
-    "sole": _words("leather, suede, mesh, canvas, faux leather"),
-    "table": _words("wood, metal, glass, bamboo, engineered wood"),
-    "fabric": _words("microfiber, cotton, velvet, flannel, jute"),
-    "fluids": _words("gel, cream, oil, foam, balm"),
-    "tastes": _words("almond, cocoa, vanilla, berry, sea salt, lemon, coconut, cinnamon"),
-    "casings": _words("aluminum, nylon, silicone, carbon fiber, plastic"),
-}
+_FEATURES: Final = _lists("""
+clothes: machine wash, hand wash, slim fit, loose fit, long sleeve, short sleeve, elastic waist,
+    high waist, classic fit, quality polyester, daily wear, tumble dry, button closure
+shoes: non slip, rubber sole, memory foam, arch support, lace closure, day comfort,
+    slip resistant, ankle strap, daily wear, breathable
+home: easy clean, non slip, machine washable, living room, dining room, spot clean, easy assemble,
+    home furnishings, space saving, eco friendly, storage space, heavy duty
+beauty: cruelty free, paraben free, long lasting, sensitive skin, dry skin, natural ingredients,
+    easy use, high quality, dead skin, hyaluronic acid, tea tree, travel size
+food: gluten free, non gmo, sugar free, low carb, plant based, dairy free, soy free,
+    keto friendly, individually wrapped, certified organic, high protein, artificial flavors
+tech: high speed, plug play, wireless charging, long lasting, easy install, fast charging,
+    gold plated, water resistant, noise cancelling, high definition, carrying case, hands free
+""")
+_MATERIALS: Final = _lists("""
+cloth: cotton, polyester, linen, wool blend, denim, fleece
+sole: leather, suede, mesh, canvas, faux leather
+table: wood, metal, glass, bamboo, engineered wood
+fabric: microfiber, cotton, velvet, flannel, jute
+fluids: gel, cream, oil, foam, balm
+tastes: almond, cocoa, vanilla, berry, sea salt, lemon, coconut, cinnamon
+casings: aluminum, nylon, silicone, carbon fiber, plastic
+""")
 
 _TABLE: Final = """
 men's dress shirts | fashion | Clothing, Shoes & Jewelry > Men > Shirts > Dress Shirts

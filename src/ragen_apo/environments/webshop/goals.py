@@ -32,8 +32,11 @@ ENVIRONMENT_NAME = "webshop"
 SHUFFLE_SEED = 233
 NO_LIMIT = 1_000_000.0
 TASK_CACHE_SIZE = 16384
-NUM_STANDARD_TEST = 500
-NUM_STANDARD_VALIDATION = 1000
+STANDARD_SPLITS = {
+    "test": slice(0, 500),
+    "validation": slice(500, 1500),
+    "train": slice(1500, None),
+}
 _LIMITS = tuple(10.0 * step for step in range(1, 100))
 SPLITS = ("train", "validation", "test")
 
@@ -78,9 +81,7 @@ def draw_prices(catalog: Catalog, source: random.Random) -> npt.NDArray[np.float
 
 
 def draw_limit(price: float, source: random.Random) -> tuple[float, str]:
-    """A price limit among the next four tens above the price, and its text; none for a high
-    price.
-    """
+    """A price limit among the next four tens above the price, and its text; none if it is high."""
     first = bisect.bisect_right(_LIMITS, price)
     above = _LIMITS[first : first + 4]
     limit = max(source.sample(above, 2)) if len(above) >= 2 else NO_LIMIT
@@ -156,12 +157,9 @@ def _with_attributes(product: Product) -> list[HumanInstruction]:
 
 
 def product_split(asin: str) -> str:
-    """The split of all goals of a product under the scheme `product`: a function of its asin
-    alone.
-    """
-    bucket = (
-        int.from_bytes(hashlib.sha256(f"webshop split {asin}".encode()).digest()[:4], "big") % 10
-    )
+    """The split of a product's goals under the scheme `product`: a function of its asin alone."""
+    digest = hashlib.sha256(f"webshop split {asin}".encode()).digest()
+    bucket = int.from_bytes(digest[:4], "big") % 10
     return {0: "test", 1: "validation"}.get(bucket, "train")
 
 
@@ -210,17 +208,13 @@ class GoalBook:
         """The split of the goal of this number."""
         if scheme is SplitScheme.PRODUCT:
             return SPLITS[self._split_of_goal[index]]
-        if index < NUM_STANDARD_TEST:
-            return "test"
-        return "validation" if index < NUM_STANDARD_TEST + NUM_STANDARD_VALIDATION else "train"
+        whole = range(self.num_goals)
+        return next(split for split, part in STANDARD_SPLITS.items() if index in whole[part])
 
     def tasks(
         self, split: str, scheme: SplitScheme, *, per_product: int | None = None
     ) -> "TaskSequence":
-        """The tasks of a split in the order of the goals, of each product the first `per_product`.
-
-        Raises ConfigError for an unknown split.
-        """
+        """At most `per_product` goals of a product, in order; ConfigError for an unknown split."""
         if split not in SPLITS:
             raise ConfigError(
                 f"unknown split {split!r} of webshop; expected one of {', '.join(SPLITS)}"
@@ -236,11 +230,7 @@ class GoalBook:
     def _indices_of(self, split: str, scheme: SplitScheme) -> Sequence[int]:
         if scheme is SplitScheme.PRODUCT:
             return array("q", np.flatnonzero(self._split_of_goal == SPLITS.index(split)).tolist())
-        first, last = NUM_STANDARD_TEST, NUM_STANDARD_TEST + NUM_STANDARD_VALIDATION
-        whole = range(self.num_goals)
-        return {"test": whole[:first], "validation": whole[first:last], "train": whole[last:]}[
-            split
-        ]
+        return range(self.num_goals)[STANDARD_SPLITS[split]]
 
     def _first_of_each_product(self, indices: Sequence[int], number: int) -> Sequence[int]:
         products = self._index.products[self._rows()[np.asarray(indices, np.int64)]]
@@ -324,9 +314,7 @@ def goal_book(catalog: Catalog, *, price_seed: int, kind: GoalKind) -> GoalBook:
 
 
 def goal_of_task(task: Task, catalog: Catalog) -> Goal:
-    """The goal that a task's payload describes; raises ConfigError for another environment's
-    task.
-    """
+    """The goal that a task's payload describes; ConfigError for another environment's task."""
     try:
         payload = task.payload
         return Goal(

@@ -26,14 +26,10 @@ INDEX_FORMAT = 2
 
 
 class IndexBuilder:
-    """Collects documents and writes the index; memory holds one chunk and the vocabulary."""
+    """Collects documents and writes the index."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        chunk_postings: int = 4_000_000,
-        progress: Progress | None = None,
+        self, folder: Path, *, chunk_postings: int = 4_000_000, progress: Progress | None = None
     ) -> None:
         self._folder = folder
         self._progress = progress or SilentProgress()
@@ -44,7 +40,6 @@ class IndexBuilder:
         self._num_chunks = 0
 
     def add(self, text: str) -> None:
-        """Adds the next document."""
         terms = analyze(text)
         document = len(self._lengths)
         self._lengths.append(len(terms))
@@ -58,10 +53,7 @@ class IndexBuilder:
             self._write_chunk()
 
     def finish(self, ranks: npt.NDArray[np.int32]) -> None:
-        """Merges the chunks into the final arrays.
-
-        `ranks` has for each document, in the order of adding, the rank of its id: its number.
-        """
+        """Merges the chunks; `ranks` has each document's number, in the order of adding."""
         self._write_chunk()
         lengths = np.zeros(len(self._lengths), dtype=np.int64)
         lengths[ranks] = np.frombuffer(self._lengths, dtype=np.int64)
@@ -107,21 +99,16 @@ class IndexBuilder:
 
     def _write_vocabulary(self) -> None:
         """The terms in byte order for binary search, and each one's row in `offsets`."""
-        encoded = {
-            term.encode("utf-8", "surrogatepass"): row for term, row in self._numbers.items()
-        }
-        ordered = sorted(encoded)
-        ends = np.cumsum([0] + [len(term) for term in ordered])
-        np.save(self._folder / "term_rows.npy", np.array([encoded[t] for t in ordered], np.int64))
-        np.save(self._folder / "term_ends.npy", ends.astype(np.int64))
-        np.save(
-            self._folder / "term_bytes.npy", np.frombuffer(b"".join(ordered) or b"\0", np.uint8)
-        )
+        rows = {term.encode("utf-8", "surrogatepass"): row for term, row in self._numbers.items()}
+        ordered = sorted(rows)
+        ends = np.cumsum([0, *map(len, ordered)], dtype=np.int64)
+        text = np.frombuffer(b"".join(ordered) or b"\0", np.uint8)
+        np.save(self._folder / "term_rows.npy", np.array([rows[t] for t in ordered], np.int64))
+        np.save(self._folder / "term_ends.npy", ends)
+        np.save(self._folder / "term_bytes.npy", text)
 
     def _write_scores(self, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
-        """Orders each term's postings by document and adds the score that each is worth in a query
-        with the term once, and what other counts need.
-        """
+        """Orders each term's postings by document; adds their scores and each maximum."""
         bytes_of_lengths = np.array([length_byte(int(n)) for n in lengths], dtype=np.uint8)
         num_documents = int(np.count_nonzero(lengths))
         average = float(np.float32(int(lengths.sum()) / max(num_documents, 1)))

@@ -1,13 +1,10 @@
 """What the shopper reads and may click: a `Session` rendered in one of three modes.
 
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
-made for language models that read the whole episode: what is read once is not repeated. Results are
-numbered and opened by their number (`click 3`) or the first words of their title, options are
-numbered through all groups of their page and selected by their value or number (`click #3`), titles
-are cut, words are written as they are searched and clicked (lower case, a space before each), the
-selected options are shown and then only the groups that are still open, a last line says what can
-be done, and it alone answers an action that is not possible. All are put together from the cached
-pieces of views.py.
+made for language models that read the whole episode: what is read once is not repeated. Results and
+options are numbered and clicked by number (`click 3`, `click #3`), by the first words of a title or
+by an option's value, which are written as they are searched. A last line says what can be done, and
+it alone answers an action that is not possible.
 
 An option's number is its place among all options of the product, so it stays when groups are
 hidden. It selects the value at that place in that group, even one that two groups share or that is
@@ -23,7 +20,7 @@ from typing import TypedDict
 from ragen_apo.environments.webshop.views import (
     MAX_COMPACT_TEXT,
     SEPARATOR,
-    ProductViews,
+    Views,
     button,
     lines,
     nodes,
@@ -54,8 +51,6 @@ MIN_TITLE_WORDS, MAX_TITLE_WORDS = 5, 8
 _BRACKETS = frozenset("[]")
 INVALID_ACTION_LINE = "That is not possible here."
 
-_START_CLICKABLES = ("search",)
-_SUB_PAGE_CLICKABLES = ("back to search", "< prev")
 _RESULTS_CLICKABLES = ("back to search", "next >")
 _LATER_RESULTS_CLICKABLES = ("back to search", "< prev", "next >")
 
@@ -76,13 +71,13 @@ _BACK_RICH = lines([button("Back to Search")])
 _BACK_AND_PREVIOUS_RICH = _BACK_RICH + lines([button("< Prev")])
 
 
-def product_name(session: Session, product: int, views: ProductViews, mode: ObservationMode) -> str:
+def product_name(session: Session, product: int, views: Views, mode: ObservationMode) -> str:
     """How a product of the results is best clicked: by its id, or in `compact` by its title.
 
     As many words of the title as tell it from the others of its page, and no fewer than a few; its
     place in the results, from 1, where what is shown of it does not or has brackets.
     """
-    view = views.view(product)
+    view = views(product)
     if mode is not ObservationMode.COMPACT:
         return view.link
     for num_words in range(MIN_TITLE_WORDS, MAX_TITLE_WORDS + 1):
@@ -94,14 +89,14 @@ def product_name(session: Session, product: int, views: ProductViews, mode: Obse
 
 
 def option_targets(
-    session: Session, views: ProductViews, mode: ObservationMode
+    session: Session, views: Views, mode: ObservationMode
 ) -> Mapping[tuple[str, str], str]:
     """How the options (name and value) of the open product are clicked; none that cannot be.
 
     By the value; in `compact` by the number where the value would select something else.
     """
     assert session.product is not None
-    view = views.view(session.product)
+    view = views(session.product)
     by_value = {(name, value): value for value, name in view.selectable.items()}
     if mode is not ObservationMode.COMPACT:
         return by_value
@@ -109,73 +104,72 @@ def option_targets(
     return {**view.option_numbers, **clear}
 
 
-def clickables(session: Session, views: ProductViews, mode: ObservationMode) -> tuple[str, ...]:
+def clickables(session: Session, views: Views, mode: ObservationMode) -> tuple[str, ...]:
     """What can be clicked, in upstream's order; nothing after the end."""
     if session.page is Page.START:
-        return _START_CLICKABLES
+        return ("search",)
     if session.page is Page.RESULTS:
         buttons = _RESULTS_CLICKABLES if session.page_number == 1 else _LATER_RESULTS_CLICKABLES
         if mode is ObservationMode.COMPACT:
             first = session.first_place
             return buttons + tuple(map(str, range(first, first + len(session.shown))))
-        return buttons + tuple(views.view(number).link for number in session.shown)
+        return buttons + tuple(views(number).link for number in session.shown)
     if session.page is Page.ITEM:
         assert session.product is not None
-        view = views.view(session.product)
+        view = views(session.product)
         return view.clickables_compact if mode is ObservationMode.COMPACT else view.clickables
-    return _SUB_PAGE_CLICKABLES if session.page is Page.SUB_PAGE else ()
+    return ("back to search", "< prev") if session.page is Page.SUB_PAGE else ()
 
 
-def _results_heading(session: Session) -> list[str]:
-    return [f"Page {session.page_number} (Total results: {len(session.results)})"]
+def _results_heading(session: Session) -> tuple[str, list[str]]:
+    """Where one is in the results, and the buttons that lead on."""
+    buttons = ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
+    return f"Page {session.page_number} (Total results: {len(session.results)})", buttons
 
 
-def render_text(session: Session, instruction: str, views: ProductViews) -> str:
+def render_text(session: Session, instruction: str, views: Views) -> str:
     """The page as upstream's mode `text`."""
     if session.page is Page.START:
         return plain(["WebShop", "Instruction:", *nodes(instruction), "Search"])
     pieces = ["Instruction:", *nodes(instruction), "Back to Search"]
     if session.page is Page.RESULTS:
-        pieces += _results_heading(session)
-        pieces += ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
-        return SEPARATOR.join(
-            [plain(pieces), *(views.view(number).in_results_text for number in session.shown)]
-        )
+        heading, buttons = _results_heading(session)
+        products = (views(number).in_results_text for number in session.shown)
+        return SEPARATOR.join([plain([*pieces, heading, *buttons]), *products])
     assert session.product is not None
-    view = views.view(session.product)
+    view = views(session.product)
     pieces.append("< Prev")
     if session.page is Page.ITEM:
         return f"{plain(pieces)}{SEPARATOR}{view.item_text}"
     return plain(pieces + view.sub_page(session.sub_page))
 
 
-def render_rich(session: Session, instruction: str, views: ProductViews) -> str:
+def render_rich(session: Session, instruction: str, views: Views) -> str:
     """The page as upstream's mode `text_rich`."""
     if session.page is Page.START:
         return lines(["WebShop", "Instruction: ", *nodes(instruction), button("Search")])
     head = lines(["Instruction:", *nodes(instruction)])
     if session.page is Page.RESULTS:
-        buttons = ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
+        heading, buttons = _results_heading(session)
         products = (
-            views.view(number).in_results_rich(clicked=number in session.opened)
+            views(number).in_results_rich(clicked=number in session.opened)
             for number in session.shown
         )
-        heading = lines(_results_heading(session) + [button(label) for label in buttons])
-        return f"{head}{_BACK_RICH}{heading}{''.join(products)}"
+        top = lines([heading, *(button(label) for label in buttons)])
+        return f"{head}{_BACK_RICH}{top}{''.join(products)}"
     assert session.product is not None
-    view = views.view(session.product)
+    view = views(session.product)
     head += _BACK_AND_PREVIOUS_RICH
     if session.page is Page.SUB_PAGE:
         return head + lines(view.sub_page(session.sub_page))
     if not session.selected and '"' not in session.query:
         return head + view.item_rich_unselected
-    before, rest = view.item_rich(
-        view.address(session.query, session.page_number, session.selected)
-    )
+    address = view.address(session.query, session.page_number, session.selected)
+    before, rest = view.item_rich(address)
     return f"{before}{head}{rest}"
 
 
-def render_compact(session: Session, instruction: str, views: ProductViews) -> str:
+def render_compact(session: Session, instruction: str, views: Views) -> str:
     """The page as our mode `compact`."""
     shown: list[str]
     if session.page is Page.START:
@@ -184,14 +178,14 @@ def render_compact(session: Session, instruction: str, views: ProductViews) -> s
         shown = _compact_results(session, views)
     elif session.page is Page.SUB_PAGE:
         assert session.product is not None
-        texts = views.view(session.product).sub_page(session.sub_page)
+        texts = views(session.product).sub_page(session.sub_page)
         shown = [f"{session.sub_page}: {shortened(' '.join(texts), MAX_COMPACT_TEXT) or 'none'}"]
     else:
         shown = _compact_item(session, views)
     return "\n".join([*shown, compact_actions(session, views)])
 
 
-def _compact_results(session: Session, views: ProductViews) -> list[str]:
+def _compact_results(session: Session, views: Views) -> list[str]:
     shown = session.shown
     if not shown:
         return [f"No results on page {session.page_number} of {len(session.results)} results"]
@@ -200,13 +194,13 @@ def _compact_results(session: Session, views: ProductViews) -> list[str]:
     numbered = enumerate(shown, start=first)
     return [
         heading,
-        *(f"{place} | {views.view(number).in_results_compact}" for place, number in numbered),
+        *(f"{place} | {views(number).in_results_compact}" for place, number in numbered),
     ]
 
 
-def _compact_item(session: Session, views: ProductViews) -> list[str]:
+def _compact_item(session: Session, views: Views) -> list[str]:
     assert session.product is not None
-    view = views.view(session.product)
+    view = views(session.product)
     if not session.selected:
         return [view.item_compact, *(["Selected: nothing"] if view.option_names else [])]
     selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
@@ -214,7 +208,7 @@ def _compact_item(session: Session, views: ProductViews) -> list[str]:
     return [f"Selected: {selected}", *still_open]
 
 
-def compact_actions(session: Session, views: ProductViews) -> str:
+def compact_actions(session: Session, views: Views) -> str:
     """The last line of a page in the mode `compact`: what can be done there."""
     if session.page is Page.START:
         return _START_ACTIONS
@@ -225,10 +219,10 @@ def compact_actions(session: Session, views: ProductViews) -> str:
     assert session.product is not None
     if session.selected:
         return _SELECTED_ACTIONS
-    return _OPTIONS_ACTIONS if views.view(session.product).option_names else _ITEM_ACTIONS
+    return _OPTIONS_ACTIONS if views(session.product).option_names else _ITEM_ACTIONS
 
 
-RENDERERS: dict[ObservationMode, Callable[[Session, str, ProductViews], str]] = {
+RENDERERS: dict[ObservationMode, Callable[[Session, str, Views], str]] = {
     ObservationMode.COMPACT: render_compact,
     ObservationMode.TEXT: render_text,
     ObservationMode.TEXT_RICH: render_rich,
@@ -250,10 +244,10 @@ def _done_nodes(asin: str, selected: dict[str, str], reward: float) -> list[str]
     ]
 
 
-def render_done(session: Session, mode: ObservationMode, views: ProductViews, reward: float) -> str:
+def render_done(session: Session, mode: ObservationMode, views: Views, reward: float) -> str:
     """The page after a purchase."""
     assert session.product is not None
-    asin = views.view(session.product).product.asin
+    asin = views(session.product).product.asin
     if mode is ObservationMode.COMPACT:
         selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
         with_options = f" with {selected}" if selected else ""

@@ -8,13 +8,13 @@ text everywhere: half a surrogate pair, which JSON can spell, cannot be shown, s
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ragen_apo.errors import EnvironmentDataError
 
-NO_ATTRIBUTES: Final = ("DUMMY_ATTR",)
+NO_ATTRIBUTE: Final = "DUMMY_ATTR"
 
 
 def _whole(text: str) -> str:
@@ -32,10 +32,15 @@ def _printable(text: str) -> str:
 
 
 _Text = Annotated[str, AfterValidator(_whole)]
+_TextOrNull = Annotated[_Text | None, Field(description="text or null")]
+_Texts = Annotated[list[_Text], Field(description="a list of text")]
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
+
+
+_RecordT = TypeVar("_RecordT", bound=_Record)
 
 
 class OptionValue(_Record):
@@ -48,28 +53,28 @@ class ItemRecord(_Record):
     """An entry of `items_shuffle*.json`; the descriptions say what is expected."""
 
     asin: Annotated[str, AfterValidator(_printable)] = Field(description="printable text")
-    name: _Text | None = Field(description="text or null")
-    full_description: _Text | None = Field(default=None, description="text or null")
+    name: _TextOrNull
+    full_description: _TextOrNull = None
     small_description: list[_Text | None] | _Text | None = Field(
         default=None, description="a list of text, text or null"
     )
-    pricing: _Text | None = Field(default=None, description="text or null")
+    pricing: _TextOrNull = None
     customization_options: Annotated[
         dict[_Text, list[OptionValue] | None], BeforeValidator(lambda value: value or {})
     ] = Field(
         default={},
         description="an object with a list of {value: text} or null for each name of an option",
     )
-    category: _Text | None = Field(description="text or null")
+    category: _TextOrNull
     query: _Text = Field(description="text")
-    product_category: _Text | None = Field(description="text or null")
+    product_category: _TextOrNull
 
 
 class LabelRecord(_Record):
     """A value of `items_ins_v2*.json`."""
 
-    attributes: list[_Text] = Field(default=list(NO_ATTRIBUTES), description="a list of text")
-    instruction: _Text | None = Field(default=None, description="text or null")
+    attributes: _Texts = [NO_ATTRIBUTE]
+    instruction: _TextOrNull = None
     instruction_attributes: list[_Text] | None = Field(
         default=None, description="a list of text or null"
     )
@@ -79,16 +84,16 @@ class HumanRecord(_Record):
     """An entry of a value of `items_human_ins.json`."""
 
     instruction: _Text = Field(description="text")
-    instruction_attributes: list[_Text] = Field(description="a list of text")
-    instruction_options: list[_Text] = Field(description="a list of text")
+    instruction_attributes: _Texts
+    instruction_options: _Texts
 
 
-def check_record(model: type[_Record], value: Any, *, path: Path, place: str) -> None:
-    """Refuses what is no such record; `place` says which one of the file it is, `record 7`."""
+def check_record(model: type[_RecordT], value: Any, *, path: Path, place: str) -> _RecordT:
+    """The record in a value; `place` says which one of the file it is, `record 7`."""
     if not isinstance(value, Mapping):
         raise malformed(path, f"{place} is {shown(value)}, expected an object")
     try:
-        model.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = str(problem["loc"][0])

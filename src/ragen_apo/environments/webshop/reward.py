@@ -89,10 +89,7 @@ def wanted_option_text(option: tuple[str, str], variant: RewardVariant) -> str:
     """The goal's side of the option comparison; the name is empty for human instructions."""
     if variant is RewardVariant.CORRECTED or not option[0]:
         return normalize_color(option[1])
-    for color in COLOR_WORDS:
-        if color in option:
-            return color
-    return str(option)
+    return next((color for color in COLOR_WORDS if color in option), str(option))
 
 
 def option_matches(wanted: str, selected: Iterable[str]) -> bool:

@@ -7,23 +7,26 @@ searches are made of words of the instruction; so does `forgetful`, which errs m
 knows the goal and searches the wanted product's own title.
 """
 
+from __future__ import annotations
+
+import functools
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ragen_apo.environments.base import Reply, ScriptedPolicy
-from ragen_apo.environments.webshop.catalog import Catalog
 from ragen_apo.environments.webshop.colors import normalize_color
 from ragen_apo.environments.webshop.goals import goal_of_task
-from ragen_apo.environments.webshop.pages import AvailableActions
 from ragen_apo.environments.webshop.reward import MATCH_ABOVE
 from ragen_apo.environments.webshop.text_match import token_set_ratio
-from ragen_apo.environments.webshop.views import ProductViews
-from ragen_apo.environments.webshop.visit import PAGE_SIZE, Page, Session
+from ragen_apo.environments.webshop.visit import PAGE_SIZE, Page
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task
+
+if TYPE_CHECKING:
+    from ragen_apo.environments.webshop.environment import WebShopEnvironment as Shop
 
 _PRICE_TEXT = ", and price lower than "
 _OPENING = "find me "
@@ -41,24 +44,6 @@ SEARCH_AGAIN_SHARE = 0.1
 """How often the random shopper searches where it could click."""
 
 
-class Shop(Protocol):
-    """What a scripted shopper needs of its own copy of the environment."""
-
-    @property
-    def session(self) -> Session: ...
-    @property
-    def views(self) -> ProductViews: ...
-    def product_name(self, product: int) -> str: ...
-    def option_targets(self) -> Mapping[tuple[str, str], str]: ...
-    @property
-    def catalog(self) -> Catalog: ...
-    @property
-    def writes_plain_actions(self) -> bool: ...
-    def reset(self, task: Task, *, seed: int) -> object: ...
-    def step(self, action: str) -> object: ...
-    def available_actions(self) -> AvailableActions | None: ...
-
-
 def searchable(text: str) -> str:
     """The text without what would end the argument of an action."""
     return " ".join(re.sub(r"[\[\]]", " ", text).split()) or "product"
@@ -73,7 +58,6 @@ class _Shopper:
         self._make_shop = make_shop
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Starts an episode."""
         self.draws = random.Random(derive_seed("webshop-policy", self.name, task.task_id, seed))
         shop = self._make_shop()
         shop.reset(task, seed=seed)
@@ -86,7 +70,6 @@ class _Shopper:
         self._prepare()
 
     def act(self, observation: str) -> Reply:
-        """The reply to one observation."""
         reply = self._choose()
         self.shop.step(reply.action)
         return reply
@@ -107,8 +90,9 @@ class _Shopper:
         return self._click(thought, self.shop.product_name(product))
 
     def _reply(self, thought: str, verb: str, argument: str) -> Reply:
-        plain = self.shop.writes_plain_actions
-        return Reply(thought, f"{verb} {argument}" if plain else f"{verb}[{argument}]")
+        return Reply(
+            thought, f"{verb} {argument}" if self.shop.is_compact else f"{verb}[{argument}]"
+        )
 
 
 class RandomShopper(_Shopper):
@@ -129,12 +113,8 @@ class RandomShopper(_Shopper):
 def mentioned_value(values: tuple[str, ...], instruction: str) -> str | None:
     """The longest of the values that the instruction names as whole words."""
     text = f" {instruction.lower()} "
-    mentioned = [
-        value
-        for value in values
-        if value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
-    ]
-    return max(mentioned, key=len) if mentioned else None
+    mentioned = (v for v in values if v and re.search(rf"(?<!\w){re.escape(v)}(?!\w)", text))
+    return max(mentioned, key=len, default=None)
 
 
 class RuleShopper(_Shopper):
@@ -160,7 +140,7 @@ class RuleShopper(_Shopper):
         session = self.shop.session
         assert session.product is not None
         targets = self.shop.option_targets()
-        for name, values in self.shop.views.view(session.product).product.options.items():
+        for name, values in self.shop.views(session.product).product.options.items():
             value = mentioned_value(values, self.task.instruction)
             if value is None or (name, value) not in targets:
                 continue
@@ -320,7 +300,7 @@ class ForgetfulShopper(GoalShopper):
         """What the careful shopper would buy of the open results before the last that it tries."""
         asked = asked_options(self.task.instruction)
         for product in self.shop.session.shown[: MAX_OPENED - 1]:
-            offered = self.shop.views.view(product).product.options
+            offered = self.shop.views(product).product.options
             if all(value in offered.get(name, ()) for name, value in asked):
                 return product
         return None
@@ -329,7 +309,7 @@ class ForgetfulShopper(GoalShopper):
         """Up to two words of the wanted product's title, and then another's."""
         other = self.draws.randrange(self.shop.catalog.num_products)
         words, other_words = (
-            self.shop.views.view(product).title_words for product in (self.goal.product, other)
+            self.shop.views(product).title_words for product in (self.goal.product, other)
         )
         num_kept = self.draws.randrange(3)
         return searchable(" ".join([*words[:num_kept], *other_words[:5]]))
@@ -377,11 +357,5 @@ def _closest(wanted: str, offered: list[str]) -> str | None:
 
 def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
     """The scripted policies of an environment, given how to copy it."""
-    return {
-        "random": lambda: RandomShopper(make_shop),
-        "heuristic": lambda: RuleShopper(make_shop),
-        "careful": lambda: CarefulShopper(make_shop),
-        "teacher": lambda: GoalShopper(make_shop),
-        "forgetful": lambda: ForgetfulShopper(make_shop),
-        "oracle": lambda: Oracle(make_shop),
-    }
+    kinds = (RandomShopper, RuleShopper, CarefulShopper, GoalShopper, ForgetfulShopper, Oracle)
+    return {kind.name: functools.partial(kind, make_shop) for kind in kinds}

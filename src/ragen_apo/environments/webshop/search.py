@@ -18,6 +18,7 @@ Sources: Lucene's BM25Similarity and SmallFloat; Robertson and Zaragoza, "The Pr
 Relevance Framework", 2009; Turtle and Flood, "Query Evaluation", 1995.
 """
 
+import bisect
 import contextlib
 import functools
 import json
@@ -143,13 +144,11 @@ class SearchIndex:
         return hits[np.argsort(-values, kind="stable")[:NUM_RESULTS]].astype(np.int64)
 
     def score(self, query: str) -> npt.NDArray[np.float32] | None:
-        """The score of every document, 0 where no term occurs; None where no document has a
-        term.
-        """
+        """The score of every document, 0 where no term occurs; None where none has a term."""
         terms = self._terms_of(query)
         return self._score_all(terms) if terms else None
 
-    def _terms_of(self, query: str) -> list["_Term"]:
+    def _terms_of(self, query: str) -> list[_Term]:
         terms: list[_Term] = []
         for text, count in Counter(analyze(query)).items():
             start, end, max_score = self._term_of(text)
@@ -168,22 +167,22 @@ class SearchIndex:
         zeros.fill(0.0)
         self._spare.append(zeros)
 
-    def _score_all(self, terms: list["_Term"]) -> npt.NDArray[np.float32]:
+    def _score_all(self, terms: list[_Term]) -> npt.NDArray[np.float32]:
         total = np.zeros(self.num_slots, dtype=np.float64)
         for term in terms:
             total[self.documents_of(term)] += self.all_scores(term)
         return total.astype(np.float32)
 
-    def documents_of(self, term: "_Term") -> npt.NDArray[np.int32]:
+    def documents_of(self, term: _Term) -> npt.NDArray[np.int32]:
         """The documents that have a term, ascending."""
         return self._documents[term.start : term.end]
 
-    def all_scores(self, term: "_Term") -> npt.NDArray[np.float32]:
+    def all_scores(self, term: _Term) -> npt.NDArray[np.float32]:
         """What a term adds to each of its documents."""
         return self._term_scores(term, slice(term.start, term.end))
 
     def _term_scores(
-        self, term: "_Term", places: slice | npt.NDArray[np.int64]
+        self, term: _Term, places: slice | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:
         """What a term adds at these places of the postings."""
         if term.count == 1:
@@ -193,7 +192,7 @@ class SearchIndex:
         norms = self._norms[self._length_bytes[self._documents[places]]]
         return term_scores(weight, self._counts[places], norms)
 
-    def looked_up(self, term: "_Term", documents: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def looked_up(self, term: _Term, documents: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """What a term adds to some documents, 0 where one does not have it."""
         of_term = self.documents_of(term)
         places = np.searchsorted(of_term, documents)
@@ -204,7 +203,7 @@ class SearchIndex:
         return added
 
     def scores_of(
-        self, documents: npt.NDArray[np.integer], terms: list["_Term"]
+        self, documents: npt.NDArray[np.integer], terms: list[_Term]
     ) -> npt.NDArray[np.float64]:
         """The scores of some documents, summed in the order in which all are scored."""
         narrow = documents.astype(np.int32)
@@ -216,16 +215,11 @@ class SearchIndex:
     def _find_term(self, term: str) -> tuple[int, int, float]:
         """Where the postings of a term lie, and its largest score; an empty span if unknown."""
         wanted = term.encode("utf-8", "surrogatepass")
-        low, high = 0, len(self._term_rows)
-        while low < high:
-            middle = (low + high) // 2
-            if self._term(middle) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(self._term_rows) or self._term(low) != wanted:
+        places = range(len(self._term_rows))
+        place = bisect.bisect_left(places, wanted, key=self._term)
+        if place == len(places) or self._term(place) != wanted:
             return 0, 0, 0.0
-        row = int(self._term_rows[low])
+        row = int(self._term_rows[place])
         return int(self._offsets[row]), int(self._offsets[row + 1]), float(self._max_scores[row])
 
     def _term(self, place: int) -> bytes:

@@ -12,48 +12,27 @@ import re
 
 _VOWEL_RUN_THEN_CONSONANT = re.compile("v+c")
 
-_DOUBLE_SUFFIXES: tuple[tuple[str, str], ...] = (
-    ("ational", "ate"),
-    ("tional", "tion"),
-    ("enci", "ence"),
-    ("anci", "ance"),
-    ("izer", "ize"),
-    ("bli", "ble"),
-    ("alli", "al"),
-    ("entli", "ent"),
-    ("eli", "e"),
-    ("ousli", "ous"),
-    ("ization", "ize"),
-    ("ation", "ate"),
-    ("ator", "ate"),
-    ("alism", "al"),
-    ("iveness", "ive"),
-    ("fulness", "ful"),
-    ("ousness", "ous"),
-    ("aliti", "al"),
-    ("iviti", "ive"),
-    ("biliti", "ble"),
-    ("logi", "log"),
-)
-_ADJECTIVE_SUFFIXES: tuple[tuple[str, str], ...] = (
-    ("icate", "ic"),
-    ("ative", ""),
-    ("alize", "al"),
-    ("iciti", "ic"),
-    ("ical", "ic"),
-    ("ful", ""),
-    ("ness", ""),
-)
-_LAST_SUFFIXES: tuple[str, ...] = (
+
+def _table(text: str) -> tuple[tuple[str, str], ...]:
+    """Suffixes and their replacements, in the order in which they are tried."""
+    rules = (rule.partition(">") for rule in text.split())
+    return tuple((suffix, replacement) for suffix, _, replacement in rules)
+
+
+_DOUBLE_SUFFIXES = _table("""
+    ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e
+    ousli>ous ization>ize ation>ate ator>ate alism>al iveness>ive fulness>ful ousness>ous
+    aliti>al iviti>ive biliti>ble logi>log
+""")
+_ADJECTIVE_SUFFIXES = _table("icate>ic ative> alize>al iciti>ic ical>ic ful> ness>")
+_LAST_SUFFIXES = (
     *("al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent"),
     *("sion", "tion", "ou", "ism", "ate", "iti", "ous", "ive", "ize"),
 )
 
 
 def _shape(word: str) -> str:
-    """The word with `v` for each vowel and `c` for each consonant; y is a vowel after a
-    consonant.
-    """
+    """`v` for each vowel and `c` for each consonant; y is a vowel after a consonant."""
     shape: list[str] = []
     previous = "v"
     for letter in word:
@@ -77,9 +56,7 @@ def _ends_short(word: str) -> bool:
 
 
 def _strip_plural(word: str) -> str:
-    if word.endswith("sses"):
-        return word[:-2]
-    if word.endswith("ies"):
+    if word.endswith(("sses", "ies")):
         return word[:-2]
     if word.endswith("s") and not word.endswith("ss"):
         return word[:-1]

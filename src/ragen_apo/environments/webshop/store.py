@@ -13,12 +13,12 @@ import json
 import os
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from platformdirs import user_data_path
 
 from ragen_apo.environments.webshop.catalog import (
@@ -182,23 +182,27 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
     builder = IndexBuilder(folder, progress=progress)
     asins: list[bytes] = []
     ends, price_ends = array("q", [0]), array("d")
-    goals = {kind: _GoalCounts() for kind in GoalKind}
+    num_goals = {kind: array("q") for kind in GoalKind}  # of each product; -1: it draws no limit
+    total: Counter[GoalKind] = Counter()
     with (folder / "records.bin").open("wb") as records:
         products = read_products(files, scratch=folder, progress=progress)
-        for number, product in enumerate(products):
+        for product in products:
             builder.add(product.document)
-            data = json.dumps(product_to_json(product), separators=(",", ":")).encode()
+            data = product_to_json(product).encode()
             records.write(data)
             ends.append(ends[-1] + len(data))
             asins.append(product.asin.encode())
             price_ends.extend((*product.prices, float("nan"))[:2])
-            for kind, counts in goals.items():
-                if counts.add(number, count_goals(product, kind)) > MAX_GOALS:
+            for kind, counts in num_goals.items():
+                count = count_goals(product, kind)
+                total[kind] += count or 0
+                if total[kind] > MAX_GOALS:
                     raise EnvironmentDataError(
                         f"{files.items}: with product {product.asin} there are more than "
                         f"{MAX_GOALS:,} goals, one for each combination of its options; expected "
                         "fewer: take options or products out"
                     )
+                counts.append(-1 if count is None else count)
     if not asins:
         raise EnvironmentDataError(f"{files.items} holds no product; expected at least one")
     order = np.array(sorted(range(len(asins)), key=asins.__getitem__), dtype=np.int32)
@@ -211,38 +215,16 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
         "asins": np.array([asins[number] for number in order]),
         "product_of_document": order,
     }
-    progress.start("shuffle goals", len(goals))
-    for place, (kind, counts) in enumerate(goals.items()):
-        arrays |= counts.arrays(kind)
+    progress.start("shuffle goals", len(num_goals))
+    for place, (kind, counts) in enumerate(num_goals.items()):
+        of_product = np.array(counts, np.int64)
+        drawing = np.flatnonzero(of_product >= 0)
+        arrays |= {
+            f"{kind.value}_products": drawing.astype(np.int32),
+            f"{kind.value}_ends": np.append(0, np.cumsum(of_product[drawing])),
+            f"{kind.value}_order": shuffled_order(total[kind]),
+        }
         progress.update(place + 1)
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values, allow_pickle=False)
     return len(asins)
-
-
-class _GoalCounts:
-    """Which products have goals of one kind, and how many."""
-
-    def __init__(self) -> None:
-        self._products, self._ends = array("i"), array("q", [0])
-
-    def add(self, number: int, count: int | None) -> int:
-        """Notes a product; a count of None says that it draws no price limit either.
-
-        Returns the number of goals so far; more than MAX_GOALS are not noted.
-        """
-        if count is None:
-            return self._ends[-1]
-        total = self._ends[-1] + count
-        if total <= MAX_GOALS:
-            self._products.append(number)
-            self._ends.append(total)
-        return total
-
-    def arrays(self, kind: GoalKind) -> dict[str, npt.NDArray]:
-        """What `Catalog.goal_index` maps."""
-        return {
-            f"{kind.value}_products": np.array(self._products, np.int32),
-            f"{kind.value}_ends": np.array(self._ends, np.int64),
-            f"{kind.value}_order": shuffled_order(self._ends[-1]),
-        }

@@ -1,6 +1,6 @@
 """The texts of one product, made once and kept: what pages are put together from.
 
-`ProductViews` consumes a `Catalog` and gives a `ProductView` per product number, with the pieces
+`product_views` consumes a `Catalog` and gives a `ProductView` per product number, with the pieces
 of each observation mode. A piece of upstream's text is a node of its HTML: an empty node and a
 blank one with a line break vanish, another blank one is a single space (BeautifulSoup's rule).
 """
@@ -50,9 +50,8 @@ def lines(texts: list[str]) -> str:
 
 def button(label: str, *, clicked: bool = False) -> str:
     """A button in the mode `text_rich`."""
-    return (
-        f"[clicked button] {label} [clicked button_]" if clicked else f"[button] {label} [button_]"
-    )
+    kind = "clicked button" if clicked else "button"
+    return f"[{kind}] {label} [{kind}_]"
 
 
 def shortened(text: str, limit: int) -> str:
@@ -77,9 +76,10 @@ class ProductView:
     @functools.cached_property
     def option_numbers(self) -> Mapping[tuple[str, str], str]:
         """How the mode `compact` writes the number of an option; of equal ones, the first's."""
-        return {
-            option: f"#{self.options.index(option) + 1}" for option in dict.fromkeys(self.options)
-        }
+        numbers: dict[tuple[str, str], str] = {}
+        for number, option in enumerate(self.options, 1):
+            numbers.setdefault(option, f"#{number}")
+        return numbers
 
     @functools.cached_property
     def option_names(self) -> Mapping[str, str]:
@@ -124,13 +124,10 @@ class ProductView:
         return tuple(self.product.title.lower().split())
 
     @functools.cached_property
-    def _title_compact(self) -> str:
-        return shortened(self.product.title, MAX_COMPACT_TITLE).lower()
-
-    @functools.cached_property
     def in_results_compact(self) -> str:
         """The product among results after its number, mode `compact`."""
-        return f"{self._title_compact} | {self.product.price_tag}"
+        title = shortened(self.product.title, MAX_COMPACT_TITLE).lower()
+        return f"{title} | {self.product.price_tag}"
 
     @functools.cached_property
     def item_text(self) -> str:
@@ -172,9 +169,8 @@ class ProductView:
     @functools.cached_property
     def item_compact(self) -> str:
         """Title, price and options, mode `compact`."""
-        return "\n".join(
-            [self.in_results_compact, *(line for _, line in self.option_lines_compact)]
-        )
+        options = (line for _, line in self.option_lines_compact)
+        return "\n".join([self.in_results_compact, *options])
 
     @functools.cached_property
     def option_lines_compact(self) -> list[tuple[str, str]]:
@@ -199,24 +195,17 @@ class ProductView:
         return f"{self.product.asin}/{keywords}/{page_number}/{json.dumps(dict(selected))}"
 
 
-class ProductViews:
-    """The views of a catalogue's products, a bounded number of them kept."""
+Views = Callable[[int], ProductView]
+"""The view of a product by its number."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-        self.view: Callable[[int], ProductView] = functools.lru_cache(VIEW_CACHE_SIZE)(self._make)
-
-    def _make(self, number: int) -> ProductView:
-        return ProductView(self.catalog.product(number))
+_VIEWS: "weakref.WeakValueDictionary[Path, Views]" = weakref.WeakValueDictionary()
 
 
-_VIEWS: "weakref.WeakValueDictionary[Path, ProductViews]" = weakref.WeakValueDictionary()
-
-
-def product_views(catalog: Catalog) -> ProductViews:
-    """The views of a catalogue; one object for all that ask in this process."""
+def product_views(catalog: Catalog) -> Views:
+    """The views of a catalogue, a bounded number of them kept; one object for all in a process."""
     views = _VIEWS.get(catalog.folder)
     if views is None:
-        views = ProductViews(catalog)
+        cached = functools.lru_cache(VIEW_CACHE_SIZE)
+        views = cached(lambda number: ProductView(catalog.product(number)))
         _VIEWS[catalog.folder] = views
     return views

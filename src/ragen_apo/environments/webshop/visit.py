@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from ragen_apo.environments.webshop.catalog import Catalog
-from ragen_apo.environments.webshop.views import ProductViews
+from ragen_apo.environments.webshop.views import Views
 
 PAGE_SIZE = 10
 SEARCH: Final = "search"
@@ -99,15 +99,15 @@ class Session:
         index = int(place) - self.first_place
         return self.shown[index] if 0 <= index < len(self.shown) else None
 
-    def shown_as(self, start: str, views: ProductViews) -> int | None:
+    def shown_as(self, start: str, views: Views) -> int | None:
         """The product of the open results page whose title, and no other, starts with the words."""
         words = tuple(start.split())
         if self.page is not Page.RESULTS or not words:
             return None
-        matching = [n for n in self.shown if views.view(n).title_words[: len(words)] == words]
+        matching = [n for n in self.shown if views(n).title_words[: len(words)] == words]
         return matching[0] if len(matching) == 1 else None
 
-    def select_numbered(self, number: str, views: ProductViews) -> bool:
+    def select_numbered(self, number: str, views: Views) -> bool:
         """Selects the option of the open item page with this number, `#1` the first of all groups.
 
         Exactly the value at that place, in its own group, whatever it is called; also where its
@@ -117,7 +117,7 @@ class Session:
         if self.page is not Page.ITEM or found is None:
             return False
         assert self.product is not None
-        options = views.view(self.product).options
+        options = views(self.product).options
         place = int(found[1])
         if place > len(options):
             return False
@@ -131,7 +131,7 @@ class Session:
         self.results = catalog.search(query)
         self._open_results(1)
 
-    def click(self, target: str, views: ProductViews) -> bool:
+    def click(self, target: str, views: Views) -> bool:
         """Follows a click; False, and nothing changes, where the page does not offer it."""
         if self.page is Page.START or self.page is Page.DONE:
             return False
@@ -160,7 +160,7 @@ class Session:
         self.product = None
         self.selected.clear()
 
-    def _click_on_results(self, target: str, views: ProductViews) -> bool:
+    def _click_on_results(self, target: str, views: Views) -> bool:
         if target == NEXT_PAGE:
             self._open_results(self.page_number + 1)
             return True
@@ -168,13 +168,13 @@ class Session:
             self._open_results(self.page_number - 1)
             return True
         for number in self.shown:
-            if views.view(number).link == target:
+            if views(number).link == target:
                 self.page, self.product = Page.ITEM, number
                 self.opened.add(number)
                 return True
         return False
 
-    def _click_on_item(self, target: str, views: ProductViews) -> bool:
+    def _click_on_item(self, target: str, views: Views) -> bool:
         assert self.product is not None
         if target == BUY_NOW:
             self.page = Page.DONE
@@ -183,7 +183,7 @@ class Session:
         elif target in SUB_PAGES:
             self.page, self.sub_page = Page.SUB_PAGE, SUB_PAGES[target]
         else:
-            name = views.view(self.product).option_names.get(target)
+            name = views(self.product).option_names.get(target)
             if name is None or target == SEARCH:
                 return False
             self.selected[name] = target
