@@ -75,7 +75,7 @@ def shop_texts() -> list[str]:
 @pytest.fixture(scope="session")
 def shop_tokenizer(shop_texts: list[str]):
     """The project's own tokenizer with the vocabulary size of the default configuration."""
-    from ragen_apo.config.agent import SmallModelConfig
+    from ragen_apo.config.policy import SmallModelConfig
     from ragen_apo.policy.tokenizer import train_tokenizer
 
     return train_tokenizer(shop_texts, vocab_size=SmallModelConfig().vocab_size)
@@ -84,7 +84,7 @@ def shop_tokenizer(shop_texts: list[str]):
 @pytest.fixture(scope="session")
 def tiny_model(shop_tokenizer):
     """The default architecture in miniature, untrained; tests leave its weights alone."""
-    from ragen_apo.config.agent import SmallModelConfig
+    from ragen_apo.config.policy import SmallModelConfig
     from ragen_apo.policy.language_model import build_small_model
 
     sizes = SmallModelConfig(

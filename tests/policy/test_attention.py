@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from ragen_apo.config.agent import SmallModelConfig
+from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.policy import attention
 from ragen_apo.policy.attention import PromptSlice
 from ragen_apo.policy.language_model import LanguageModel, build_small_model

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from ragen_apo.agent.context import ContextManager
-from ragen_apo.config.agent import SmallModelConfig
+from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import (
