@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen_apo.config.agent import EnvironmentConfig
+from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.references import file_of, is_reference, names_of
 
 

@@ -331,6 +331,17 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_records(path: Path, kind: TypeAdapter[Record]) -> list[Record]:
+    """The records of a JSONL file. Raises RunDirectoryError as `read_json_lines` does."""
+    records: list[Record] = []
+    for number, row in enumerate(read_json_lines(path), 1):
+        try:
+            records.append(parse_record(kind, row))
+        except ValueError as error:
+            raise broken_line(path, number, f"cannot be used ({error})") from error
+    return records
+
+
 def broken_line(path: Path, number: int, problem: str) -> RunDirectoryError:
     """The error for a line that was damaged after it was written."""
     return RunDirectoryError(

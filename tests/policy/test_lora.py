@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from ragen_apo.config.agent import LoraConfig
+from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy import lora
 from ragen_apo.policy.critic import Critic

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragen_apo.config.agent import CopyConfig
+from ragen_apo.config.warm_start import CopyConfig
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
