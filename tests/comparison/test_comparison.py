@@ -56,7 +56,7 @@ def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
             "/somewhere",
             False,
         )
-        assert config.training.tasks_per_step * config.num_rollouts_per_task == 64
+        assert config.training.tasks_per_step * config.algorithm.rollouts_per_task == 64
         algorithms.append(config.algorithm)
     assert algorithms == expected
     reference = comparison.reference(2)

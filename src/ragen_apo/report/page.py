@@ -28,7 +28,6 @@ from ragen_apo.report.findings import (
 )
 from ragen_apo.report.load import RunData, finite, mapping, pair
 from ragen_apo.report.tables import (
-    MethodRow,
     category_rows,
     failure_rows,
     failure_words,
@@ -66,7 +65,11 @@ def page(
         algorithm=algorithm_of(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
-        colors={name.lower().replace("_", "-"): getattr(style, name) for name in _COLORS},
+        colors={
+            name.lower().replace("_", "-"): color
+            for name, color in vars(style).items()
+            if str(color).startswith("#")
+        },
         task_noun=evaluated_tasks(run),
         headline=_headline(run),
         sentences=key_sentences(run),
@@ -86,20 +89,6 @@ def page(
         episodes_json=json_for_script([_episode(run, row) for row in run.episodes]),
         percent=style.percent,
     )
-
-
-_COLORS = (
-    "INK",
-    "MUTED",
-    "FAINT",
-    "LINE",
-    "GROUND",
-    "PAPER",
-    "ACCENT",
-    "ACCENT_SOFT",
-    "WARM",
-    "RED",
-)
 
 
 def code_marked(text: str) -> Markup:
@@ -131,16 +120,14 @@ def _without_infinities(value: Any) -> Any:
 
 
 def _headline(run: RunData) -> dict[str, Any]:
+    policy, *baselines = method_rows(run)
+    references = [row.success_rate for row in baselines if row.method.startswith("reference")]
     return {
         **summary_cells(run.results),
-        "bounds": pair(run.results.get("success_ci95")),
-        "rate": finite(run.results.get("success_rate")),
-        "reference": _reference_rate(method_rows(run)),
+        "bounds": policy.bounds,
+        "rate": policy.success_rate,
+        "reference": references[0] if references else None,
     }
-
-
-def _reference_rate(rows: Sequence[MethodRow]) -> float | None:
-    return next((row.success_rate for row in rows if row.method.startswith("reference")), None)
 
 
 def _bar_row(name: str, summary: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
@@ -170,13 +157,11 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
     return [
         {
             "pattern": name,
-            "name": failure_words(run, name).name,
+            "words": failure_words(run, name),
             "count": style.compact(summary.get("count")),
             "share": style.percent(summary.get("share")),
             "bar": 100 * (finite(summary.get("share")) or 0.0),
             "occurred": bool(finite(summary.get("count"))),
-            "meaning": failure_words(run, name).meaning,
-            "advice": failure_words(run, name).advice,
             "target": target_note(run, name),
             "examples": [row.get("episode") for row in examples(run, summary)],
         }

@@ -58,17 +58,8 @@ CRITIC_MONITORS = {
     "explained_variance": "critic, explained variance",
     "critic_gradient_norm": "critic, gradient norm",
 }
-_SHARES = {
-    "success_rate",
-    "retrieval_accuracy",
-    "empty_thought_share",
-    "unclosed_thought_share",
-    "truncated_share",
-    "invalid_turn_share",
-    "format_error_share",
-    "clip_fraction",
-}
-
+_SHARES = ("_share", "success_rate", "retrieval_accuracy", "clip_fraction")
+"""Ends of the names of monitors that are written in percent."""
 
 UNKNOWN_WORDS = PatternWords(
     meaning="A pattern that this version of the report does not know.",
@@ -182,7 +173,7 @@ def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
         _, values = series(run.metrics, key)
         if values:
             tenth = max(1, len(values) // 10)
-            write = percent if key in _SHARES else compact_mean
+            write = percent if key.endswith(_SHARES) else compact_mean
             rows.append((label, write(fmean(values[:tenth])), write(fmean(values[-tenth:]))))
     return rows
 
