@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from ragen_apo.errors import MissingValueError, ValueStoreError
-from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
+from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.store import ValueStore
 from tests import factories
@@ -168,7 +168,7 @@ def test_long_texts_that_differ_look_different_in_the_error(store, conditions):
 
 def test_conditions_survive_json_and_write_equal_numbers_equally(conditions):
     text = json.dumps(conditions.to_json())
-    assert conditions_from_json(json.loads(text)) == conditions
+    assert SamplingConditions(**json.loads(text)) == conditions
     same = dataclasses.replace(conditions, temperature=1, format_penalty=0.1)
     assert same.digest == conditions.digest
     zero = dataclasses.replace(conditions, format_penalty=0.0)
@@ -177,8 +177,8 @@ def test_conditions_survive_json_and_write_equal_numbers_equally(conditions):
 
 def test_the_digest_is_the_same_in_another_process(conditions):
     program = (
-        "import json, sys; from ragen_apo.values.conditions import conditions_from_json; "
-        "print(conditions_from_json(json.loads(sys.argv[1])).digest)"
+        "import json, sys; from ragen_apo.values.conditions import SamplingConditions; "
+        "print(SamplingConditions(**json.loads(sys.argv[1])).digest)"
     )
     for hash_seed in ("1", "2"):
         printed = subprocess.run(

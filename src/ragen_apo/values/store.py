@@ -24,20 +24,16 @@ import math
 import sqlite3
 import time
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import TypeAdapter
 
 from ragen_apo.errors import MissingValueError, ValueStoreError
 from ragen_apo.files import parse_json, parse_record
 from ragen_apo.types import Trajectory
-from ragen_apo.values.conditions import (
-    SamplingConditions,
-    conditions_from_json,
-    describe_differences,
-)
+from ragen_apo.values.conditions import SamplingConditions, describe_differences
 from ragen_apo.values.estimator import soft_value
 
 SCHEMA_VERSION = 1
@@ -103,12 +99,7 @@ class ValueStore:
     def __enter__(self) -> ValueStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -341,10 +332,9 @@ class ValueStore:
         self, asked: SamplingConditions, task_ids: set[str]
     ) -> list[tuple[SamplingConditions, int]]:
         """Other conditions with the number of these tasks they cover, the most similar first."""
-        covered: dict[str, int] = {}
-        for digest, task_id in self._read("SELECT DISTINCT conditions, task_id FROM samples"):
-            if digest != asked.digest and task_id in task_ids:
-                covered[digest] = covered.get(digest, 0) + 1
+        rows = self._read("SELECT DISTINCT conditions, task_id FROM samples")
+        covered = Counter(digest for digest, task_id in rows if task_id in task_ids)
+        del covered[asked.digest]
         found = [
             (self._conditions(digest, text), covered[digest])
             for digest, text in self._read("SELECT digest, json FROM conditions ORDER BY digest")
@@ -354,7 +344,7 @@ class ValueStore:
 
     def _conditions(self, digest: str, text: str) -> SamplingConditions:
         try:
-            found = conditions_from_json(parse_json(text))
+            found = SamplingConditions(**parse_json(text))
             if found.digest == digest:
                 return found
             problem = "their digest is another one"
