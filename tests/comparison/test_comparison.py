@@ -57,7 +57,7 @@ def test_every_run_of_a_shipped_comparison_is_a_valid_configuration(
             False,
         )
         assert config.training.tasks_per_step * config.algorithm.rollouts_per_task == 64
-        algorithms.append(config.algorithm)
+        algorithms.append(config.algorithm.name)
     assert algorithms == expected
     reference = comparison.reference(2)
     assert (reference.seed, reference.training.max_steps, reference.needs_values) == (2, 0, False)
