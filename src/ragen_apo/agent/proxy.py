@@ -164,14 +164,12 @@ class AgentProxy:
         self, played: Sequence[tuple[Row, Episode, Response]], policy_version: str
     ) -> dict[int, Trajectory]:
         """One environment step for each episode with a response; returns those that ended."""
-        texts = [self.context.decode(response.token_ids) for _, _, response in played]
-        parsed = [parse_response(text) for text in texts]
-        outcomes = self.environments.step([episode.environment for _, episode, _ in played], parsed)
         ended: dict[int, Trajectory] = {}
-        for (row, episode, response), text, reading, outcome in zip(
-            played, texts, parsed, outcomes, strict=True
-        ):
-            episode.record(response, text, reading, outcome)
+        for row, episode, response in played:
+            text = self.context.decode(response.token_ids)
+            parsed = parse_response(text)
+            outcome = self.environments.step(episode.environment, parsed)
+            episode.record(response, text, parsed, outcome)
             if outcome.terminated or outcome.truncated or not self._fits(episode):
                 ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
                 self.engine.close_row(row)

@@ -60,7 +60,7 @@ def _play_episode(
             if outcome is None:
                 raise limits.refusal(request.task, num_read_tokens, num_response_tokens=len(tokens))
             break
-        outcome = environments.step([environment], [parse_response(text)])[0]
+        outcome = environments.step(environment, parse_response(text))
         if reply.is_mistake:
             outcome = replace(outcome, flags=(*outcome.flags, TurnFlag.MISTAKE.value))
         episode.record(Response(tokens, (0.0,) * len(tokens), stopped=True), text, reply, outcome)

@@ -8,6 +8,7 @@ travel as JSON without a `<`, which the page's script shows through `textContent
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -93,11 +94,9 @@ def page(
 
 def code_marked(text: str) -> Markup:
     """Escaped text; the parts between backticks are marked as code."""
-    parts = [
-        Markup("<code>{}</code>" if index % 2 else "{}") for index in range(text.count("`") + 1)
-    ]
+    forms = itertools.cycle([Markup("{}"), Markup("<code>{}</code>")])
     return Markup("").join(
-        part.format(piece) for part, piece in zip(parts, text.split("`"), strict=True)
+        form.format(part) for form, part in zip(forms, text.split("`"), strict=False)
     )
 
 
