@@ -135,10 +135,7 @@ class TokenLimits:
 
 
 class ContextManager:
-    """Makes the prompt of each response.
-
-    `limits` are for scripted episodes; generated ones have the limits of their engine.
-    """
+    """Makes the prompt of each response. Only scripted episodes can do without `limits`."""
 
     def __init__(
         self,

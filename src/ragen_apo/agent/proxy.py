@@ -13,13 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ragen_apo.agent.context import (
-    ContextManager,
-    ParsedResponse,
-    Prompt,
-    TokenLimits,
-    parse_response,
-)
+from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt, parse_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.environments.base import Reply, TextEnvironment
 from ragen_apo.policy.generation import GenerationEngine, Response, Row
@@ -102,15 +96,11 @@ class AgentProxy:
     """Plays episodes with a language model."""
 
     def __init__(
-        self,
-        engine: GenerationEngine,
-        environments: EnvironmentManager,
-        context: ContextManager,
-        *,
-        max_response_tokens: int,
+        self, engine: GenerationEngine, environments: EnvironmentManager, context: ContextManager
     ) -> None:
+        assert context.limits is not None, "build_context sets them"
         self.engine, self.environments, self.context = engine, environments, context
-        self.limits = TokenLimits(engine.capacity, max_response_tokens)
+        self.limits = context.limits
 
     def rollout(
         self,

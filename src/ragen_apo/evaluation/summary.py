@@ -28,8 +28,7 @@ MAX_FAILURE_EXAMPLES = 3
 def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The summary of a group of episodes: the policy's, a category's or a baseline's.
 
-    Keys: episodes, successes, success_rate, success_ci95 (Wilson), avg_reward (the mean return of
-    an episode), avg_steps (the mean number of turns). Raises ValueError without episodes.
+    Raises ValueError without episodes.
     """
     if not trajectories:
         raise ValueError("no episodes to summarize; evaluate at least one episode")

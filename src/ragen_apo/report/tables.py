@@ -65,7 +65,9 @@ UNKNOWN_WORDS = PatternWords(
     meaning="A pattern that this version of the report does not know.",
     advice="Read the examples.",
 )
-EARLIER_WORDS = {
+KNOWN_WORDS: Mapping[str, PatternWords] = {
+    **NEUTRAL_WORDS,
+    # Patterns in evaluations of earlier versions.
     "search_loop": replace(NEUTRAL_WORDS[FailurePattern.LOOP], name="search loop"),
     "wrong_purchase": replace(
         NEUTRAL_WORDS[FailurePattern.WRONG_FINAL_ACTION], name="wrong purchase"
@@ -76,7 +78,6 @@ EARLIER_WORDS = {
         meaning="Half or more of the turns had no readable or no possible action.",
     ),
 }
-"""Patterns in evaluations of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,7 @@ def failure_words(run: RunData, pattern: str) -> PatternWords:
 
     In the words that the environment declared, as the evaluation kept them; else in neutral ones.
     """
-    if pattern in {known.value for known in FailurePattern}:
-        neutral = NEUTRAL_WORDS[FailurePattern(pattern)]
-    else:
-        neutral = EARLIER_WORDS.get(pattern, UNKNOWN_WORDS)
+    neutral = KNOWN_WORDS.get(pattern, UNKNOWN_WORDS)
     summary = mapping(mapping(run.results.get("failures")).get(pattern))
     declared = mapping(summary.get("words"))
     name = declared.get("name") or neutral.name or words(pattern)

@@ -41,16 +41,11 @@ def coverage_report(
     beta: float,
     unreadable_share: float | None = None,
 ) -> dict[str, Any]:
-    """Statistics of the samples of each task, as JSON values.
+    """Statistics of the samples of each task, as JSON values; docs/metrics.md has every key.
 
-    Both mappings have the same tasks, each with at least one sample. Means are over tasks, each
-    with the same weight however often it was sampled. pass@k is given for the k of `_available_ks`;
-    a task with n < k samples enters it with its pass@n, a lower bound, and `tasks_below_k` counts
-    these tasks. `share_resting_on_one` is the share of tasks with several samples whose V* has an
-    effective sample size below 2. `unreadable_share` is the share of responses without a readable
-    action, if it was computed. `advice` is a text for people if few tasks have a success
-    (`few_are_solved`), else None. Raises ValueError for no tasks, for tasks without samples, and
-    where the two mappings disagree.
+    Means are over tasks, each with the same weight however often it was sampled. `unreadable_share`
+    is the share of responses without a readable action, if it was computed. Raises ValueError
+    unless both mappings have the same tasks, each with the same number of samples, at least one.
     """
     num_returns = {task: len(returns) for task, returns in returns_by_task.items()}
     num_outcomes = {task: len(successes) for task, successes in successes_by_task.items()}
