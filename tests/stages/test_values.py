@@ -5,7 +5,8 @@ import pytest
 from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.errors import MissingValueError
 from ragen_apo.session import Session
-from ragen_apo.stages.values import estimate_values, reference_values
+from ragen_apo.stages.stored_values import reference_values
+from ragen_apo.stages.values import estimate_values
 from ragen_apo.values.store import ValueStore
 from tests.factories import Sayings, reference, with_keys, with_progress
 
@@ -25,7 +26,7 @@ def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
 
 def test_a_task_without_v_star_is_an_error_and_never_zero(session: Session) -> None:
     tasks = session.environments.tasks("all")  # the held-out ones were not sampled
-    with pytest.raises(MissingValueError, match="3 of 24 tasks have fewer than 1 sampled returns"):
+    with pytest.raises(MissingValueError, match="3 of 24 tasks have no sampled return"):
         reference_values(session, reference(session), tasks)
 
 

@@ -97,8 +97,6 @@ def test_values_are_the_soft_values_of_the_stored_returns_at_any_beta(store, con
     for beta in (0.0, 0.1, 0.5, math.inf):
         values = store.values(conditions, [task_id], beta=beta)
         assert values == {task_id: soft_value(returns, beta=beta)}
-    first_two = store.values(conditions, [task_id], beta=0.5, num_samples=2)
-    assert first_two == {task_id: soft_value(returns[:2], beta=0.5)}
 
 
 def test_this_list_of_changes_names_every_key_field():
@@ -142,16 +140,6 @@ def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, condition
     mug, new = factories.task("a mug").task_id, factories.task("a book").task_id
     with pytest.raises(MissingValueError, match="no return of these tasks under other conditions"):
         store.values(conditions, [mug, new], beta=0.5)
-
-
-def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(store, conditions):
-    store.add_many(conditions, [(0, factories.played("a mug"))])
-    mug = factories.task("a mug").task_id
-    with pytest.raises(
-        MissingValueError, match=rf"fewer than 8 sampled returns.*{mug} \(1\)"
-    ) as raised:
-        store.values(conditions, [mug], beta=0.5, num_samples=8)
-    assert "differ in" not in str(raised.value)
 
 
 def test_long_texts_that_differ_look_different_in_the_error(store, conditions):
@@ -212,11 +200,9 @@ def test_a_trajectory_of_another_environment_is_refused(store, conditions):
         store.add_many(other, [(0, factories.played("a mug"))])
 
 
-def test_a_negative_index_and_an_impossible_number_of_samples_are_refused(store, conditions):
+def test_a_negative_index_is_refused(store, conditions):
     with pytest.raises(ValueStoreError, match="counts from 0"):
         store.add_many(conditions, [(-1, factories.played("a mug"))])
-    with pytest.raises(ValueStoreError, match="num_samples must be at least 1 or None, got 0"):
-        store.values(conditions, [], beta=0.5, num_samples=0)
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(path):

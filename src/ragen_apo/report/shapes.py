@@ -73,11 +73,11 @@ def write_lines(frame: Any, lines: Sequence[Line], *, align: Any = PP_ALIGN.LEFT
         run.font.color.rgb = rgb(line.color)
 
 
-def add_text(slide: Any, box: Box, lines: Sequence[Line], *, align: Any = PP_ALIGN.LEFT) -> None:
+def add_text(slide: Any, box: Box, lines: Sequence[Line]) -> None:
     """Paragraphs without a frame around them."""
     frame = slide.shapes.add_textbox(*box.lengths).text_frame
     frame.margin_left = frame.margin_right = frame.margin_top = frame.margin_bottom = 0
-    write_lines(frame, lines, align=align)
+    write_lines(frame, lines)
 
 
 def set_title(slide: Any, box: Box, line: Line) -> None:
