@@ -162,12 +162,8 @@ def make_engine(kind: str, model: LanguageModel, workload: Workload) -> Any:
 def make_proxy(kind: str, model: LanguageModel, workload: Workload) -> AgentProxy:
     """An agent on an engine of either kind; like a trainer's, it serves all rollouts."""
     manager = workload.make_manager()
-    return AgentProxy(
-        make_engine(kind, model, workload),
-        manager,
-        build_context(workload.config, model, manager),
-        max_response_tokens=workload.config.agent.max_response_tokens,
-    )
+    context = build_context(workload.config, model, manager)
+    return AgentProxy(make_engine(kind, model, workload), manager, context)
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -28,8 +28,6 @@ from ragen_apo.errors import RunDirectoryError
 Record = TypeVar("Record")
 
 PARTIAL_MARK = ".partial-"
-_PARTIAL_NAME = re.compile(r".+\.partial-[0-9a-f]{8}", re.DOTALL)
-
 CHECKSUMS = "SHA256SUMS"
 """A folder's checksums in the form of the program `sha256sum`."""
 _CHECKSUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
@@ -160,17 +158,12 @@ def _make_directory(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, reason, str(link)) from error
 
 
-def is_partial(path: Path) -> bool:
-    """Whether the name is that of an unfinished file of a writer here."""
-    return _PARTIAL_NAME.fullmatch(path.name) is not None
-
-
-def partial_files(directory: Path, *, name: str = "*") -> list[Path]:
+def partial_files(directory: Path, *, name: str = "?*") -> list[Path]:
     """What killed writers of the file or folder `name` (a glob) left directly in `directory`."""
-    return [path for path in directory.glob(f"{name}{PARTIAL_MARK}*") if is_partial(path)]
+    return list(directory.glob(name + PARTIAL_MARK + 8 * "[0-9a-f]"))
 
 
-def remove_partial_files(directory: Path, *, name: str = "*") -> None:
+def remove_partial_files(directory: Path, *, name: str = "?*") -> None:
     """Removes `partial_files`, where that is possible, and nothing else."""
     for leftover in partial_files(directory, name=name):
         with contextlib.suppress(OSError):
@@ -329,6 +322,17 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             raise broken_line(path, number, f"must hold a JSON object, got {row!r:.80}")
         rows.append(row)
     return rows
+
+
+def read_records(path: Path, kind: TypeAdapter[Record]) -> list[Record]:
+    """The records of a JSONL file. Raises RunDirectoryError as `read_json_lines` does."""
+    records: list[Record] = []
+    for number, row in enumerate(read_json_lines(path), 1):
+        try:
+            records.append(parse_record(kind, row))
+        except ValueError as error:
+            raise broken_line(path, number, f"cannot be used ({error})") from error
+    return records
 
 
 def broken_line(path: Path, number: int, problem: str) -> RunDirectoryError:

@@ -20,9 +20,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
-    PARTIAL_MARK,
-    is_partial,
     locked,
+    partial_files,
     read_json,
     remove_partial_files,
     write_json_atomically,
@@ -120,7 +119,8 @@ def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
     Half a configuration, which a start that was killed has left, is removed.
     """
     run = RunDirectory(path)
-    if path.exists() and (not path.is_dir() or any(map(_is_kept, path.iterdir()))):
+    half_configs = partial_files(path, name=run.config.name)
+    if path.exists() and (not path.is_dir() or set(path.iterdir()) - set(half_configs)):
         raise RunDirectoryError(
             f"{path} exists already and is not an empty directory. Continue that run with "
             "--resume (in Python: resume=True), or choose another --run-dir; nothing was changed."
@@ -142,12 +142,6 @@ def clear_failed_start(run: RunDirectory, *, keep_directory: bool) -> None:
         file.unlink(missing_ok=True)
     if not keep_directory:
         run.path.rmdir()
-
-
-def _is_kept(entry: Path) -> bool:
-    """Whether a directory with this entry is in use."""
-    is_half_config = entry.name.startswith(f"config.yaml{PARTIAL_MARK}") and is_partial(entry)
-    return not is_half_config
 
 
 def open_run(path: Path) -> RunDirectory:

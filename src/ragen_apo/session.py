@@ -22,11 +22,7 @@ from ragen_apo.files import (
     directory_written_atomically,
     write_checksums,
 )
-from ragen_apo.policy.language_model import (
-    LanguageModel,
-    check_positions,
-    load_language_model,
-)
+from ragen_apo.policy.language_model import LanguageModel, check_positions, load_language_model
 from ragen_apo.policy.lora import add_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
@@ -62,10 +58,7 @@ class Session:
     _clock: _Clock = field(default_factory=_Clock, init=False, repr=False, compare=False)
 
     def training_tasks(self) -> list[Task]:
-        """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
-
-        Raises ConfigError if there is none, or none of a category that has a weight.
-        """
+        """See `task_order.training_tasks`."""
         return training_tasks(self.config, self.environments)
 
     def load_model(self, folder: Path | str) -> LanguageModel:

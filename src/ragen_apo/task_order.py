@@ -10,11 +10,10 @@ whatever the number of its items, and within a category every item comes up equa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from ragen_apo.config import RunConfig
-from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy
+from ragen_apo.environments.base import HasTasks
 from ragen_apo.errors import ConfigError
 from ragen_apo.seeding import generator
 from ragen_apo.shares import interleaved, turns_by_weight
@@ -100,23 +99,6 @@ def epoch_slice(
         order = generator(seed, purpose, epoch).permutation(num_items)
         indices += order[offset : offset + batch_size - len(indices)].tolist()
     return indices
-
-
-class HasTasks(Protocol):
-    """An environment or a pool of them."""
-
-    @property
-    def properties(self) -> EnvironmentProperties:
-        """What the environment declares about itself."""
-        ...
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split; ConfigError for an unknown one."""
-        ...
-
-    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """Policies by name."""
-        ...
 
 
 def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:

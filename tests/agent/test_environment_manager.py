@@ -66,14 +66,14 @@ def act(action: str) -> ParsedResponse:
 def test_a_valid_action_earns_what_the_environment_says(manager: EnvironmentManager) -> None:
     environment, observation = manager.start(TASK, seed=3)
     assert observation == "start"
-    (outcome,) = manager.step([environment], [act("look")])
+    outcome = manager.step(environment, act("look"))
     assert (outcome.observation, outcome.reward, outcome.flags) == ("heard 'look'", 1.0, ("seen",))
     assert not (outcome.terminated or outcome.truncated or outcome.success)
 
 
 def test_a_bad_format_costs_its_penalty_and_the_agent_is_told(manager: EnvironmentManager) -> None:
     environment, _ = manager.start(TASK, seed=0)
-    (outcome,) = manager.step([environment], [MALFORMED])
+    outcome = manager.step(environment, MALFORMED)
     # The environment gives 1 for the turn; only the penalty for the format is added, -0.25.
     assert outcome.reward == 0.75
     assert outcome.flags == ("format_error",)
@@ -82,7 +82,7 @@ def test_a_bad_format_costs_its_penalty_and_the_agent_is_told(manager: Environme
 
 def test_an_invalid_action_costs_its_penalty(manager: EnvironmentManager) -> None:
     environment, _ = manager.start(TASK, seed=0)
-    (outcome,) = manager.step([environment], [act("bad")])
+    outcome = manager.step(environment, act("bad"))
     assert (outcome.reward, outcome.flags) == (0.5, ("invalid_action",))
     assert FORMAT_HINT not in outcome.observation
 
@@ -95,14 +95,15 @@ def test_the_end_is_passed_on(
     manager: EnvironmentManager, action: str, terminated: bool, truncated: bool, success: bool
 ) -> None:
     environment, _ = manager.start(TASK, seed=0)
-    (outcome,) = manager.step([environment], [act(action)])
+    outcome = manager.step(environment, act(action))
     assert (outcome.terminated, outcome.truncated) == (terminated, truncated)
     assert outcome.success is success
 
 
-def test_environments_step_in_the_order_given(manager: EnvironmentManager) -> None:
+def test_each_environment_answers_its_own_response(manager: EnvironmentManager) -> None:
     environments = [manager.start(TASK, seed=0)[0] for _ in range(3)]
-    outcomes = manager.step(environments, [act("a"), MALFORMED, act("c")])
+    responses = [act("a"), MALFORMED, act("c")]
+    outcomes = [manager.step(*pair) for pair in zip(environments, responses, strict=True)]
     assert [outcome.observation for outcome in outcomes] == [
         "heard 'a'",
         f"{FORMAT_HINT}\nheard ''",
@@ -141,7 +142,7 @@ def test_an_answer_that_would_make_trouble_later_is_refused_by_name(
     manager = EnvironmentManager(Odd, format_penalty=0.0, invalid_action_penalty=0.0)
     environment, _ = manager.start(TASK, seed=0)
     with pytest.raises(EnvironmentFaultError, match=f"the environment 'echo': {words}"):
-        manager.step([environment], [act("go")])
+        manager.step(environment, act("go"))
 
 
 def test_an_environment_that_exits_in_a_step_does_not_end_training_with_status_0() -> None:
@@ -152,7 +153,7 @@ def test_an_environment_that_exits_in_a_step_does_not_end_training_with_status_0
     manager = EnvironmentManager(Exits, format_penalty=0.0, invalid_action_penalty=0.0)
     environment, _ = manager.start(TASK, seed=0)
     with pytest.raises(EnvironmentFaultError, match="tried to end the process"):
-        manager.step([environment], [act("go")])
+        manager.step(environment, act("go"))
 
 
 @pytest.mark.parametrize("declared", [None, 3])
@@ -167,10 +168,10 @@ def test_an_episode_that_never_ends_is_refused_after_the_declared_or_a_generous_
     for _ in range(2):  # the count begins anew with each episode
         environment, _ = manager.start(TASK, seed=0)
         for _ in range(limit - 1):
-            manager.step([environment], [act("go")])
+            manager.step(environment, act("go"))
         manager.release(environment)
     environment, _ = manager.start(TASK, seed=0)
     for _ in range(limit - 1):
-        manager.step([environment], [act("go")])
+        manager.step(environment, act("go"))
     with pytest.raises(EnvironmentFaultError, match=f"not over after {limit:,} turns"):
-        manager.step([environment], [act("go")])
+        manager.step(environment, act("go"))

@@ -49,8 +49,9 @@ def proxy(
     engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
     # An untrained model never writes the closing tag: let a fifth of the vocabulary end a response.
     engine.stop_rule.end_ids |= set(range(0, len(model.tokenizer), 5))
-    context = ContextManager(model.tokenizer, system_prompt=None, window=window)
-    return AgentProxy(engine, environments, context, max_response_tokens=max_response_tokens)
+    limits = TokenLimits(capacity, max_response_tokens)
+    context = ContextManager(model.tokenizer, system_prompt=None, window=window, limits=limits)
+    return AgentProxy(engine, environments, context)
 
 
 def play(agent: AgentProxy, requests: Sequence[EpisodeRequest], **options) -> list[Trajectory]:

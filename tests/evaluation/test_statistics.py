@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.evaluation.statistics import wilson_interval
+from ragen_apo.evaluation.summary import wilson_interval
 
 # z = 1.959964, so z² = 3.841459 in all the arithmetic below.
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from ragen_apo.environments.base import FailureWords, PatternWords
-from ragen_apo.evaluation.statistics import wilson_interval
 from ragen_apo.evaluation.summary import (
     episode_rows,
     outcome_summary,
     pass_at_by_task,
     results_document,
+    wilson_interval,
 )
 from ragen_apo.types import Trajectory
 from tests import factories

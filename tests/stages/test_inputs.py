@@ -8,6 +8,7 @@ import pytest
 
 from ragen_apo.environments.base import (
     EnvironmentProperties,
+    HasTasks,
     ScriptedPolicy,
     make_environment,
 )
@@ -15,7 +16,6 @@ from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
 from ragen_apo.stages.inputs import check_run_inputs
-from ragen_apo.task_order import HasTasks
 from ragen_apo.types import Task
 from tests import factories
 

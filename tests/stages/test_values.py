@@ -26,7 +26,7 @@ def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
 
 def test_a_task_without_v_star_is_an_error_and_never_zero(session: Session) -> None:
     tasks = session.environments.tasks("all")  # the held-out ones were not sampled
-    with pytest.raises(MissingValueError, match="3 of 24 tasks have fewer than 1 sampled returns"):
+    with pytest.raises(MissingValueError, match="3 of 24 tasks have no sampled return"):
         reference_values(session, reference(session), tasks)
 
 

@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from ragen_apo.errors import MissingValueError, ValueStoreError
-from ragen_apo.values.conditions import SamplingConditions, conditions_from_json
+from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.store import ValueStore
 from tests import factories
@@ -97,8 +97,6 @@ def test_values_are_the_soft_values_of_the_stored_returns_at_any_beta(store, con
     for beta in (0.0, 0.1, 0.5, math.inf):
         values = store.values(conditions, [task_id], beta=beta)
         assert values == {task_id: soft_value(returns, beta=beta)}
-    first_two = store.values(conditions, [task_id], beta=0.5, num_samples=2)
-    assert first_two == {task_id: soft_value(returns[:2], beta=0.5)}
 
 
 def test_this_list_of_changes_names_every_key_field():
@@ -144,16 +142,6 @@ def test_a_task_that_was_never_sampled_is_an_error_and_not_zero(store, condition
         store.values(conditions, [mug, new], beta=0.5)
 
 
-def test_fewer_samples_than_asked_for_are_an_error_with_the_number_stored(store, conditions):
-    store.add_many(conditions, [(0, factories.played("a mug"))])
-    mug = factories.task("a mug").task_id
-    with pytest.raises(
-        MissingValueError, match=rf"fewer than 8 sampled returns.*{mug} \(1\)"
-    ) as raised:
-        store.values(conditions, [mug], beta=0.5, num_samples=8)
-    assert "differ in" not in str(raised.value)
-
-
 def test_long_texts_that_differ_look_different_in_the_error(store, conditions):
     long = dataclasses.replace(conditions, system_prompt="Be careful. " * 50 + "A")
     store.add_many(long, [(0, factories.played("a mug"))])
@@ -168,7 +156,7 @@ def test_long_texts_that_differ_look_different_in_the_error(store, conditions):
 
 def test_conditions_survive_json_and_write_equal_numbers_equally(conditions):
     text = json.dumps(conditions.to_json())
-    assert conditions_from_json(json.loads(text)) == conditions
+    assert SamplingConditions(**json.loads(text)) == conditions
     same = dataclasses.replace(conditions, temperature=1, format_penalty=0.1)
     assert same.digest == conditions.digest
     zero = dataclasses.replace(conditions, format_penalty=0.0)
@@ -177,8 +165,8 @@ def test_conditions_survive_json_and_write_equal_numbers_equally(conditions):
 
 def test_the_digest_is_the_same_in_another_process(conditions):
     program = (
-        "import json, sys; from ragen_apo.values.conditions import conditions_from_json; "
-        "print(conditions_from_json(json.loads(sys.argv[1])).digest)"
+        "import json, sys; from ragen_apo.values.conditions import SamplingConditions; "
+        "print(SamplingConditions(**json.loads(sys.argv[1])).digest)"
     )
     for hash_seed in ("1", "2"):
         printed = subprocess.run(
@@ -212,11 +200,9 @@ def test_a_trajectory_of_another_environment_is_refused(store, conditions):
         store.add_many(other, [(0, factories.played("a mug"))])
 
 
-def test_a_negative_index_and_an_impossible_number_of_samples_are_refused(store, conditions):
+def test_a_negative_index_is_refused(store, conditions):
     with pytest.raises(ValueStoreError, match="counts from 0"):
         store.add_many(conditions, [(-1, factories.played("a mug"))])
-    with pytest.raises(ValueStoreError, match="num_samples must be at least 1 or None, got 0"):
-        store.values(conditions, [], beta=0.5, num_samples=0)
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(path):

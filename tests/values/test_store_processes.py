@@ -19,11 +19,11 @@ WRITER = """
 import json, sys
 from pydantic import TypeAdapter
 from ragen_apo.types import Trajectory
-from ragen_apo.values.conditions import conditions_from_json
+from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
 
 path, conditions, trajectory, first, last = sys.argv[1:]
-conditions = conditions_from_json(json.loads(conditions))
+conditions = SamplingConditions(**json.loads(conditions))
 trajectory = TypeAdapter(Trajectory).validate_json(trajectory)
 with ValueStore(path) as store:
     for index in range(int(first), int(last)):

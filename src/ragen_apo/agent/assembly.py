@@ -82,12 +82,7 @@ def build_proxy(
     engine = GenerationEngine(
         model, num_rows=config.training.num_rows, capacity=config.agent.max_context_tokens
     )
-    return AgentProxy(
-        engine,
-        environments,
-        build_context(config, model, environments),
-        max_response_tokens=config.agent.max_response_tokens,
-    )
+    return AgentProxy(engine, environments, build_context(config, model, environments))
 
 
 def sampling_conditions(

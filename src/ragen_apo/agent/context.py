@@ -135,10 +135,7 @@ class TokenLimits:
 
 
 class ContextManager:
-    """Makes the prompt of each response.
-
-    `limits` are for scripted episodes; generated ones have the limits of their engine.
-    """
+    """Makes the prompt of each response. Only scripted episodes can do without `limits`."""
 
     def __init__(
         self,
@@ -217,15 +214,11 @@ class ContextManager:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response without the template's end token, for people and for parsing."""
-        if token_ids and token_ids[-1] == self._end_id and not self._ends_with_tag:
+        if token_ids and token_ids[-1] == self._end_id and self.tokenizer.eos_token != CLOSING_TAG:
             token_ids = token_ids[:-1]
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         assert isinstance(text, str)
         return text
-
-    @property
-    def _ends_with_tag(self) -> bool:
-        return self.tokenizer.eos_token == CLOSING_TAG
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         """The conversation up to the opened response, with marks for the encoder."""

@@ -18,11 +18,7 @@ from ragen_apo.environments.answers import (
     problem_with_text,
     turn_limit,
 )
-from ragen_apo.environments.base import (
-    EnvironmentProperties,
-    ScriptedPolicy,
-    TextEnvironment,
-)
+from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, TextEnvironment
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task, TurnFlag
 
@@ -87,20 +83,12 @@ class EnvironmentManager:
         """Gives an environment back for another episode."""
         self._idle.append(environment)
 
-    def step(
-        self, environments: Sequence[TextEnvironment], responses: Sequence[ParsedResponse]
-    ) -> list[Outcome]:
-        """Executes one response in each environment.
+    def step(self, environment: TextEnvironment, response: ParsedResponse) -> Outcome:
+        """Executes a response.
 
-        A response without the agreed form reaches its environment as an empty action: it costs a
-        turn and `format_penalty`, and the agent is told the form.
+        One without the agreed form reaches its environment as an empty action: it costs a turn and
+        `format_penalty`, and the agent is told the form.
         """
-        return [
-            self._step(environment, response)
-            for environment, response in zip(environments, responses, strict=True)
-        ]
-
-    def _step(self, environment: TextEnvironment, response: ParsedResponse) -> Outcome:
         action = response.action if response.is_valid else ""
         observation, reward, terminated, truncated, info = self._answer(environment, action)
         flags = [str(flag) for flag in info.get("flags", ())]

@@ -13,18 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ragen_apo.agent.context import (
-    ContextManager,
-    ParsedResponse,
-    Prompt,
-    TokenLimits,
-    parse_response,
-)
+from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt, parse_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
-from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.environments.base import Reply, TextEnvironment
 from ragen_apo.policy.generation import GenerationEngine, Response, Row
 from ragen_apo.seeding import generator
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
+
+NO_PROMPT = Prompt((), restarts=False)
 
 
 @dataclass(frozen=True)
@@ -35,35 +31,18 @@ class EpisodeRequest:
     seed: int
 
 
-def finished_trajectory(
-    request: EpisodeRequest, turns: Sequence[Turn], last: Outcome, *, policy_version: str
-) -> Trajectory:
-    """The trajectory of an episode; one that its environment did not end has a full context."""
-    at_limit = StopReason.TURN_LIMIT if last.truncated else StopReason.CONTEXT_LIMIT
-    return Trajectory(
-        task=request.task,
-        turns=tuple(turns),
-        terminated=last.terminated,
-        truncated=not last.terminated,
-        stop_reason=StopReason.TERMINATED if last.terminated else at_limit,
-        success=last.success,
-        final_observation=last.observation,
-        policy_version=policy_version,
-        seed=request.seed,
-    )
-
-
 @dataclass(eq=False)
-class _Episode:
+class Episode:
     """An episode in progress."""
 
-    index: int
     request: EpisodeRequest
     environment: TextEnvironment
     observation: str
-    prompt: Prompt
-    state_key: str
+    prompt: Prompt = NO_PROMPT
+    state_key: str = ""
     """The environment's state while the present response is written."""
+    index: int = 0
+    """The place of its request."""
     num_context_tokens: int = 0
     """Tokens of the context after the last response."""
     turns: list[Turn] = field(default_factory=list)
@@ -75,11 +54,7 @@ class _Episode:
         return num_kept + len(self.prompt.token_ids)
 
     def record(
-        self,
-        response: Response,
-        text: str,
-        parsed: ParsedResponse,
-        outcome: Outcome,
+        self, response: Response, text: str, reading: ParsedResponse | Reply, outcome: Outcome
     ) -> None:
         """Adds the turn; then the next observation replaces the present one."""
         truncated = () if response.stopped else (TurnFlag.RESPONSE_TRUNCATED.value,)
@@ -90,8 +65,8 @@ class _Episode:
                 response_token_ids=response.token_ids,
                 logprobs=response.logprobs,
                 response=text,
-                thought=parsed.thought,
-                action=parsed.action,
+                thought=reading.thought,
+                action=reading.action,
                 reward=outcome.reward,
                 flags=outcome.flags + truncated,
                 state_key=self.state_key,
@@ -101,20 +76,31 @@ class _Episode:
         self.num_context_tokens = self.num_read_tokens + len(response.token_ids)
         self.observation = outcome.observation
 
+    def finished(self, last: Outcome, *, policy_version: str) -> Trajectory:
+        """The trajectory; an episode that its environment did not end has a full context."""
+        at_limit = StopReason.TURN_LIMIT if last.truncated else StopReason.CONTEXT_LIMIT
+        return Trajectory(
+            task=self.request.task,
+            turns=tuple(self.turns),
+            terminated=last.terminated,
+            truncated=not last.terminated,
+            stop_reason=StopReason.TERMINATED if last.terminated else at_limit,
+            success=last.success,
+            final_observation=last.observation,
+            policy_version=policy_version,
+            seed=self.request.seed,
+        )
+
 
 class AgentProxy:
     """Plays episodes with a language model."""
 
     def __init__(
-        self,
-        engine: GenerationEngine,
-        environments: EnvironmentManager,
-        context: ContextManager,
-        *,
-        max_response_tokens: int,
+        self, engine: GenerationEngine, environments: EnvironmentManager, context: ContextManager
     ) -> None:
+        assert context.limits is not None, "build_context sets them"
         self.engine, self.environments, self.context = engine, environments, context
-        self.limits = TokenLimits(engine.capacity, max_response_tokens)
+        self.limits = context.limits
 
     def rollout(
         self,
@@ -130,7 +116,7 @@ class AgentProxy:
         that a caller can save them.
         """
         waiting = deque(enumerate(requests))
-        active: dict[Row, _Episode] = {}
+        active: dict[Row, Episode] = {}
         finished: dict[int, Trajectory] = {}
         with self.engine.rollout():
             while waiting or active:
@@ -146,19 +132,17 @@ class AgentProxy:
                     on_finished(sorted(ended.items()))
         return [finished[index] for index in range(len(requests))]
 
-    def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, _Episode]:
+    def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, Episode]:
         environment, observation = self.environments.start(request.task, seed=request.seed)
         prompt = self.context.prompt((), observation)
         if not self.limits.fit(len(prompt.token_ids)):
             raise self.limits.refusal(request.task, len(prompt.token_ids))
-        episode = _Episode(
-            index, request, environment, observation, prompt, environment.state_key()
-        )
+        episode = Episode(request, environment, observation, prompt, environment.state_key(), index)
         row = self.engine.open_row(generator(request.seed, "sampling"))
         self._submit(row, episode)
         return row, episode
 
-    def _submit(self, row: Row, episode: _Episode) -> None:
+    def _submit(self, row: Row, episode: Episode) -> None:
         self.engine.submit(
             row,
             episode.prompt.token_ids,
@@ -167,21 +151,17 @@ class AgentProxy:
         )
 
     def _play_turns(
-        self, played: Sequence[tuple[Row, _Episode, Response]], policy_version: str
+        self, played: Sequence[tuple[Row, Episode, Response]], policy_version: str
     ) -> dict[int, Trajectory]:
         """One environment step for each episode with a response; returns those that ended."""
-        texts = [self.context.decode(response.token_ids) for _, _, response in played]
-        parsed = [parse_response(text) for text in texts]
-        outcomes = self.environments.step([episode.environment for _, episode, _ in played], parsed)
         ended: dict[int, Trajectory] = {}
-        for (row, episode, response), text, reading, outcome in zip(
-            played, texts, parsed, outcomes, strict=True
-        ):
-            episode.record(response, text, reading, outcome)
+        for row, episode, response in played:
+            text = self.context.decode(response.token_ids)
+            parsed = parse_response(text)
+            outcome = self.environments.step(episode.environment, parsed)
+            episode.record(response, text, parsed, outcome)
             if outcome.terminated or outcome.truncated or not self._fits(episode):
-                ended[episode.index] = finished_trajectory(
-                    episode.request, episode.turns, outcome, policy_version=policy_version
-                )
+                ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
                 self.engine.close_row(row)
                 self.environments.release(episode.environment)
             else:
@@ -189,7 +169,7 @@ class AgentProxy:
                 self._submit(row, episode)
         return ended
 
-    def _fits(self, episode: _Episode) -> bool:
+    def _fits(self, episode: Episode) -> bool:
         """Prepares the next prompt and says whether it and a full response fit into the context."""
         episode.prompt = self.context.prompt(episode.turns, episode.observation)
         return self.limits.fit(episode.num_read_tokens)

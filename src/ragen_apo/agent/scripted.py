@@ -7,14 +7,14 @@ response than the model may write counts with its own length.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from ragen_apo.agent.context import ContextManager, Prompt, parse_response, render_response
-from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
-from ragen_apo.agent.proxy import EpisodeRequest, finished_trajectory
-from ragen_apo.environments.base import Reply, ScriptedPolicy
-from ragen_apo.types import Trajectory, Turn, TurnFlag
-
-NO_PROMPT = Prompt(token_ids=(), restarts=False)
+from ragen_apo.agent.context import ContextManager, parse_response, render_response
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import Episode, EpisodeRequest
+from ragen_apo.environments.base import ScriptedPolicy
+from ragen_apo.policy.generation import Response
+from ragen_apo.types import Trajectory, TurnFlag
 
 
 def play_scripted_episodes(
@@ -36,11 +36,6 @@ def play_scripted_episodes(
     ]
 
 
-def _flags(reply: Reply, outcome: Outcome) -> tuple[str, ...]:
-    mistake = (TurnFlag.MISTAKE.value,) if reply.is_mistake else ()
-    return (*outcome.flags, *mistake)
-
-
 def _play_episode(
     policy: ScriptedPolicy,
     environments: EnvironmentManager,
@@ -52,38 +47,22 @@ def _play_episode(
     environment, observation = environments.start(request.task, seed=request.seed)
     policy.begin(request.task, seed=request.seed)
     limits = context.limits if context else None
-    turns: list[Turn] = []
-    num_context_tokens, outcome = 0, None
+    episode, outcome = Episode(request, environment, observation), None
     while outcome is None or not (outcome.terminated or outcome.truncated):
-        prompt = context.prompt(turns, observation) if context else NO_PROMPT
-        state_key = environment.state_key()
-        reply = policy.act(observation)
+        if context:
+            episode.prompt = context.prompt(episode.turns, episode.observation)
+        episode.state_key = environment.state_key()
+        reply = policy.act(episode.observation)
         text = render_response(thought=reply.thought, action=reply.action)
-        response = context.encode_response(text) if context else []
-        num_read_tokens = len(prompt.token_ids) + (0 if prompt.restarts else num_context_tokens)
-        if limits and not limits.fit(num_read_tokens, num_response_tokens=len(response)):
+        tokens = tuple(context.encode_response(text)) if context else ()
+        num_read_tokens = episode.num_read_tokens
+        if limits and not limits.fit(num_read_tokens, num_response_tokens=len(tokens)):
             if outcome is None:
-                raise limits.refusal(
-                    request.task, num_read_tokens, num_response_tokens=len(response)
-                )
+                raise limits.refusal(request.task, num_read_tokens, num_response_tokens=len(tokens))
             break
-        outcome = environments.step([environment], [parse_response(text)])[0]
-        turns.append(
-            Turn(
-                observation=observation,
-                prompt_token_ids=prompt.token_ids,
-                response_token_ids=tuple(response),
-                logprobs=(0.0,) * len(response),
-                response=text,
-                thought=reply.thought,
-                action=reply.action,
-                reward=outcome.reward,
-                flags=_flags(reply, outcome),
-                state_key=state_key,
-                restarts_context=prompt.restarts,
-            )
-        )
-        observation = outcome.observation
-        num_context_tokens = num_read_tokens + len(response)
+        outcome = environments.step(environment, parse_response(text))
+        if reply.is_mistake:
+            outcome = replace(outcome, flags=(*outcome.flags, TurnFlag.MISTAKE.value))
+        episode.record(Response(tokens, (0.0,) * len(tokens), stopped=True), text, reply, outcome)
     environments.release(environment)
-    return finished_trajectory(request, turns, outcome, policy_version=policy_version)
+    return episode.finished(outcome, policy_version=policy_version)

@@ -40,22 +40,16 @@ def train(
 ) -> None:
     """Train a policy: warm start, Stage 1, Stage 2; then evaluate it and write the report.
 
-    Parameters
-    ----------
-    overrides
-        Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
-        docs/configuration.md has all of them.
-    run_dir
-        Where everything goes; must not exist yet, except with --resume.
-    config
-        A YAML file; see configs/. Not needed with --resume.
-    resume
-        Continue the run in --run-dir where it stopped, with its own configuration.
-    evaluate
-        Also evaluate the trained policy and write the report.
-    trust_remote_code
-        With --resume: run Python code that the run names: its model's, and an environment's
-        (path.py:function). What the run's own configuration says of trust does not count.
+    Args:
+        overrides: Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
+            docs/configuration.md has all of them.
+        run_dir: Where everything goes; must not exist yet, except with --resume.
+        config: A YAML file; see configs/. Not needed with --resume.
+        resume: Continue the run in --run-dir where it stopped, with its own configuration.
+        evaluate: Also evaluate the trained policy and write the report.
+        trust_remote_code: With --resume: run Python code that the run names: its model's, and an
+            environment's (path.py:function). What the run's own configuration says of trust does
+            not count.
     """
     run = _train(overrides, run_dir, config, resume, trust_remote_code, until="policy")
     console.print(f"trained policy: {run.files.policy}", highlight=False, soft_wrap=True)
@@ -79,18 +73,13 @@ def warm_start(
 ) -> None:
     """Make the reference of a run and stop; `train --resume` goes on from there.
 
-    Parameters
-    ----------
-    overrides
-        Configuration keys to change, such as `--warm_start.demonstrations.num_steps 400`.
-    run_dir
-        Where everything goes; must not exist yet, except with --resume.
-    config
-        A YAML file; see configs/. Not needed with --resume.
-    resume
-        Continue a warm start that was interrupted.
-    trust_remote_code
-        With --resume: as for `train`.
+    Args:
+        overrides: Configuration keys to change, such as `--warm_start.demonstrations.num_steps
+            400`.
+        run_dir: Where everything goes; must not exist yet, except with --resume.
+        config: A YAML file; see configs/. Not needed with --resume.
+        resume: Continue a warm start that was interrupted.
+        trust_remote_code: With --resume: as for `train`.
     """
     run = _train(overrides, run_dir, config, resume, trust_remote_code, until="reference")
     console.print(f"reference: {run.files.reference(0)}", highlight=False, soft_wrap=True)
@@ -140,18 +129,14 @@ def estimate_values(
 ) -> None:
     """Sample the frozen reference of a run (Stage 1) and report what its values cover.
 
-    Parameters
-    ----------
-    run
-        A run directory with a reference.
-    samples
-        Trajectories per task; more than before adds to what is stored. Default: as configured.
-    reference
-        Version of the reference; 0 is the warm-started one.
-    split
-        Tasks to sample.
-    trust_remote_code
-        Run Python code that the run names: its model's, and an environment's (path.py:function).
+    Args:
+        run: A run directory with a reference.
+        samples: Trajectories per task; more than before adds to what is stored. Default: as
+            configured.
+        reference: Version of the reference; 0 is the warm-started one.
+        split: Tasks to sample.
+        trust_remote_code: Run Python code that the run names: its model's, and an environment's
+            (path.py:function).
     """
     import json
 
@@ -185,18 +170,13 @@ def evaluate(
 
     Writes RUN/evaluation/results.json and episodes.jsonl.
 
-    Parameters
-    ----------
-    run
-        A run directory.
-    split
-        Tasks to play: for the shop train, test or all. Default: the configuration's.
-    episodes
-        How many, in the split's order; see evaluation.num_episodes, which is the default.
-    pass_k
-        Also sample each task this often and give pass@k.
-    trust_remote_code
-        Run Python code that the run names: its model's, and an environment's (path.py:function).
+    Args:
+        run: A run directory.
+        split: Tasks to play: for the shop train, test or all. Default: the configuration's.
+        episodes: How many, in the split's order; see evaluation.num_episodes, which is the default.
+        pass_k: Also sample each task this often and give pass@k.
+        trust_remote_code: Run Python code that the run names: its model's, and an environment's
+            (path.py:function).
     """
     from ragen_apo import api
 
@@ -224,10 +204,8 @@ def _evaluate(run: Run, *, split: str | None, episodes: int | None, pass_k: int 
 def report(run: Path) -> None:
     """Write summary.csv, plots, failure_analysis.md, slides.pptx and report.html of a run.
 
-    Parameters
-    ----------
-    run
-        A run directory with an evaluation.
+    Args:
+        run: A run directory with an evaluation.
     """
     from ragen_apo import api
 
@@ -244,15 +222,11 @@ def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number 
     Writes OUT/comparison.md, comparison.csv and curves. Runs in OUT that are done are reused, and
     an interrupted comparison goes on when the command is given again.
 
-    Parameters
-    ----------
-    config
-        A comparison; see configs/compare_shop.yaml.
-    out
-        Where the runs and the results go.
-    parallel
-        Runs that train at the same time. Their seconds can only be compared if each has cores of
-        its own: set machine.num_threads to the cores over this number.
+    Args:
+        config: A comparison; see configs/compare_shop.yaml.
+        out: Where the runs and the results go.
+        parallel: Runs that train at the same time. Their seconds can only be compared if each has
+            cores of its own: set machine.num_threads to the cores over this number.
     """
     from ragen_apo import api
 

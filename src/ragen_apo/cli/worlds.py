@@ -41,19 +41,14 @@ def play(
 ) -> None:
     """Play an environment yourself in the terminal.
 
-    Parameters
-    ----------
-    environment
-        Name of an environment, path.py:function or module:function.
-    options
-        Options of the environment, such as `--max_turns 5`; docs/environments.md has all of them.
-    split
-        Where the task is from.
-    task
-        Which task of the split, counted from 0.
-    record
-        A .jsonl file to which the episode is added if it comes to its end; the key
-        warm_start.demonstrations.recordings takes it as a demonstration.
+    Args:
+        environment: Name of an environment, path.py:function or module:function.
+        options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
+            of them.
+        split: Where the task is from.
+        task: Which task of the split, counted from 0.
+        record: A .jsonl file to which the episode is added if it comes to its end; the key
+            warm_start.demonstrations.recordings takes it as a demonstration.
     """
     from ragen_apo.config.overrides import parse_options
     from ragen_apo.environments.base import make_environment, splits_with_tasks
@@ -100,15 +95,11 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
 
     Also plays its scripted policies on training tasks. Exit status 1 if something is found.
 
-    Parameters
-    ----------
-    environment
-        Name of an environment, built-in or from an installed package; path.py:function or
-        module:function for one of your own.
-    options
-        Options of the environment, such as `--max_turns 5`.
-    num_tasks
-        Training tasks that each scripted policy plays for the table.
+    Args:
+        environment: Name of an environment, built-in or from an installed package; path.py:function
+            or module:function for one of your own.
+        options: Options of the environment, such as `--max_turns 5`.
+        num_tasks: Training tasks that each scripted policy plays for the table.
     """
     from functools import partial
 
@@ -159,16 +150,11 @@ def data_webshop(
     The files go to $RAGEN_APO_DATA/webshop (~/.local/share/ragen-apo/webshop). An interrupted
     download continues when the command is given again.
 
-    Parameters
-    ----------
-    size
-        The 1,000 products that most people use, or all 1.18 million (several GB).
-    source
-        A folder that has the files already; nothing is downloaded.
-    force
-        Replace what is there.
-    generated
-        Prepare a generated catalogue of so many products instead; nothing is downloaded.
+    Args:
+        size: The 1,000 products that most people use, or all 1.18 million (several GB).
+        source: A folder that has the files already; nothing is downloaded.
+        force: Replace what is there.
+        generated: Prepare a generated catalogue of so many products instead; nothing is downloaded.
     """
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.environments.webshop.download import download_data

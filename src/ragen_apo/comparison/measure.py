@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.comparison.plan import BudgetConfig
-from ragen_apo.files import broken_line, parse_record, read_json, read_json_lines
+from ragen_apo.files import read_json, read_records
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.values.store import ValueStore
 
@@ -42,9 +41,6 @@ class _Step(BaseModel):
     num_generated_tokens: int
     eval_success_rate: float = 0.0
     kl_per_sequence: float = 0.0
-
-
-_RESULTS, _STEP = TypeAdapter(_Results), TypeAdapter(_Step)
 
 
 @dataclass(frozen=True)
@@ -100,16 +96,11 @@ class Measurement:
         return float(np.trapezoid(np.interp(xs, ends, heights), xs) / tokens)
 
 
-def reachable_by_all(measurements: Sequence[Measurement]) -> float:
-    """The highest success that every run reaches."""
-    return min(run.best for run in measurements)
-
-
 def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) -> Measurement:
     """Reads a finished run."""
-    status, rows = run.read_status(), _rows(run)
+    status, rows = run.read_status(), read_records(run.metrics, TypeAdapter(_Step))
     advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
-    results = read_json(run.results, _RESULTS, advice=advice)
+    results = read_json(run.results, TypeAdapter(_Results), advice=advice)
     phases = status.get("phases", {})
     seconds = sum(
         phases.get(phase, {}).get("seconds", 0.0) for phase in ("stage 1", "reference refresh")
@@ -121,11 +112,11 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         # After Stage 1 the policy is still the reference.
         points.append(Point(seconds, tokens, reference_success))
     for row in rows:
-        seconds += row["rollout_seconds"] + row["training_seconds"]
-        tokens += row["num_generated_tokens"]
-        if "eval_success_rate" in row and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, row["eval_success_rate"]))
-    divergences = [row["kl_per_sequence"] for row in rows if "kl_per_sequence" in row]
+        seconds += row.rollout_seconds + row.training_seconds
+        tokens += row.num_generated_tokens
+        if "eval_success_rate" in row.model_fields_set and _within(budget, seconds, tokens):
+            points.append(Point(seconds, tokens, row.eval_success_rate))
+    divergences = [row.kl_per_sequence for row in rows if "kl_per_sequence" in row.model_fields_set]
     low, high = results.success_ci95
     return Measurement(
         name=name,
@@ -139,16 +130,6 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         kl_per_sequence=divergences[-1] if divergences else None,
         peak_memory_bytes=status.get("peak_memory_bytes"),
     )
-
-
-def _rows(run: RunDirectory) -> list[dict[str, Any]]:
-    rows = read_json_lines(run.metrics)
-    for number, row in enumerate(rows, 1):
-        try:
-            parse_record(_STEP, row)
-        except ValueError as error:
-            raise broken_line(run.metrics, number, f"cannot be used ({error})") from error
-    return rows
 
 
 def stage_one_tokens(run: RunDirectory) -> int:

@@ -69,9 +69,8 @@ class Comparison:
 
     def reference(self, seed: int) -> RunConfig:
         """The run that ends with its warm start: its reference is that of all runs."""
-        return self._config(
-            self.settings.shared, {"seed": seed}, source=f"the reference of seed {seed}"
-        )
+        layers = [self.base, self.settings.shared, {"seed": seed}]
+        return config_of(layers, source=f"the reference of seed {seed}")
 
     def run(self, name: str, seed: int, *, reference: Path) -> RunConfig:
         """One run from that reference."""
@@ -81,10 +80,7 @@ class Comparison:
             "warm_start": {"enabled": False},
         }
         own = self.settings.runs[name] or {}
-        return self._config(self.settings.shared, own, last, source=f"run {name!r}")
-
-    def _config(self, *layers: Mapping[str, Any], source: str) -> RunConfig:
-        return config_of([self.base, *layers], source=source)
+        return config_of([self.base, self.settings.shared, own, last], source=f"run {name!r}")
 
 
 def folder_name(name: str) -> str:

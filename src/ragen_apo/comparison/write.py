@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +12,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ragen_apo.comparison.measure import Measurement, Point, reachable_by_all
+from ragen_apo.comparison.measure import Measurement, Point
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
 from ragen_apo.files import write_bytes_atomically, write_text_atomically
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
@@ -53,28 +52,20 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
     """One CSV row a run."""
     names = [each.name for each in fields(Measurement) if each.name != "points"]
     common, shortest = _common(measurements)
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     goals = {"target": settings.target, "common": common}
-    writer.writerow(
-        [
-            *names,
-            "success_within_budget",
-            "mean_success",
-            *(f"{unit}_to_{goal}" for goal in goals for unit in ("seconds", "tokens")),
-        ]
-    )
+    rows: list[dict[str, object]] = []
     for run in measurements:
-        reached = [run.first_at(success) for success in goals.values()]
-        costs = [(point.seconds, point.tokens) if point else (None, None) for point in reached]
-        writer.writerow(
-            [
-                *(getattr(run, name) for name in names),
-                run.success_within_budget,
-                run.mean_success(shortest),
-                *itertools.chain.from_iterable(costs),
-            ]
-        )
+        row = {name: getattr(run, name) for name in names}
+        row["success_within_budget"] = run.success_within_budget
+        row["mean_success"] = run.mean_success(shortest)
+        for goal, success in goals.items():
+            for unit in ("seconds", "tokens"):
+                row[f"{unit}_to_{goal}"] = getattr(run.first_at(success), unit, None)
+        rows.append(row)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return stream.getvalue()
 
 
@@ -124,7 +115,8 @@ def _budget(budget: BudgetConfig) -> str:
 
 def _common(measurements: Sequence[Measurement]) -> tuple[float, int]:
     """The success that every run reaches, and the tokens that every run has used."""
-    return reachable_by_all(measurements), min(run.points[-1].tokens for run in measurements)
+    best = min(run.best for run in measurements)
+    return best, min(run.points[-1].tokens for run in measurements)
 
 
 def _costs(points: Sequence[Point | None]) -> tuple[str, str]:

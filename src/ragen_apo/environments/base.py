@@ -101,8 +101,8 @@ class ScriptedPolicy(Protocol):
         ...
 
 
-class TextEnvironment(Protocol):
-    """One episode at a time, text in and text out."""
+class HasTasks(Protocol):
+    """An environment, or a pool of them."""
 
     @property
     def properties(self) -> EnvironmentProperties:
@@ -112,6 +112,14 @@ class TextEnvironment(Protocol):
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split in a fixed order; raises ConfigError for an unknown split."""
         ...
+
+    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+        """Policies by name; `random` and `heuristic` are the baselines of an evaluation."""
+        ...
+
+
+class TextEnvironment(HasTasks, Protocol):
+    """One episode at a time, text in and text out."""
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         """Starts an episode and returns its first observation and info."""
@@ -128,10 +136,6 @@ class TextEnvironment(Protocol):
 
     def state_key(self) -> str:
         """Equal keys mean equal futures: task, page and all that later rewards depend on."""
-        ...
-
-    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        """Policies by name; `random` and `heuristic` are the baselines of an evaluation."""
         ...
 
 

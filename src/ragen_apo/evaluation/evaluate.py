@@ -1,26 +1,17 @@
-"""Plays fixed tasks with a policy and the baselines, and writes the evaluation of a run.
+"""Plays fixed tasks with a policy and the baselines.
 
 Task i of a split always has the same seed, so two policies meet the same episodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
-from ragen_apo.environments.base import FailureWords
-from ragen_apo.evaluation.summary import (
-    episode_rows,
-    outcome_summary,
-    pass_at_by_task,
-    results_document,
-)
-from ragen_apo.files import write_json_atomically, write_json_lines_atomically
-from ragen_apo.run_directory import RunDirectory
+from ragen_apo.evaluation.summary import outcome_summary, pass_at_by_task
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Trajectory
 
@@ -85,7 +76,7 @@ def sampled_pass_at(
     proxy: AgentProxy, plan: EvaluationPlan, *, k: int, temperature: float
 ) -> dict[str, float]:
     """pass@1 ... pass@k (powers of two and k) of k sampled episodes a task."""
-    sampled = EvaluationPlan(plan.split, plan.num_episodes, temperature, plan.seed)
+    sampled = replace(plan, temperature=temperature)
     trajectories = [
         trajectory
         for repeat in range(k)
@@ -95,27 +86,3 @@ def sampled_pass_at(
     ]
     ks = sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
     return pass_at_by_task(trajectories, ks)
-
-
-def write_evaluation(
-    run: RunDirectory,
-    trajectories: Sequence[Trajectory],
-    *,
-    plan: EvaluationPlan,
-    policy: str,
-    baselines: dict[str, dict[str, Any]],
-    pass_at: dict[str, float] | None,
-    failure_words: FailureWords,
-) -> dict[str, Any]:
-    """Writes results.json and episodes.jsonl, each whole or not at all; returns the results."""
-    results = results_document(
-        trajectories,
-        policy=policy,
-        split=plan.split,
-        baselines=baselines,
-        pass_at=pass_at,
-        failure_words=failure_words,
-    )
-    write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
-    write_json_atomically(run.results, results)
-    return results

@@ -1,20 +1,7 @@
 """Why an episode failed, as one of six patterns, and the words for them.
 
 Consumes finished trajectories of any environment; reads flags, actions and observations, never
-token ids. Each failed episode has exactly one pattern, the first of this list that fits:
-
-1. `unreadable`: half or more of the turns have a format error or an invalid action, and format
-   errors are not fewer.
-2. `impossible`: half or more of the turns have one, and invalid actions are more.
-3. `wrong_final_action`: the environment ended the episode and it was no success.
-4. `loop`: half or more of the turns (at least two) repeat an earlier turn: nearly the same action,
-   answered with nearly the same text. An action that is repeated and brings something new (the next
-   page, one more step of a walk) is no repeat.
-5. `unreachable_target`: no turn carries `TurnFlag.TARGET_SHOWN`, so the goal was never on screen.
-   Only where the environment emits this flag at all; see `reports_target`.
-6. `timeout`: every other episode that was cut off.
-
-An environment may declare words of its own for them (`EnvironmentProperties.failure_words`); the
+token ids. An environment may declare words of its own (`EnvironmentProperties.failure_words`); the
 words here fit all.
 """
 
@@ -35,9 +22,11 @@ class FailurePattern(str, Enum):
     """The name of a way to fail, in the order in which they are looked for."""
 
     UNREADABLE = "unreadable"
+    """Half or more of the turns failed, and no fewer by format errors than by invalid actions."""
     IMPOSSIBLE = "impossible"
     WRONG_FINAL_ACTION = "wrong_final_action"
     LOOP = "loop"
+    """Half or more of the turns (at least two) repeat an earlier one and bring nothing new."""
     UNREACHABLE_TARGET = "unreachable_target"
     TIMEOUT = "timeout"
 

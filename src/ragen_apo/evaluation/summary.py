@@ -7,8 +7,9 @@ index in the given sequence, from 0, the same in both documents.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any
 
 from ragen_apo.environments.base import FailureWords
@@ -18,7 +19,6 @@ from ragen_apo.evaluation.failures import (
     failure_pattern,
     reports_target,
 )
-from ragen_apo.evaluation.statistics import wilson_interval
 from ragen_apo.types import Trajectory, Turn
 from ragen_apo.values.coverage import pass_at_k
 
@@ -28,8 +28,7 @@ MAX_FAILURE_EXAMPLES = 3
 def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The summary of a group of episodes: the policy's, a category's or a baseline's.
 
-    Keys: episodes, successes, success_rate, success_ci95 (Wilson), avg_reward (the mean return of
-    an episode), avg_steps (the mean number of turns). Raises ValueError without episodes.
+    Raises ValueError without episodes.
     """
     if not trajectories:
         raise ValueError("no episodes to summarize; evaluate at least one episode")
@@ -43,6 +42,29 @@ def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "avg_reward": fmean(trajectory.episode_return for trajectory in trajectories),
         "avg_steps": fmean(len(trajectory.turns) for trajectory in trajectories),
     }
+
+
+def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
+    """The 95% Wilson score interval of a success rate; it stays inside [0, 1] at 0% and 100% too.
+
+    With p = successes / n and z the two-sided normal quantile, the bounds are
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)   (Wilson, 1927).
+    Assumes independent episodes. No episodes say nothing: (0, 1).
+    Raises ValueError for impossible counts.
+    """
+    if not 0 <= successes <= episodes:
+        raise ValueError(f"successes must lie in 0..{episodes} (the episodes), got {successes}")
+    if episodes == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + 0.95 / 2)
+    rate = successes / episodes
+    shrinkage = 1 + z * z / episodes
+    centre = (rate + z * z / (2 * episodes)) / shrinkage
+    spread = math.sqrt(rate * (1 - rate) / episodes + (z / (2 * episodes)) ** 2)
+    half_width = z * spread / shrinkage
+    low = 0.0 if successes == 0 else max(0.0, centre - half_width)
+    high = 1.0 if successes == episodes else min(1.0, centre + half_width)
+    return low, high
 
 
 def results_document(

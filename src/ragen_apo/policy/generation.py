@@ -172,7 +172,12 @@ class GenerationEngine:
         """
         assert self._slots[row.slot] is row and row.sampling is None
         num_present = 0 if restarts else row.length + len(row.unread)
-        self._check_length(num_present + len(prompt) + max_new_tokens)
+        needed = num_present + len(prompt) + max_new_tokens
+        if needed > self.capacity:
+            raise ContextError(
+                f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
+                "raise agent.max_context_tokens or shorten turns"
+            )
         if restarts:
             # The last token is read in any case: its logits are those of the first one to sample.
             num_kept = _num_shared(row.read, prompt[:-1])
@@ -193,7 +198,7 @@ class GenerationEngine:
         finished: list[tuple[Row, Response]] = []
         for rows, logits_RV in self._passes():
             entries = [row.sampling for row in rows if row.sampling]
-            draws = [entry.next_draw() for entry in entries]
+            draws = [entry.draws[len(entry.token_ids)] for entry in entries]
             tokens, logprobs = _sample(logits_RV, draws, temperature=temperature)
             for row, entry, token, logprob in zip(rows, entries, tokens, logprobs, strict=True):
                 row.unread.append(token)
@@ -202,13 +207,6 @@ class GenerationEngine:
                     finished.append((row, response))
                     row.sampling = None
         return finished
-
-    def _check_length(self, needed: int) -> None:
-        if needed > self.capacity:
-            raise ContextError(
-                f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
-                "raise agent.max_context_tokens or shorten turns"
-            )
 
     def _passes(self) -> Iterator[tuple[list[Row], Tensor]]:
         """Each forward pass of a step: its rows, and the logits [R, V] of their next tokens."""
@@ -369,9 +367,6 @@ class _Sampling:
         """One uniform number for each token that the response may have."""
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-
-    def next_draw(self) -> float:
-        return self.draws[len(self.token_ids)]
 
     def append(self, token: int, logprob: float, *, rule: StopRule) -> Response | None:
         """Adds a token and returns the response if it is over."""

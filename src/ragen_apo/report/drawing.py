@@ -24,11 +24,6 @@ def style_axes(axes: Axes, title: str) -> None:
         spine.set_color(FAINT)
 
 
-def title_above(figure: Figure, title: str) -> None:
-    """A title over the whole width, where the names of rows leave the axes little of it."""
-    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=11, fontweight="bold")
-
-
 def legend_below(figure: Figure, axes: Axes, *, num_columns: int) -> None:
     """One legend below all panels of a figure, from a panel that has all its lines."""
     handles, labels = axes.get_legend_handles_labels()

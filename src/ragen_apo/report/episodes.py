@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field, TypeAdapter
 
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import broken_line, parse_record, read_json_lines
+from ragen_apo.files import read_records
 from ragen_apo.printable import printable
 from ragen_apo.report.style import counted, signed
 from ragen_apo.run_directory import RunDirectory
@@ -52,9 +52,6 @@ class Episode(BaseModel, frozen=True):
         return printable(readable_episode(self.model_dump(by_alias=True)))
 
 
-_EPISODE = TypeAdapter(Episode)
-
-
 def read_episodes(run: RunDirectory) -> list[Episode]:
     """The episodes of the run's last evaluation.
 
@@ -65,13 +62,7 @@ def read_episodes(run: RunDirectory) -> list[Episode]:
             f"{run.path} was not evaluated: {run.episodes} is missing. Run "
             f"`ragen-apo evaluate {run.path}` first"
         )
-    episodes: list[Episode] = []
-    for number, row in enumerate(read_json_lines(run.episodes), 1):
-        try:
-            episodes.append(parse_record(_EPISODE, row))
-        except ValueError as error:
-            raise broken_line(run.episodes, number, f"cannot be used ({error})") from error
-    return episodes
+    return read_records(run.episodes, TypeAdapter(Episode))
 
 
 def readable_episode(row: Mapping[str, Any]) -> str:
@@ -88,10 +79,8 @@ def readable_episode(row: Mapping[str, Any]) -> str:
         lines.append(_entry("reads", turn.get("observation")))
         if turn.get("thought"):
             lines.append(_entry("thinks", turn.get("thought")))
-        if turn.get("action"):
-            lines.append(_entry("does", turn.get("action")))
-        else:
-            lines.append(_entry("wrote", turn.get("response")))
+        action = turn.get("action")
+        lines.append(_entry("does", action) if action else _entry("wrote", turn.get("response")))
     lines += ["", "--- end", _entry("answer", row.get("final_observation"))]
     return "\n".join(lines)
 

@@ -34,15 +34,16 @@ def target_note(run: RunData, pattern: str) -> str | None:
     """How often the goal was on screen, for `TARGET_PATTERNS`."""
     if pattern not in TARGET_PATTERNS:
         return None
-    flag = TurnFlag.TARGET_SHOWN.value
-    shown = {
-        id(row): any(flag in (turn.get("flags") or ()) for turn in row.get("turns") or ())
-        for row in run.episodes
-    }
-    of_pattern = [shown[id(row)] for row in run.episodes if row.get("failure") == pattern]
-    if not of_pattern or not any(shown.values()):
+    failed = [row for row in run.episodes if row.get("failure") == pattern]
+    if not failed or not any(map(_goal_shown, run.episodes)):
         return None
-    return f"The goal had been on screen in {sum(of_pattern)} of {len(of_pattern)} episodes."
+    num_shown = sum(map(_goal_shown, failed))
+    return f"The goal had been on screen in {num_shown} of {len(failed)} episodes."
+
+
+def _goal_shown(row: Mapping[str, Any]) -> bool:
+    flag = TurnFlag.TARGET_SHOWN.value
+    return any(flag in (turn.get("flags") or ()) for turn in row.get("turns") or ())
 
 
 def examples(run: RunData, summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:

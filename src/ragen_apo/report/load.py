@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.config.moved import is_of_0_1, translated
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import broken_line, parse_record, read_json, read_json_lines
+from ragen_apo.files import read_json, read_records
 from ragen_apo.run_directory import open_run
 
 
@@ -171,11 +171,4 @@ def _read_object(path: Path, kind: type[_Row], verb: str) -> Mapping[str, Any]:
 
 
 def _read_rows(path: Path, kind: type[_Row]) -> Sequence[Mapping[str, Any]]:
-    rows = read_json_lines(path)
-    adapter = TypeAdapter(kind)
-    for number, row in enumerate(rows, 1):
-        try:
-            parse_record(adapter, row)
-        except ValueError as error:
-            raise broken_line(path, number, f"cannot be used ({error})") from error
-    return rows
+    return [row.model_dump(exclude_unset=True) for row in read_records(path, TypeAdapter(kind))]

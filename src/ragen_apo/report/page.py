@@ -8,6 +8,7 @@ travel as JSON without a `<`, which the page's script shows through `textContent
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,6 @@ from ragen_apo.report.findings import (
 )
 from ragen_apo.report.load import RunData, finite, mapping, pair
 from ragen_apo.report.tables import (
-    MethodRow,
     category_rows,
     failure_rows,
     failure_words,
@@ -66,7 +66,11 @@ def page(
         algorithm=algorithm_of(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
-        colors={name.lower().replace("_", "-"): getattr(style, name) for name in _COLORS},
+        colors={
+            name.lower().replace("_", "-"): color
+            for name, color in vars(style).items()
+            if str(color).startswith("#")
+        },
         task_noun=evaluated_tasks(run),
         headline=_headline(run),
         sentences=key_sentences(run),
@@ -88,27 +92,11 @@ def page(
     )
 
 
-_COLORS = (
-    "INK",
-    "MUTED",
-    "FAINT",
-    "LINE",
-    "GROUND",
-    "PAPER",
-    "ACCENT",
-    "ACCENT_SOFT",
-    "WARM",
-    "RED",
-)
-
-
 def code_marked(text: str) -> Markup:
     """Escaped text; the parts between backticks are marked as code."""
-    parts = [
-        Markup("<code>{}</code>" if index % 2 else "{}") for index in range(text.count("`") + 1)
-    ]
+    forms = itertools.cycle([Markup("{}"), Markup("<code>{}</code>")])
     return Markup("").join(
-        part.format(piece) for part, piece in zip(parts, text.split("`"), strict=True)
+        form.format(part) for form, part in zip(forms, text.split("`"), strict=False)
     )
 
 
@@ -131,16 +119,14 @@ def _without_infinities(value: Any) -> Any:
 
 
 def _headline(run: RunData) -> dict[str, Any]:
+    policy, *baselines = method_rows(run)
+    references = [row.success_rate for row in baselines if row.method.startswith("reference")]
     return {
         **summary_cells(run.results),
-        "bounds": pair(run.results.get("success_ci95")),
-        "rate": finite(run.results.get("success_rate")),
-        "reference": _reference_rate(method_rows(run)),
+        "bounds": policy.bounds,
+        "rate": policy.success_rate,
+        "reference": references[0] if references else None,
     }
-
-
-def _reference_rate(rows: Sequence[MethodRow]) -> float | None:
-    return next((row.success_rate for row in rows if row.method.startswith("reference")), None)
 
 
 def _bar_row(name: str, summary: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
@@ -170,13 +156,11 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
     return [
         {
             "pattern": name,
-            "name": failure_words(run, name).name,
+            "words": failure_words(run, name),
             "count": style.compact(summary.get("count")),
             "share": style.percent(summary.get("share")),
             "bar": 100 * (finite(summary.get("share")) or 0.0),
             "occurred": bool(finite(summary.get("count"))),
-            "meaning": failure_words(run, name).meaning,
-            "advice": failure_words(run, name).advice,
             "target": target_note(run, name),
             "examples": [row.get("episode") for row in examples(run, summary)],
         }

@@ -19,7 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ragen_apo.report.algorithm import algorithm_of
-from ragen_apo.report.drawing import legend_below, png_bytes, style_axes, title_above
+from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import (
     ACCENT,
@@ -34,12 +34,7 @@ from ragen_apo.report.style import (
     one_line,
     percent,
 )
-from ragen_apo.report.tables import (
-    category_rows,
-    failure_rows,
-    failure_words,
-    num_failures,
-)
+from ragen_apo.report.tables import category_rows, failure_rows, failure_words, num_failures
 
 MAX_CATEGORIES = 30
 """Rows of the category picture, the lowest if there are more; the page's table has all of them."""
@@ -135,17 +130,10 @@ def by_category(
     """The success rate of each category with its Wilson interval and its number of episodes."""
     all_rows = category_rows(run)
     rows = all_rows[-limit:]
-    figure = Figure(
-        figsize=size or (PHONE_WIDTH, 1.1 + 0.38 * max(1, len(rows))),
-        facecolor=PAPER,
-        layout="constrained",
-    )
-    axes = figure.subplots()
-    shortened = len(all_rows) > limit
-    which = f"Success, lowest {limit} of {len(all_rows)} categories"
-    title_above(figure, which if shortened else "Success by category, with 95% intervals")
-    style_axes(axes, "")
-    axes.grid(visible=False, axis="y")
+    title = "Success by category, with 95% intervals"
+    if len(all_rows) > limit:
+        title = f"Success, lowest {limit} of {len(all_rows)} categories"
+    figure, axes = _rows_figure(title, size or (PHONE_WIDTH, 1.1 + 0.38 * max(1, len(rows))))
     if not rows:
         return _say(figure, axes, "No categories were evaluated.")
     for row, (_, summary) in enumerate(rows):
@@ -172,16 +160,8 @@ def by_category(
 def failures(run: RunData, *, size: tuple[float, float] | None = None) -> Figure:
     """The number of failed episodes of each pattern."""
     rows = failure_rows(run)
-    figure = Figure(
-        figsize=size or (PHONE_WIDTH, 0.9 + 0.38 * max(1, len(rows))),
-        facecolor=PAPER,
-        layout="constrained",
-    )
-    axes = figure.subplots()
-    failed = num_failures(run)
-    title_above(figure, f"Failed episodes by pattern: {failed} of {run.num_episodes}")
-    style_axes(axes, "")
-    axes.grid(visible=False, axis="y")
+    title = f"Failed episodes by pattern: {num_failures(run)} of {run.num_episodes}"
+    figure, axes = _rows_figure(title, size or (PHONE_WIDTH, 0.9 + 0.38 * max(1, len(rows))))
     if not rows:
         return _say(figure, axes, "No failures were recorded.")
     counts = [finite(summary.get("count")) or 0.0 for _, summary in rows]
@@ -196,6 +176,16 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> Figure
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_xlabel("episodes", color=MUTED, fontsize=9.5)
     return figure
+
+
+def _rows_figure(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """A figure for horizontal bars, whose names leave the axes little room: the title is above."""
+    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
+    axes = figure.subplots()
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=11, fontweight="bold")
+    style_axes(axes, "")
+    axes.grid(visible=False, axis="y")
+    return figure, axes
 
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run: RunData) -> None:
@@ -221,14 +211,15 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
         axes.plot(steps, values, color=ACCENT, alpha=0.25, linewidth=1.2, label="each step")
         axes.plot(steps, smooth, color=ACCENT, linewidth=2.0, label="running mean")
     if panel.evaluation_key is not None:
-        eval_steps, eval_values = series(rows, panel.evaluation_key)
-        if eval_steps:
-            axes.plot(
-                eval_steps, eval_values, "o--", color=WARM, markersize=5, linewidth=1.0,
-                label="evaluation",
-            )  # fmt: skip
+        evaluations = series(rows, panel.evaluation_key)
+        if evaluations[0]:
+            style = {"color": WARM, "markersize": 5, "linewidth": 1.0}
+            axes.plot(*evaluations, "o--", label="evaluation", **style)
     if panel.key == "success_rate":
-        _add_reference_line(axes, run)
+        baselines = mapping(run.results.get("baselines"))
+        rate = finite(mapping(baselines.get("reference")).get("success_rate"))
+        if rate is not None:
+            axes.axhline(rate, color=MUTED, linewidth=1.2, linestyle=":", label="reference")
 
 
 def smoothed(values: Sequence[float]) -> list[float] | None:
@@ -243,13 +234,6 @@ def running_mean(values: Sequence[float], *, window: int) -> list[float]:
     return [
         fmean(values[max(0, index - window) : index + window + 1]) for index in range(len(values))
     ]
-
-
-def _add_reference_line(axes: Axes, run: RunData) -> None:
-    baselines = mapping(run.results.get("baselines"))
-    rate = finite(mapping(baselines.get("reference")).get("success_rate"))
-    if rate is not None:
-        axes.axhline(rate, color=MUTED, linewidth=1.2, linestyle=":", label="reference")
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:

@@ -29,9 +29,9 @@ class Box:
     height: float
 
     @property
-    def lengths(self) -> tuple[Inches, Inches, Inches, Inches]:
-        """The rectangle in the units of python-pptx."""
-        return Inches(self.left), Inches(self.top), Inches(self.width), Inches(self.height)
+    def lengths(self) -> list[Inches]:
+        """Left, top, width and height in the units of python-pptx."""
+        return [Inches(self.left), Inches(self.top), Inches(self.width), Inches(self.height)]
 
     @property
     def right(self) -> float:
@@ -73,11 +73,11 @@ def write_lines(frame: Any, lines: Sequence[Line], *, align: Any = PP_ALIGN.LEFT
         run.font.color.rgb = rgb(line.color)
 
 
-def add_text(slide: Any, box: Box, lines: Sequence[Line], *, align: Any = PP_ALIGN.LEFT) -> None:
+def add_text(slide: Any, box: Box, lines: Sequence[Line]) -> None:
     """Paragraphs without a frame around them."""
     frame = slide.shapes.add_textbox(*box.lengths).text_frame
     frame.margin_left = frame.margin_right = frame.margin_top = frame.margin_bottom = 0
-    write_lines(frame, lines, align=align)
+    write_lines(frame, lines)
 
 
 def set_title(slide: Any, box: Box, line: Line) -> None:
@@ -112,13 +112,7 @@ def add_arrow(
 ) -> None:
     """A path of straight lines through the points, with an arrow head at its end."""
     for number, (start, end) in enumerate(itertools.pairwise(points), 1):
-        line = slide.shapes.add_connector(
-            MSO_CONNECTOR.STRAIGHT,
-            Inches(start[0]),
-            Inches(start[1]),
-            Inches(end[0]),
-            Inches(end[1]),
-        )
+        line = slide.shapes.add_connector(MSO_CONNECTOR.STRAIGHT, *map(Inches, (*start, *end)))
         line.line.color.rgb, line.line.width = rgb(color), Pt(width)
         _drop_theme(line)
         if number == len(points) - 1:
@@ -152,36 +146,31 @@ def add_table(
     for number, (cells, row) in enumerate(zip(rows, table.rows, strict=True)):
         row.height = Inches(box.height / len(rows))
         for column, (text, cell) in enumerate(zip(cells, row.cells, strict=True)):
-            _write_cell(
-                cell, text, header=number == 0, strong=number == strong_row, number=column > 0
-            )
+            align = PP_ALIGN.RIGHT if column > 0 else PP_ALIGN.LEFT
+            _write_cell(cell, text, header=number == 0, strong=number == strong_row, align=align)
 
 
-def _write_cell(cell: Any, text: str, *, header: bool, strong: bool, number: bool) -> None:
+def _write_cell(cell: Any, text: str, *, header: bool, strong: bool, align: Any) -> None:
     cell.margin_left = cell.margin_right = Inches(0.08)
     cell.margin_top = cell.margin_bottom = Inches(0.03)
     cell.vertical_anchor = MSO_ANCHOR.MIDDLE
     cell.fill.solid()
     cell.fill.fore_color.rgb = rgb(ACCENT_SOFT if strong else PAPER)
-    line = Line(text, size=11 if header else 13, color=INK, bold=strong or header)
-    write_lines(cell.text_frame, [line], align=PP_ALIGN.RIGHT if number else PP_ALIGN.LEFT)
+    line = Line(text, size=11 if header else 13, bold=strong or header)
+    write_lines(cell.text_frame, [line], align=align)
     _underline_cell(cell, FAINT if header else LINE)
 
 
 def _underline_cell(cell: Any, color: str) -> None:
     """A hairline below the cell and none elsewhere; python-pptx has no call for cell borders."""
     properties = cell._tc.get_or_add_tcPr()
-    borders = []
-    for tag in ("lnL", "lnR", "lnT"):
-        borders.append(f'<a:{tag} {nsdecls("a")} w="0"><a:noFill/></a:{tag}>')
+    borders = [
+        f'<a:{tag} {nsdecls("a")} w="0"><a:noFill/></a:{tag}>' for tag in ("lnL", "lnR", "lnT")
+    ]
     borders.append(
         f'<a:lnB {nsdecls("a")} w="9525"><a:solidFill><a:srgbClr val="{color.lstrip("#")}"/>'
         "</a:solidFill></a:lnB>"
     )
     fill = properties.find(qn("a:solidFill"))
     for border in borders:
-        element = parse_xml(border)
-        if fill is None:
-            properties.append(element)
-        else:
-            fill.addprevious(element)
+        fill.addprevious(parse_xml(border))

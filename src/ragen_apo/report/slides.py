@@ -164,9 +164,9 @@ def _tiles(slide: Any, run: RunData, area: Box) -> None:
     """Up to five numbers side by side."""
     reference = mapping(mapping(run.results.get("baselines")).get("reference"))
     _, trained_episodes = series(run.metrics, "num_episodes_total")
-    seconds = total_seconds(run)
+    seconds, bounds = total_seconds(run), interval(run.results.get("success_ci95"))
     tiles = [
-        (percent(run.results.get("success_rate")), f"success ({_interval(run)})"),
+        (percent(run.results.get("success_rate")), f"success (95%: {bounds})"),
         (percent(reference.get("success_rate")), "success of the reference") if reference else None,
         (f"{len(run.metrics):,}", "training steps") if run.trained else None,
         (compact(trained_episodes[-1]), "training episodes") if trained_episodes else None,
@@ -181,20 +181,14 @@ def _tiles(slide: Any, run: RunData, area: Box) -> None:
         add_text(slide, box, lines)
 
 
-def _interval(run: RunData) -> str:
-    return f"95%: {interval(run.results.get('success_ci95'))}"
-
-
 def _results(slide: Any, run: RunData) -> None:
     """Table and sentences on the left, pictures on the right."""
     _heading(slide, run, headline(run))
     left, right = Box(MARGIN, 1.6, 6.0, 0), Box(7.0, 1.5, WIDTH - MARGIN - 7.0, 2.6)
     rows = [["Method", "Success", "95% interval", "Reward", "Steps"]]
     for row in method_rows(run)[: MAX_TABLE_ROWS - 1]:
-        cells = summary_cells(row.summary)
-        rows.append(
-            [row.method, cells["success"], cells["interval"], cells["reward"], cells["steps"]]
-        )
+        _, *cells = summary_cells(row.summary).values()  # without the number of episodes
+        rows.append([row.method, *cells])
     table = Box(left.left, left.top, left.width, 0.4 * len(rows))
     add_table(slide, table, rows, widths=(2.15, 0.95, 1.3, 0.8, 0.8), strong_row=1)
     sentences = [Line(text, size=13, space_after=7) for text in key_sentences(run)]

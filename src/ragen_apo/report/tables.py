@@ -58,23 +58,16 @@ CRITIC_MONITORS = {
     "explained_variance": "critic, explained variance",
     "critic_gradient_norm": "critic, gradient norm",
 }
-_SHARES = {
-    "success_rate",
-    "retrieval_accuracy",
-    "empty_thought_share",
-    "unclosed_thought_share",
-    "truncated_share",
-    "invalid_turn_share",
-    "format_error_share",
-    "clip_fraction",
-}
-
+_SHARES = ("_share", "success_rate", "retrieval_accuracy", "clip_fraction")
+"""Ends of the names of monitors that are written in percent."""
 
 UNKNOWN_WORDS = PatternWords(
     meaning="A pattern that this version of the report does not know.",
     advice="Read the examples.",
 )
-EARLIER_WORDS = {
+KNOWN_WORDS: Mapping[str, PatternWords] = {
+    **NEUTRAL_WORDS,
+    # Patterns in evaluations of earlier versions.
     "search_loop": replace(NEUTRAL_WORDS[FailurePattern.LOOP], name="search loop"),
     "wrong_purchase": replace(
         NEUTRAL_WORDS[FailurePattern.WRONG_FINAL_ACTION], name="wrong purchase"
@@ -85,7 +78,6 @@ EARLIER_WORDS = {
         meaning="Half or more of the turns had no readable or no possible action.",
     ),
 }
-"""Patterns in evaluations of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +145,7 @@ def failure_words(run: RunData, pattern: str) -> PatternWords:
 
     In the words that the environment declared, as the evaluation kept them; else in neutral ones.
     """
-    if pattern in {known.value for known in FailurePattern}:
-        neutral = NEUTRAL_WORDS[FailurePattern(pattern)]
-    else:
-        neutral = EARLIER_WORDS.get(pattern, UNKNOWN_WORDS)
+    neutral = KNOWN_WORDS.get(pattern, UNKNOWN_WORDS)
     summary = mapping(mapping(run.results.get("failures")).get(pattern))
     declared = mapping(summary.get("words"))
     name = declared.get("name") or neutral.name or words(pattern)
@@ -182,7 +171,7 @@ def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
         _, values = series(run.metrics, key)
         if values:
             tenth = max(1, len(values) // 10)
-            write = percent if key in _SHARES else compact_mean
+            write = percent if key.endswith(_SHARES) else compact_mean
             rows.append((label, write(fmean(values[:tenth])), write(fmean(values[-tenth:]))))
     return rows
 

@@ -13,10 +13,9 @@ from ragen_apo.evaluation.evaluate import (
     play_baselines,
     play_evaluation,
     sampled_pass_at,
-    write_evaluation,
 )
-from ragen_apo.evaluation.summary import outcome_summary
-from ragen_apo.files import check_writable
+from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
+from ragen_apo.files import check_writable, write_json_atomically, write_json_lines_atomically
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import open_session
@@ -59,14 +58,16 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     progress.update(3, "reference")
     baselines |= play_baselines(session.environments, plan)
     progress.update(4, "baselines")
-    results = write_evaluation(
-        run,
+    policy = str(run.policy)
+    results = results_document(
         trajectories,
-        plan=plan,
-        policy=str(run.policy),
+        policy=policy,
+        split=plan.split,
         baselines=baselines,
         pass_at=pass_at,
         failure_words=session.environments.properties.failure_words,
     )
+    write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
+    write_json_atomically(run.results, results)
     run.add_seconds("evaluation", time.perf_counter() - session.opened)
     return results

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config import RunConfig
-from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import check_model
 from ragen_apo.policy.lora import require_peft
-from ragen_apo.task_order import HasTasks, missing_categories, training_tasks
+from ragen_apo.task_order import missing_categories, training_tasks
 from ragen_apo.values.store import ValueStore
 
 

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +57,7 @@ class SamplingConditions:
             object.__setattr__(self, name, number)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values; `conditions_from_json` is the inverse."""
+        """The fields as JSON values; as keywords they make the same conditions."""
         return dataclasses.asdict(self)
 
     @property
@@ -66,11 +65,6 @@ class SamplingConditions:
         """128 bits in hex: the same in every process, different for any other value of a field."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def conditions_from_json(values: Mapping[str, Any]) -> SamplingConditions:
-    """The inverse of `SamplingConditions.to_json`."""
-    return SamplingConditions(**values)
 
 
 def describe_differences(stored: SamplingConditions, asked: SamplingConditions) -> list[str]:

@@ -41,18 +41,19 @@ def coverage_report(
     beta: float,
     unreadable_share: float | None = None,
 ) -> dict[str, Any]:
-    """Statistics of the samples of each task, as JSON values.
+    """Statistics of the samples of each task, as JSON values; docs/metrics.md has every key.
 
-    Both mappings have the same tasks, each with at least one sample. Means are over tasks, each
-    with the same weight however often it was sampled. pass@k is given for the k of `_available_ks`;
-    a task with n < k samples enters it with its pass@n, a lower bound, and `tasks_below_k` counts
-    these tasks. `share_resting_on_one` is the share of tasks with several samples whose V* has an
-    effective sample size below 2. `unreadable_share` is the share of responses without a readable
-    action, if it was computed. `advice` is a text for people if few tasks have a success
-    (`few_are_solved`), else None. Raises ValueError for no tasks, for tasks without samples, and
-    where the two mappings disagree.
+    Means are over tasks, each with the same weight however often it was sampled. `unreadable_share`
+    is the share of responses without a readable action, if it was computed. Raises ValueError
+    unless both mappings have the same tasks, each with the same number of samples, at least one.
     """
-    _check_tasks(returns_by_task, successes_by_task)
+    num_returns = {task: len(returns) for task, returns in returns_by_task.items()}
+    num_outcomes = {task: len(successes) for task, successes in successes_by_task.items()}
+    if num_returns != num_outcomes or 0 in num_returns.values() or not num_returns:
+        raise ValueError(
+            "expected tasks with the same number of returns and successes, at least 1, got "
+            f"{num_returns!s:.200} and {num_outcomes!s:.200}"
+        )
     num_tasks = len(successes_by_task)
     counts = [(sum(successes), len(successes)) for successes in successes_by_task.values()]
     ks = _available_ks([n for _, n in counts])
@@ -115,24 +116,6 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
     if report.get("share_turns_known") is not None:
         parts.append(f"{report['share_turns_known']:.0%} of later turns in a state of known value")
     return "Stage 1: " + ", ".join(parts) + "."
-
-
-def _check_tasks(
-    returns_by_task: Mapping[str, Sequence[float]], successes_by_task: Mapping[str, Sequence[bool]]
-) -> None:
-    if not successes_by_task:
-        raise ValueError("a coverage report needs at least one task, got none")
-    if returns_by_task.keys() != successes_by_task.keys():
-        raise ValueError(
-            f"returns are of {len(returns_by_task)} tasks and successes of "
-            f"{len(successes_by_task)}, expected the same tasks"
-        )
-    for task_id, successes in successes_by_task.items():
-        if len(successes) == 0 or len(successes) != len(returns_by_task[task_id]):
-            raise ValueError(
-                f"task {task_id} has {len(returns_by_task[task_id])} returns and "
-                f"{len(successes)} successes, expected the same number and at least 1"
-            )
 
 
 def _advice(

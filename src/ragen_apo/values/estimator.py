@@ -51,8 +51,6 @@ def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
     values = _checked_returns(returns)
     _check_beta(beta)
     below = values - values.max()
-    if math.isinf(beta):
-        return float(len(values))
     if beta == 0:
         return float((below == 0).sum())
     with np.errstate(over="ignore"):

@@ -24,20 +24,16 @@ import math
 import sqlite3
 import time
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import TypeAdapter
 
 from ragen_apo.errors import MissingValueError, ValueStoreError
 from ragen_apo.files import parse_json, parse_record
 from ragen_apo.types import Trajectory
-from ragen_apo.values.conditions import (
-    SamplingConditions,
-    conditions_from_json,
-    describe_differences,
-)
+from ragen_apo.values.conditions import SamplingConditions, describe_differences
 from ragen_apo.values.estimator import soft_value
 
 SCHEMA_VERSION = 1
@@ -103,12 +99,7 @@ class ValueStore:
     def __enter__(self) -> ValueStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -170,29 +161,18 @@ class ValueStore:
         return sum(self._unpacked(*row).num_response_tokens for row in rows)
 
     def values(
-        self,
-        conditions: SamplingConditions,
-        task_ids: Collection[str],
-        *,
-        beta: float,
-        num_samples: int | None = None,
+        self, conditions: SamplingConditions, task_ids: Collection[str], *, beta: float
     ) -> dict[str, float]:
-        """V* of each task at `beta` from its stored returns: all, or the first `num_samples`.
+        """V* of each task at `beta` from its stored returns.
 
-        Raises MissingValueError if any task has no return, or fewer than `num_samples`; the message
-        names tasks and, where the store has them under other conditions, the fields that differ.
+        Raises MissingValueError if any task has no return; the message names tasks and, where the
+        store has them under other conditions, the fields that differ.
         """
-        needed = 1 if num_samples is None else num_samples
-        if needed < 1:
-            raise ValueStoreError(f"num_samples must be at least 1 or None, got {num_samples}")
         stored = self.returns_by_task(conditions)
-        missing = [task for task in task_ids if len(stored.get(task, ())) < needed]
+        missing = [task for task in task_ids if task not in stored]
         if missing:
-            num_stored = {task: len(stored.get(task, ())) for task in missing}
-            raise MissingValueError(
-                self._missing_message(conditions, num_stored, len(task_ids), needed)
-            )
-        return {task: soft_value(stored[task][:num_samples], beta=beta) for task in task_ids}
+            raise MissingValueError(self._missing_message(conditions, missing, len(task_ids)))
+        return {task: soft_value(stored[task], beta=beta) for task in task_ids}
 
     def _prepare(self, *, deadline: float) -> None:
         """Checks the file and makes the tables of a new one, once if two processes try."""
@@ -317,15 +297,14 @@ class ValueStore:
         return by_task
 
     def _missing_message(
-        self, asked: SamplingConditions, num_stored: dict[str, int], num_asked: int, needed: int
+        self, asked: SamplingConditions, missing: list[str], num_asked: int
     ) -> str:
-        names = [f"{task} ({count})" for task, count in num_stored.items()]
-        shown = ", ".join(names[:_NUM_SHOWN]) + (", ..." if len(names) > _NUM_SHOWN else "")
+        shown = ", ".join(missing[:_NUM_SHOWN]) + (", ..." if len(missing) > _NUM_SHOWN else "")
         lines = [
-            f"{len(num_stored)} of {num_asked} tasks have fewer than {needed} sampled returns in "
-            f"{self.path} under the conditions asked for. Tasks (and stored returns): {shown}."
+            f"{len(missing)} of {num_asked} tasks have no sampled return in {self.path} under the "
+            f"conditions asked for. Tasks: {shown}."
         ]
-        elsewhere = self._tasks_under_other_conditions(asked, set(num_stored))
+        elsewhere = self._tasks_under_other_conditions(asked, set(missing))
         if not elsewhere:
             lines.append("The store has no return of these tasks under other conditions either.")
         for other, num_tasks in elsewhere[:_NUM_SHOWN]:
@@ -341,10 +320,9 @@ class ValueStore:
         self, asked: SamplingConditions, task_ids: set[str]
     ) -> list[tuple[SamplingConditions, int]]:
         """Other conditions with the number of these tasks they cover, the most similar first."""
-        covered: dict[str, int] = {}
-        for digest, task_id in self._read("SELECT DISTINCT conditions, task_id FROM samples"):
-            if digest != asked.digest and task_id in task_ids:
-                covered[digest] = covered.get(digest, 0) + 1
+        rows = self._read("SELECT DISTINCT conditions, task_id FROM samples")
+        covered = Counter(digest for digest, task_id in rows if task_id in task_ids)
+        del covered[asked.digest]
         found = [
             (self._conditions(digest, text), covered[digest])
             for digest, text in self._read("SELECT digest, json FROM conditions ORDER BY digest")
@@ -354,7 +332,7 @@ class ValueStore:
 
     def _conditions(self, digest: str, text: str) -> SamplingConditions:
         try:
-            found = conditions_from_json(parse_json(text))
+            found = SamplingConditions(**parse_json(text))
             if found.digest == digest:
                 return found
             problem = "their digest is another one"

@@ -11,18 +11,16 @@ import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.environments.base import EnvironmentProperties, HasTasks
 from ragen_apo.environments.human.play import PlayedEpisode
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import parse_json, parse_record
-from ragen_apo.types import Task
 
 SUFFIX = ".jsonl"
 
@@ -115,13 +113,6 @@ def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:
     return recordings, unreadable
 
 
-class _HasTasks(Protocol):
-    @property
-    def properties(self) -> EnvironmentProperties: ...
-
-    def tasks(self, split: str) -> Sequence[Task]: ...
-
-
 @dataclass(frozen=True)
 class Selection:
     """The usable recordings, and in words the others; empty if there are none."""
@@ -130,7 +121,7 @@ class Selection:
     left_out: str
 
 
-def select_recordings(path: Path, environment: _HasTasks) -> Selection:
+def select_recordings(path: Path, environment: HasTasks) -> Selection:
     """The recordings of this environment's training tasks, in file order; ConfigError for none."""
     recordings, unreadable = read_recordings(path)
     training = {task.task_id for task in environment.tasks("train")}
