@@ -50,7 +50,7 @@ FAULTS = {
     "while an old checkpoint is removed": ("ragen_apo.training.checkpoint:shutil.rmtree", 7),
     "while the trained policy is saved": (SAVE_MODEL, 4),
     "between the files of the evaluation": (
-        "ragen_apo.evaluation.evaluate:write_json_atomically",
+        "ragen_apo.stages.evaluation:write_json_atomically",
         1,
     ),
 }
