@@ -162,7 +162,7 @@ def make_engine(kind: str, model: LanguageModel, workload: Workload) -> Any:
 def make_proxy(kind: str, model: LanguageModel, workload: Workload) -> AgentProxy:
     """An agent on an engine of either kind; like a trainer's, it serves all rollouts."""
     manager = workload.make_manager()
-    context = build_context(workload.config, model, manager)
+    context = build_context(workload.config.agent, model, manager)
     return AgentProxy(make_engine(kind, model, workload), manager, context)
 
 
@@ -257,7 +257,7 @@ def sampled(arguments: argparse.Namespace) -> Workload:
     return Workload(
         "sampled",
         config,
-        lambda: build_environments(config),
+        lambda: build_environments(config.environment, config.agent),
         arguments.episodes,
         ends_responses=True,
     )

@@ -44,7 +44,7 @@ ROWS = 8
 
 def gaps(model: LanguageModel, config: RunConfig, *, num_episodes: int) -> Tensor:
     """|log-probability when sampled - when scored| of every sampled token."""
-    environments = build_environments(config)
+    environments = build_environments(config.environment, config.agent)
     requests = [
         EpisodeRequest(task, derive_seed(config.seed, "logprob-gap", place))
         for place, task in enumerate(environments.tasks("train")[:num_episodes])

@@ -26,11 +26,11 @@ def demonstrations(config: RunConfig, model: LanguageModel) -> list[Trajectory]:
 
 
 def _demonstrations(config: RunConfig, model: LanguageModel | None) -> list[Trajectory]:
-    environments = build_environments(config)
+    environments = build_environments(config.environment, config.agent)
     return play_demonstrations(
         environments.scripted_policies()["teacher"],
         environments,
-        build_context(config, model, environments) if model else None,
+        build_context(config.agent, model, environments) if model else None,
         environments.tasks("train"),
         num_episodes_per_task=1,
         seed=config.seed,

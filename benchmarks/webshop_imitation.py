@@ -69,7 +69,7 @@ def imitation(run_folder: Path, *, split: str, per_product: int) -> dict[str, An
     episodes = play_demonstrations(
         session.environments.scripted_policies()[teacher],
         session.environments,
-        build_context(config, model, session.environments),
+        build_context(config.agent, model, session.environments),
         book.tasks(split, options.split_scheme, per_product=per_product),
         num_episodes_per_task=1,
         seed=config.seed,

@@ -224,7 +224,9 @@ def with_keys(session: Session, *overrides: str, **options: Any) -> Session:
     """The session with overrides on top of its configuration."""
     after = changed(session.config, *overrides, **options)
     same = after.environment == session.config.environment and after.agent == session.config.agent
-    environments = session.environments if same else build_environments(after)
+    environments = (
+        session.environments if same else build_environments(after.environment, after.agent)
+    )
     return replace(session, config=after, environments=environments)
 
 

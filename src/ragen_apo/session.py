@@ -146,4 +146,12 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
     """Sets the machine up and makes the environments; configuration errors surface here."""
     opened = time.perf_counter()
     device, dtype = set_up_machine(config.machine)
-    return Session(config, run, build_environments(config), device, dtype, progress, opened)
+    return Session(
+        config,
+        run,
+        build_environments(config.environment, config.agent),
+        device,
+        dtype,
+        progress,
+        opened,
+    )

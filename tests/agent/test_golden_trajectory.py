@@ -28,7 +28,7 @@ SHOWN = TurnFlag.TARGET_SHOWN.value
 
 def golden(model: LanguageModel) -> tuple[list[tuple[str, float, tuple[str, ...]]], EpisodeRequest]:
     """(response, reward, flags) of each turn, and the request."""
-    task = build_environments(CONFIG).tasks("train")[0]
+    task = build_environments(CONFIG.environment, CONFIG.agent).tasks("train")[0]
     goal = task.payload["product_id"]
     words = task.instruction.removesuffix(".").split(" buy ")[-1]
     turns = [
@@ -62,7 +62,7 @@ def test_stage_one_and_stage_two_score_it_identically(
     tiny_model: LanguageModel, say: Callable[..., None], tmp_path: Path
 ) -> None:
     _, request = golden(tiny_model)
-    environments = build_environments(CONFIG)
+    environments = build_environments(CONFIG.environment, CONFIG.agent)
     conditions = sampling_conditions(CONFIG, tiny_model, environments)
     say(tiny_model, response_tokens(tiny_model))
     with ValueStore(tmp_path / "values.sqlite") as store:
@@ -77,7 +77,7 @@ def test_stage_one_and_stage_two_score_it_identically(
         (stage_one,) = store.trajectories(conditions, request.task.task_id)
         assert store.returns_by_task(conditions)[request.task.task_id] == [pytest.approx(RETURN)]
     say(tiny_model, response_tokens(tiny_model))
-    agent = build_proxy(CONFIG, tiny_model, build_environments(CONFIG))
+    agent = build_proxy(CONFIG, tiny_model, build_environments(CONFIG.environment, CONFIG.agent))
     (stage_two,) = agent.rollout(
         [request], temperature=CONFIG.sampling.temperature, policy_version="p"
     )
@@ -91,7 +91,9 @@ def test_stage_one_and_stage_two_score_it_identically(
 def test_every_setting_that_changes_a_return_changes_the_key(tiny_model: LanguageModel) -> None:
     def digest(*keys: str) -> str:
         config = factories.changed(CONFIG, *keys)
-        return sampling_conditions(config, tiny_model, build_environments(config)).digest
+        return sampling_conditions(
+            config, tiny_model, build_environments(config.environment, config.agent)
+        ).digest
 
     changed = [
         digest("--environment.reward=fixed"),

@@ -55,7 +55,7 @@ def stored(path: Path) -> list[tuple]:
 def sampler(finished_run: Path) -> Sampler:
     config = factories.config("--training.num_rows=8")
     reference = load_language_model(finished_run / "references/0", device=torch.device("cpu"))
-    environments = build_environments(config)
+    environments = build_environments(config.environment, config.agent)
     return Sampler(
         proxy=build_proxy(config, reference, environments),
         conditions=sampling_conditions(config, reference, environments),

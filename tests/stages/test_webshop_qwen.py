@@ -80,7 +80,9 @@ def test_the_report_says_where_the_policy_came_from_and_what_its_tasks_are_made_
 def prompts(run: RunDirectory) -> list[list[int]]:
     """What the agent reads first in three test episodes."""
     session = open_session(load_config(run.config), run, SilentProgress())
-    context = build_context(session.config, session.load_model(run.policy), session.environments)
+    context = build_context(
+        session.config.agent, session.load_model(run.policy), session.environments
+    )
     tasks = session.environments.tasks("test")[:3]
     return [context.first_prompt(session.environments.start(task, seed=0)[1]) for task in tasks]
 

@@ -11,7 +11,8 @@ from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits, 
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
-from ragen_apo.config.agent import ContextConfig
+from ragen_apo.config.agent import AgentConfig, ContextConfig
+from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import ConfigError
@@ -42,26 +43,25 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
     return torch.device(name), getattr(torch, machine.dtype)
 
 
-def build_environments(config: RunConfig) -> EnvironmentManager:
+def build_environments(environment: EnvironmentConfig, agent: AgentConfig) -> EnvironmentManager:
     """The pool of the configured environment, with the configured costs."""
-    section = config.environment
     return EnvironmentManager(
-        lambda: make_environment(section.name, section.options),
-        format_penalty=config.agent.format_penalty,
-        invalid_action_penalty=config.agent.invalid_action_penalty,
+        lambda: make_environment(environment.name, environment.options),
+        format_penalty=agent.format_penalty,
+        invalid_action_penalty=agent.invalid_action_penalty,
     )
 
 
 def build_context(
-    config: RunConfig, model: LanguageModel, environments: EnvironmentManager
+    agent: AgentConfig, model: LanguageModel, environments: EnvironmentManager
 ) -> ContextManager:
     """The context manager with the configured system prompt, window and limits."""
     rules = environments.properties.rules
     return ContextManager(
         model.tokenizer,
-        system_prompt=system_prompt(config.agent.system_prompt, rules=rules),
-        window=context_window(config.agent.context),
-        limits=TokenLimits(config.agent.max_context_tokens, config.agent.max_response_tokens),
+        system_prompt=system_prompt(agent.system_prompt, rules=rules),
+        window=context_window(agent.context),
+        limits=TokenLimits(agent.max_context_tokens, agent.max_response_tokens),
     )
 
 
@@ -82,7 +82,7 @@ def build_proxy(
     engine = GenerationEngine(
         model, num_rows=config.training.num_rows, capacity=config.agent.max_context_tokens
     )
-    return AgentProxy(engine, environments, build_context(config, model, environments))
+    return AgentProxy(engine, environments, build_context(config.agent, model, environments))
 
 
 def sampling_conditions(
@@ -90,7 +90,7 @@ def sampling_conditions(
 ) -> SamplingConditions:
     """The full key, task aside, under which the reference's returns are stored."""
     properties = environments.properties
-    context = build_context(config, reference, environments)
+    context = build_context(config.agent, reference, environments)
     template = str(reference.tokenizer.chat_template)
     return SamplingConditions(
         reference_fingerprint=reference.fingerprint(),

@@ -146,7 +146,7 @@ def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajec
 def _demonstrations(session: Session, model: LanguageModel) -> list[Trajectory]:
     """The recorded episodes if there are any, else the teacher's."""
     config = session.config.warm_start.demonstrations
-    context = build_context(session.config, model, session.environments)
+    context = build_context(session.config.agent, model, session.environments)
     if config.recordings is not None:
         return recorded_demonstrations(session, Path(config.recordings), context)
     policies = session.environments.scripted_policies()
