@@ -190,7 +190,7 @@ def _results(slide: Any, run: RunData) -> None:
         _, *cells = summary_cells(row.summary).values()  # without the number of episodes
         rows.append([row.method, *cells])
     table = Box(left.left, left.top, left.width, 0.4 * len(rows))
-    add_table(slide, table, rows, widths=(2.15, 0.95, 1.3, 0.8, 0.8), strong_row=1)
+    add_table(slide, table, rows, widths=(1.8, 0.95, 1.5, 0.95, 0.8), strong_row=1)
     sentences = [Line(text, size=13, space_after=7) for text in key_sentences(run)]
     area = Box(left.left, table.bottom + 0.4, left.width, HEIGHT - 0.5 - table.bottom - 0.4)
     add_text(slide, area, sentences)
