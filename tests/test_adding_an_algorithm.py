@@ -62,6 +62,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "step_rloo", raising=False)
 
 
+@pytest.mark.slow
 def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_path: Path) -> None:
     world = DOCS / "adding_an_environment.md"
     (tmp_path / "guess_number.py").write_text(block("python", world), encoding="utf-8")

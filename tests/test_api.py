@@ -67,6 +67,7 @@ def make_lake(size: int = 4) -> Any:
 # Runs
 
 
+@pytest.mark.slow
 def test_evaluate_returns_what_it_writes(run: ragen_apo.Run) -> None:
     results = ragen_apo.evaluate(run.files.path, split="train", episodes=2, progress=False)
     assert (results["split"], results["episodes"]) == ("train", 2)
@@ -109,6 +110,7 @@ def test_episodes_of_a_run_without_evaluation(tmp_path: Path) -> None:
         ragen_apo.episodes(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_report_is_written(run: ragen_apo.Run) -> None:
     paths = ragen_apo.write_report(run)
     assert paths[-1] == run.files.report / "report.html"
@@ -143,6 +145,7 @@ def test_the_package_is_imported_without_torch() -> None:
 # The warm start alone, and what goes on from it
 
 
+@pytest.mark.slow
 def test_warm_start_makes_the_reference_and_train_goes_on_to_the_same_weights(
     run: ragen_apo.Run, new: Path, command: Command
 ) -> None:

@@ -14,6 +14,8 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from tests.test_api import TINY
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 

@@ -122,6 +122,7 @@ def test_text_beyond_ascii_reaches_the_runs_of_a_comparison_unchanged(tmp_path: 
     assert run.agent.system_prompt == prompt
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Path) -> None:
     run = RunDirectory(finished_run)
     rows = read_json_lines(run.metrics)

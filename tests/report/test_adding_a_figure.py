@@ -9,6 +9,8 @@ import pytest
 
 from ragen_apo.report import plots, write_report
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "adding_a_figure.md"
 
 

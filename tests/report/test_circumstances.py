@@ -33,6 +33,7 @@ def text_of_slides(run: RunData) -> str:
         ),
     ],
 )
+@pytest.mark.slow
 def test_the_whole_report_says_it(
     record: dict[str, Any], sentence: str, build_run: Callable[..., Path]
 ) -> None:

@@ -31,6 +31,7 @@ def test_a_whole_run_gives_three_pictures(build_run: Callable[..., Path]) -> Non
         assert picture.startswith(PNG_SIGNATURE)
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
     assert all_pictures(run) == all_pictures(run)

@@ -123,7 +123,9 @@ def config_of(
 
     `problems` are those known already. Raises ConfigError with everything that is wrong.
     """
-    changes, override_problems = parse_overrides(overrides, keys=override_keys())
+    changes, override_problems = parse_overrides(
+        overrides, keys=override_keys() if overrides else {}
+    )
     problems = [*problems, *override_problems]
     merged = merge_layers([*layers, changes], problems)
     keys = known_keys(merged.get("algorithm"))
