@@ -52,14 +52,14 @@ def load_run_config(path: Path) -> RunConfig:
 
     Raises ConfigError if keys are missing; a file that was cut off must not mean defaults.
     """
-    values = _values_of_run(path)
+    values, problems = read_values(path)
     if is_of_0_1(values):
         raise ConfigError(
             f"{path} was written by ragen-apo 0.1, whose checkpoints this version does not go on "
             "from; `ragen-apo report` still reads the run, and for everything else install "
             "ragen-apo 0.1."
         )
-    config = load_config(path)
+    config = config_of([values], source=str(path), problems=problems)
     missing = list(_missing_keys(config.model_dump(by_alias=True), values))
     if missing:
         raise ConfigError(
@@ -69,15 +69,6 @@ def load_run_config(path: Path) -> RunConfig:
             "(docs/configuration.md has the defaults)."
         )
     return config
-
-
-def _values_of_run(path: Path) -> Mapping[str, Any]:
-    """What the YAML says; nothing where it cannot be read, which `load_config` explains."""
-    try:
-        values, _ = parse_yaml(read_yaml(path))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, Mapping) else {}
 
 
 def _missing_keys(
@@ -128,11 +119,10 @@ def config_of(
     )
     problems = [*problems, *override_problems]
     merged = merge_layers([*layers, changes], problems)
-    keys = known_keys(merged.get("algorithm"))
     try:
         config = RunConfig.model_validate(merged)
     except ValidationError as error:
-        details = error.errors()
+        keys, details = known_keys(merged.get("algorithm")), error.errors()
         problems += [_describe(detail, keys) for detail in details[:MAX_PROBLEMS]]
         problems += [""] * len(details[MAX_PROBLEMS:])
     else:
