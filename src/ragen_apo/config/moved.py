@@ -71,8 +71,9 @@ def moved_to(path: str) -> str | None:
 def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """One source of keys without old ones: the source's style is written out, others are noted."""
     result = {name: value for name, value in layer.items() if name not in _OLD_SECTIONS}
-    given = layer.get("apo")
-    styled = given.keys() & SOURCE_STYLE.keys() if isinstance(given, Mapping) else set()
+    apo = layer.get("apo")
+    given: Mapping[str, Any] = apo if isinstance(apo, Mapping) else {}
+    styled = given.keys() & SOURCE_STYLE.keys()
     old = {name: value for name, value in layer.items() if name in _OLD_SECTIONS}
     for path, value in _leaves({name: value for name, value in old.items() if value is not None}):
         if path.removeprefix("apo.") not in styled:
@@ -86,7 +87,7 @@ def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any
             )
         else:
             for key in SOURCE_STYLE[name]:
-                set_at(result, key, given[name])  # type: ignore[index]
+                set_at(result, key, given[name])
     return result
 
 
@@ -127,11 +128,12 @@ def is_of_0_1(values: Mapping[str, Any]) -> bool:
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:
     """What stands at a key written with dots; None where nothing does."""
+    below: Any = values
     for name in path.split("."):
-        if not isinstance(values, Mapping):
+        if not isinstance(below, Mapping):
             return None
-        values = values.get(name)  # type: ignore[assignment]
-    return values
+        below = below.get(name)
+    return below
 
 
 def set_at(values: dict[str, Any], path: str, value: Any) -> None:
