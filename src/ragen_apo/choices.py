@@ -29,6 +29,10 @@ constant                   sum over tokens / (sequences x max_tokens): Dr. GRPO.
 Baseline = Literal["v_star", "mean", "zero"]
 """What A*-PO subtracts from a return: V*, or for ablations the mean of the samples, or nothing."""
 
+Credit = Literal["episode", "turn"]
+"""What distillation weighs as a whole: an episode by its return, or each turn by V* after and
+before it."""
+
 FilterOrder = Literal["largest", "smallest"]
 """Which scores are best."""
 
@@ -74,6 +78,10 @@ inductive)."""
 
 NormalizationMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
 """What is done with returns; see `objectives.reward_normalization`."""
+
+Relabel = Literal["none", "numbers", "copied"]
+"""Which tokens of a sequence are exchanged at random before a model imitates it: none, all numbers,
+or all that are copied and no fixed phrase."""
 
 Schedule = Literal["constant", "linear", "cosine"]
 """Learning rate after the warm-up."""

@@ -4,7 +4,8 @@ config.yaml        the resolved configuration          run.json            versi
 initial/           the untrained policy                references/N/       reference N, from 0
 warm_start.jsonl   its curves                          values.sqlite       every Stage 1 trajectory
 recordings.jsonl   demonstrations by people
-value_report.json  coverage of Stage 1                 metrics.jsonl       one row a Stage 2 step
+value_report.json  coverage of Stage 1                 distillation.jsonl  its curve
+distilled/         the policy before Stage 2           metrics.jsonl       one row a Stage 2 step
 checkpoints/       to resume from                      policy/             the trained policy
 evaluation/        results.json, episodes.jsonl        report/             for people
 """
@@ -71,6 +72,8 @@ class RunDirectory:
     recordings = _File("recordings.jsonl")
     values = _File("values.sqlite")
     value_report = _File("value_report.json")
+    distillation = _File("distillation.jsonl")
+    distilled = _File("distilled")
     metrics = _File("metrics.jsonl")
     checkpoints = _File("checkpoints")
     policy = _File("policy")

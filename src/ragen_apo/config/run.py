@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.algorithms import AlgorithmConfig, read_algorithm
+from ragen_apo.config.distillation import DistillationConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.config.policy import PolicyConfig
@@ -37,6 +38,7 @@ class RunConfig(Section):
     warm_start: WarmStartConfig = WarmStartConfig()
     sampling: SamplingConfig = SamplingConfig()
     values: ValuesConfig = ValuesConfig()
+    distillation: DistillationConfig = DistillationConfig()
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(read_algorithm)] = Field(
         default_factory=lambda: read_algorithm(None)
     )
@@ -50,8 +52,13 @@ class RunConfig(Section):
 
     @property
     def needs_values(self) -> bool:
-        """Whether Stage 2 subtracts V*, so that there is a Stage 1."""
+        """Whether Stage 2 subtracts V*."""
         return self.algorithm.traits.has_values
+
+    @property
+    def has_stage_one(self) -> bool:
+        """Whether the reference is sampled: for V*, or for distillation."""
+        return self.needs_values or self.distillation.enabled
 
     @model_validator(mode="after")
     def _the_algorithm_fits(self) -> RunConfig:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from ragen_apo.choices import Relabel
 from ragen_apo.config.section import (
     LARGEST_SIZE,
     Count,
@@ -44,7 +45,7 @@ class DemonstrationsConfig(Section):
     of the teacher's: those of training tasks of this environment in this version, each once."""
     num_episodes_per_task: Size = 3
     """Demonstrations per training task."""
-    relabel: Literal["none", "numbers", "copied"] = "none"
+    relabel: Relabel = "none"
     """Renames tokens at random, each in the same way throughout a demonstration, so that the model
     must copy them and cannot know them by heart. `numbers`: all numbers, where they are names;
     `copied`: all tokens but those of fixed phrases, which most demonstrations have (see

@@ -23,7 +23,7 @@ from ragen_apo.files import CHECKSUMS, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
-from ragen_apo.training.checkpoint import STAGE_TWO, Position
+from ragen_apo.training.checkpoint import STAGE_TWO, WARM_START, Position
 
 MAY_CHANGE = (
     "machine.num_threads",
@@ -146,11 +146,11 @@ def _require_same_environment(session: Session, status: Mapping[str, Any]) -> No
 
 
 def require_references(run: RunDirectory, position: Position) -> None:
-    """Raises RunDirectoryError if Stage 2 has begun and a reference it compares with is gone.
+    """Raises RunDirectoryError if a reference is gone after which the policy was trained on.
 
     The weights of a checkpoint cannot stand in: the log ratio to them would start at 0 again.
     """
-    if position.phase != STAGE_TWO and not read_json_lines(run.metrics):
+    if position.phase in WARM_START and not read_json_lines(run.metrics):
         return
     for version in sorted({0, position.counters.get("reference_version", 0)}):
         if not run.reference(version).is_dir():

@@ -1,7 +1,9 @@
 """A whole run, from an untrained model to a trained policy, resumable at every point.
 
     initial model -> copy curriculum -> demonstrations -> reference
-        -> Stage 1 (value store; A*-PO only) -> Stage 2 (trainer) -> policy
+        -> Stage 1 (value store) -> distillation -> Stage 2 (trainer) -> policy
+
+Stage 1 is there for A*-PO and for distillation, which any algorithm can have.
 
 Each phase finds out from the run directory what is done already and goes on from there. What it
 writes depends on the configuration alone, so a run that was killed ends with the same files as one
@@ -10,6 +12,7 @@ that was not (`seconds` and `attempts` aside).
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 from collections.abc import Callable
@@ -32,6 +35,7 @@ from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
+from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.inputs import check_run_inputs
 from ragen_apo.stages.origin import (
     count_attempt,
@@ -43,12 +47,20 @@ from ragen_apo.stages.origin import (
     require_same_initial_model,
     require_same_origin,
 )
-from ragen_apo.stages.training import run_stage_two
+from ragen_apo.stages.training import reference_model, run_stage_two
 from ragen_apo.stages.values import estimate_values
-from ragen_apo.training.checkpoint import PHASES, STAGE_TWO, Position, load_latest_checkpoint
+from ragen_apo.training.checkpoint import (
+    DISTILLATION,
+    PHASES,
+    STAGE_TWO,
+    WARM_START,
+    Position,
+    load_latest_checkpoint,
+)
 from ragen_apo.types import Task
 from ragen_apo.warm_start.batches import play_demonstrations
-from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase, run_supervised_phase
+from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
+from ragen_apo.warm_start.supervised import run_supervised_phase
 
 
 def train(
@@ -104,8 +116,12 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
         return
     _stage_one(session, tasks)
     if position.phase != STAGE_TWO:
+        if position.phase != DISTILLATION:
+            position, moments = Position(DISTILLATION, 0), {}
+            policy = session.load_policy(run.reference(0))
+        if session.config.distillation.enabled:
+            _distillation(session, policy, tasks, position, moments)
         position, moments = Position(STAGE_TWO, 0), {}
-        policy = session.load_policy(run.reference(0))
     with session.timed("stage 2"):
         run_stage_two(session, policy, tasks, position=position, moments=moments)
     _note_peak_memory(run, session.device)
@@ -158,6 +174,13 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     reached = (PHASES.index(position.phase), position.step)
     if not run.reference(0).exists():
         _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)
+    version = position.counters.get("reference_version", 0)
+    last = position.step if position.phase == DISTILLATION else math.inf
+    if PHASES.index(position.phase) < PHASES.index(DISTILLATION):
+        last = 0
+    _keep_rows(
+        run.distillation, lambda row: row["reference_version"] <= version and row["step"] <= last
+    )
     _keep_rows(run.metrics, lambda row: (PHASES.index(STAGE_TWO), row["step"]) <= reached)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")
@@ -185,7 +208,7 @@ def _warm_start(
             if index < reached or (index == reached and position.finished):
                 continue
             resuming = index == reached
-            with session.timed(PHASES[index]):
+            with session.timed(WARM_START[index]):
                 run_supervised_phase(
                     session,
                     policy,
@@ -200,12 +223,29 @@ def _warm_start(
 
 def _stage_one(session: Session, tasks: list[Task]) -> None:
     """Samples the first reference, unless no values are needed or a store has them already."""
-    if session.config.values.store is not None or not session.config.needs_values:
+    if session.config.values.store is not None or not session.config.has_stage_one:
         return
     reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):
         report = estimate_values(session, reference, tasks)
     write_json_atomically(session.run.value_report_of(0), report)
+
+
+def _distillation(
+    session: Session,
+    policy: LanguageModel,
+    tasks: list[Task],
+    position: Position,
+    moments: dict[str, Tensor],
+) -> None:
+    """Runs what is left of the distillation; `distilled` holds the policy afterwards."""
+    run = session.run
+    if not position.finished:
+        with session.timed(DISTILLATION):
+            reference = reference_model(session, policy, version=0)
+            distil(session, policy, reference, tasks, start=position.step, moments=moments)
+    if not run.distilled.exists():
+        session.save_model(policy, run.distilled)
 
 
 def _note_peak_memory(run: RunDirectory, device: torch.device) -> None:

@@ -14,12 +14,14 @@ from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.files import append_json_line, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
+from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
 from ragen_apo.stages.stored_values import reference_values, selected_tasks
 from ragen_apo.stages.values import estimate_values
 from ragen_apo.training.checkpoint import (
     ALGORITHM_FILE,
+    DISTILLATION,
     Position,
     algorithm_tensors,
     checkpoint_errors,
@@ -47,6 +49,7 @@ def run_stage_two(
     trainer = make_trainer(session, policy, tasks, position=position, moments=moments)
     version = position.counters.get("reference_version", 0)
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
+    _note_distilled(session, trainer.proxy)
     session.progress.start("stage 2", config.training.max_steps)
     for step in range(position.step, config.training.max_steps):
         if watch.stopped or not trainer.tasks:
@@ -61,7 +64,8 @@ def run_stage_two(
             row |= _evaluate(session, trainer.proxy)
         append_json_line(session.run.metrics, row)
         session.progress.update(step + 1, _note(row))
-        if not is_last and _refresh_is_due(session, position, row):
+        refreshed = not is_last and _refresh_is_due(session, position, row)
+        if refreshed:
             version += 1
             with session.timed("reference refresh"):
                 reference = _refresh_reference(session, policy, tasks, version=version)
@@ -74,7 +78,8 @@ def run_stage_two(
             position = replace(position, counters={**position.counters, **counters})
             session.progress.start("stage 2", config.training.max_steps)
         is_last = is_last or not trainer.tasks
-        if _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
+        distilled = refreshed and config.distillation.enabled
+        if distilled or _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
             _save(session, trainer, position)
     stopped = watch.stopped if trainer.tasks else _all_solved(position.step)
     if stopped and stopped.step < config.training.max_steps:
@@ -101,7 +106,7 @@ def make_trainer(
         with checkpoint_errors(checkpoint, ALGORITHM_FILE):
             algorithm.load_state_tensors(algorithm_tensors(moments))
     version = position.counters.get("reference_version", 0)
-    reference = _reference(session, policy, version=version)
+    reference = reference_model(session, policy, version=version)
     return Trainer(
         config,
         policy=policy,
@@ -139,7 +144,7 @@ def _note_early_stop(session: Session, stopped: EarlyStop) -> None:
     session.progress.say(f"stopped after step {stopped.step} of {num_steps}: {stopped.reason}")
 
 
-def _reference(session: Session, policy: LanguageModel, *, version: int) -> LanguageModel:
+def reference_model(session: Session, policy: LanguageModel, *, version: int) -> LanguageModel:
     """The frozen reference. Adapters were added to the first one, so it needs no second copy."""
     if version == 0 and session.config.policy.lora is not None:
         return policy.without_adapters()
@@ -181,6 +186,15 @@ def _note(row: dict[str, float | int]) -> str:
     return note
 
 
+def _note_distilled(session: Session, proxy: AgentProxy) -> None:
+    """Evaluates what was distilled, once, before the first step: one more row of its curve."""
+    rows = read_json_lines(session.run.distillation)
+    is_noted = any("eval_success_rate" in row for row in rows)
+    if rows and not is_noted and session.config.training.eval_every is not None:
+        labels = {key: rows[-1][key] for key in ("phase", "reference_version", "step")}
+        append_json_line(session.run.distillation, labels | _evaluate(session, proxy))
+
+
 def _refresh_is_due(session: Session, position: Position, row: dict[str, float | int]) -> bool:
     rules = session.config.reference
     steps, max_kl = rules.refresh_every_steps, rules.refresh_max_kl
@@ -194,11 +208,14 @@ def _refresh_is_due(session: Session, position: Position, row: dict[str, float |
 def _refresh_reference(
     session: Session, policy: LanguageModel, tasks: Sequence[Task], *, version: int
 ) -> LanguageModel:
-    """The policy becomes the reference; its values, if any are used, are added to the store."""
+    """The policy becomes the reference; its samples, if any are used, are added to the store."""
     session.save_model(policy, session.run.reference(version))
     note_reference(session.run, version)
-    reference = _reference(session, policy, version=version)
-    if session.config.needs_values:
+    reference = reference_model(session, policy, version=version)
+    if session.config.has_stage_one:
         report = estimate_values(session, reference, tasks)
         write_json_atomically(session.run.value_report_of(version), report)
+    if session.config.distillation.enabled:
+        with session.timed(DISTILLATION):
+            distil(session, policy, reference, tasks, version=version)
     return reference

@@ -45,9 +45,11 @@ from ragen_apo.policy.lora import trained_tensors
 from ragen_apo.training.named_tensors import check_tensors
 from ragen_apo.training.optimization import Optimizer
 
+WARM_START = ("copy", "demonstrations")
+DISTILLATION = "distillation"
 STAGE_TWO = "training"
 """The name of Stage 2 of any algorithm among the phases."""
-PHASES = ("copy", "demonstrations", STAGE_TWO)
+PHASES = (*WARM_START, DISTILLATION, STAGE_TWO)
 """The phases that change weights, in their order."""
 
 WEIGHTS_FILE, STATE_FILE = "model.safetensors", "state.json"

@@ -41,6 +41,19 @@ def soft_value(returns: ArrayLike, *, beta: float) -> float:
     return highest + beta * math.log1p(mean_below_highest)
 
 
+def optimal_policy_weights(returns: ArrayLike, *, beta: float) -> NDArray[np.float64]:
+    """pi*(tau_i) / pi_ref(tau_i) = exp((r_i - V_hat) / beta) of one task's samples of pi_ref.
+
+    `returns` [N] and `beta` as in `soft_value`, whose V_hat normalises the weights: their mean is
+    1. At `beta = inf` all are 1; at `beta = 0` the highest returns share the weight N. Raises
+    ValueError where `soft_value` does.
+    """
+    values = _checked_returns(returns)
+    _check_beta(beta)
+    weights = _relative_weights(values, beta)
+    return weights / weights.mean()
+
+
 def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
     """The effective sample size of the weights w = exp(r / beta) of the soft value.
 
@@ -50,12 +63,17 @@ def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
     """
     values = _checked_returns(returns)
     _check_beta(beta)
+    weights = _relative_weights(values, beta)
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def _relative_weights(values: NDArray[np.float64], beta: float) -> NDArray[np.float64]:
+    """exp(r / beta), divided by the largest of them."""
     below = values - values.max()
     if beta == 0:
-        return float((below == 0).sum())
+        return (below == 0).astype(np.float64)
     with np.errstate(over="ignore"):
-        weights = np.exp(below / beta)
-    return float(weights.sum() ** 2 / (weights**2).sum())
+        return np.exp(below / beta)
 
 
 def _checked_returns(returns: ArrayLike) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ It needs no more episodes: the trajectories of a task in Stage 1 share states.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -115,4 +116,21 @@ def segments(
             value=value,
         )
         for (start, value), end in zip(starts, ends, strict=True)
+    ]
+
+
+def turn_weights(
+    trajectory: Trajectory, *, task_value: float, values: Mapping[str, float], beta: float
+) -> list[float]:
+    """pi*/pi_ref of each turn of an episode of pi_ref: that of the segment it belongs to.
+
+    exp((reward + V_hat(next state) - V_hat(own state)) / beta), V_hat after the end 0; arguments
+    as in `segments`, beta > 0. The product over segments is the weight of the whole episode.
+    """
+    parts = segments(trajectory, task_value=task_value, values=values)
+    next_values = [part.value for part in parts[1:]] + [0.0]
+    return [
+        math.exp((part.reward + after - part.value) / beta)
+        for part, after in zip(parts, next_values, strict=True)
+        for _ in range(part.num_turns)
     ]

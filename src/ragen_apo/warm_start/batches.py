@@ -13,43 +13,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.choices import Relabel
 from ragen_apo.config.warm_start import CopyConfig
 from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.types import Task, TrainingSample, Trajectory
+from ragen_apo.warm_start.supervised import SupervisedBatch
 
 SMALLEST_ALPHABET = 4
 """Different tokens in a row of the copy curriculum, at least."""
 UNREAD_EXCEPTIONS = 0.001
 """In which share of the demonstrations a token that is a name may be said unread."""
-
-
-@dataclass(frozen=True)
-class SupervisedBatch:
-    """Token ids [B, T] and which of them are to be predicted."""
-
-    token_ids_BT: Tensor
-    target_mask_BT: Tensor
-
-
-@dataclass(frozen=True)
-class SupervisedResult:
-    """Mean loss in nats and share of targets that were the most probable token."""
-
-    loss: float
-    accuracy: float
 
 
 def copy_batch(
@@ -115,6 +100,21 @@ def phrase_token_ids(samples: Sequence[TrainingSample], *, share: float) -> set[
     }
 
 
+def renamed_token_ids(
+    model: LanguageModel, samples: Sequence[TrainingSample], *, relabel: Relabel, spares: float
+) -> list[int]:
+    """The tokens to exchange for each other in these samples; none to leave them as they are.
+
+    With `copied`, a token that the share `spares` of the samples have keeps its meaning.
+    """
+    if relabel == "none":
+        return []
+    if relabel == "numbers":
+        return number_token_ids(model)
+    phrases = phrase_token_ids(samples, share=spares)
+    return [token for token in copyable_token_ids(model) if token not in phrases]
+
+
 def relabel(
     samples: Sequence[TrainingSample],
     *,
@@ -159,22 +159,3 @@ def play_demonstrations(
     return play_scripted_episodes(
         make_teacher, environments, requests, policy_version="teacher", context=context
     )
-
-
-def accumulate_supervised_gradients(
-    model: LanguageModel, parts: Sequence[SupervisedBatch]
-) -> SupervisedResult:
-    """Adds up the gradient of the mean cross-entropy over all targets of all parts."""
-    num_targets = sum(int(part.target_mask_BT.sum()) for part in parts)
-    loss_sum = num_correct = 0.0
-    for part in parts:
-        hidden_BTH = model.hidden_states(part.token_ids_BT, use_cache=False)
-        predicts_BT = torch.zeros_like(part.target_mask_BT)
-        predicts_BT[:, :-1] = part.target_mask_BT[:, 1:]
-        logits_MV = model.logits(hidden_BTH[predicts_BT])
-        targets_M = part.token_ids_BT[part.target_mask_BT]
-        loss = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="sum")
-        (loss / num_targets).backward()
-        loss_sum += loss.item()
-        num_correct += float((logits_MV.argmax(-1) == targets_M).sum())
-    return SupervisedResult(loss_sum / num_targets, num_correct / num_targets)

@@ -1,56 +1,26 @@
-"""The supervised phases of the warm start, with their checkpoints and curves."""
+"""The two phases of the warm start: what each trains on."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from ragen_apo.agent.assembly import build_context
-from ragen_apo.config.warm_start import DemonstrationsConfig
 from ragen_apo.errors import ConfigError
-from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.passes import seeded_torch
-from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.batching import collate, micro_batches
-from ragen_apo.training.checkpoint import Position, load_moments, save_checkpoint
-from ragen_apo.training.optimization import Optimizer, Schedule, learning_rate_at
-from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
+from ragen_apo.types import StopReason, Trajectory, training_samples
 from ragen_apo.warm_start.batches import (
-    SupervisedBatch,
-    accumulate_supervised_gradients,
     copy_batch,
     copyable_token_ids,
-    number_token_ids,
-    phrase_token_ids,
     play_demonstrations,
     relabel,
+    renamed_token_ids,
 )
 from ragen_apo.warm_start.recorded_episodes import recorded_demonstrations
-
-WARMUP_STEPS = 20
-MAX_GRAD_NORM = 1.0
-LOG_EVERY = 10
-
-
-@dataclass(frozen=True)
-class SupervisedPhase:
-    """What distinguishes one supervised phase from the other."""
-
-    name: str
-    num_steps: int
-    peak_learning_rate: float
-    schedule: Schedule
-    batch: Callable[[int], list[SupervisedBatch]]
-    """The batch of a step, in parts that go through the model one after another."""
-    target_accuracy: float | None = None
-    """The phase ends early when a batch reaches it."""
+from ragen_apo.warm_start.supervised import SupervisedBatch, SupervisedPhase
 
 
 def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
@@ -69,6 +39,8 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
         peak_learning_rate=config.learning_rate,
         schedule="constant",
         batch=batch,
+        seed=session.config.seed,
+        curve=session.run.warm_start,
         target_accuracy=config.target_accuracy,
     )
 
@@ -86,7 +58,12 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         purpose="demonstration-order",
     )
     pad_id = model.pad_id
-    names = _names(config, model, [sample for samples in episodes for sample in samples])
+    names = renamed_token_ids(
+        model,
+        [sample for samples in episodes for sample in samples],
+        relabel=config.relabel,
+        spares=config.relabel_spares,
+    )
 
     def batch(step: int) -> list[SupervisedBatch]:
         indices = order.items(step, batch_size=config.batch_size)
@@ -108,21 +85,9 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         peak_learning_rate=config.learning_rate,
         schedule="linear",
         batch=batch,
+        seed=session.config.seed,
+        curve=session.run.warm_start,
     )
-
-
-def _names(
-    config: DemonstrationsConfig,
-    model: LanguageModel,
-    samples: Sequence[TrainingSample],
-) -> list[int]:
-    """The tokens to exchange for each other; none to leave the demonstrations as they are."""
-    if config.relabel == "none":
-        return []
-    if config.relabel == "numbers":
-        return number_token_ids(model)
-    phrases = phrase_token_ids(samples, share=config.relabel_spares)
-    return [token for token in copyable_token_ids(model) if token not in phrases]
 
 
 def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajectory]) -> None:
@@ -164,65 +129,3 @@ def _demonstrations(session: Session, model: LanguageModel) -> list[Trajectory]:
         num_episodes_per_task=config.num_episodes_per_task,
         seed=session.config.seed,
     )
-
-
-def run_supervised_phase(
-    session: Session,
-    model: LanguageModel,
-    phase: SupervisedPhase,
-    *,
-    start: int,
-    moments: dict[str, Tensor],
-) -> None:
-    """Trains `model` from update number `start` to the end of the phase and saves checkpoints."""
-    optimizer = Optimizer(model.model)
-    position = Position(phase.name, start)
-    if start > 0:
-        load_moments(session.run.checkpoints / position.name, optimizer, moments)
-    session.progress.start(phase.name, phase.num_steps)
-    model.model.train()
-    for step in range(start, phase.num_steps):
-        started = time.perf_counter()
-        batch = phase.batch(step)
-        dropout_seed = derive_seed(session.config.seed, "dropout", phase.name, step)
-        with seeded_torch(dropout_seed, device=session.device):
-            result = accumulate_supervised_gradients(model, batch)
-        learning_rate = learning_rate_at(
-            step,
-            peak=phase.peak_learning_rate,
-            num_steps=phase.num_steps,
-            warmup_steps=WARMUP_STEPS,
-            schedule=phase.schedule,
-        )
-        optimizer.update(learning_rate=learning_rate, max_grad_norm=MAX_GRAD_NORM)
-        reached = phase.target_accuracy is not None and result.accuracy >= phase.target_accuracy
-        position = replace(position, step=step + 1, finished=reached)
-        session.progress.update(step + 1, f"loss {result.loss:.3f}  accuracy {result.accuracy:.1%}")
-        if reached or (step + 1) % LOG_EVERY == 0 or step + 1 == phase.num_steps:
-            append_json_line(
-                session.run.warm_start,
-                {
-                    "phase": phase.name,
-                    "step": step + 1,
-                    "loss": result.loss,
-                    "accuracy": result.accuracy,
-                    "learning_rate": learning_rate,
-                    "seconds": time.perf_counter() - started,
-                },
-            )
-        if reached:
-            break
-        if (step + 1) % session.config.warm_start.checkpoint_every == 0:
-            _save(session, model, optimizer, position)
-    _save(session, model, optimizer, replace(position, finished=True))
-
-
-def _save(session: Session, model: LanguageModel, optimizer: Optimizer, position: Position) -> None:
-    save_checkpoint(
-        session.run.checkpoints,
-        position=position,
-        model=model.model,
-        optimizer=optimizer,
-        keep=session.config.training.keep_checkpoints,
-    )
-    session.note_seconds()

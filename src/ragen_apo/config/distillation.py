@@ -1,0 +1,39 @@
+"""Between Stage 1 and Stage 2: imitating what the reference did well."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from ragen_apo.choices import Credit, Relabel
+from ragen_apo.config.section import Count, LearningRate, NonNegative, Section, Size
+
+
+class DistillationConfig(Section):
+    """pi* distilled from Stage 1: before its first step, and at every new reference, the policy
+    imitates the reference's episodes, each weighted by pi*/pi_ref. Any algorithm can follow.
+    """
+
+    enabled: bool = False
+    """Stage 1 then samples the reference for every algorithm."""
+    beta: NonNegative = 0.2
+    """Temperature of pi*, whatever values.beta1 is; 0 imitates the best episodes of a task only."""
+    credit: Credit = "episode"
+    """Who gets a weight: the episode, or each of its segments between states of known V*."""
+    min_weight: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """What weighs less is left out; an average episode of a task weighs 1."""
+    relabel: Relabel = "none"
+    """As warm_start.demonstrations.relabel."""
+    num_epochs: Count = 3
+    """Passes over the episodes that are left; the updates follow from their number."""
+    batch_size: Size = 16
+    """Episodes per update."""
+    learning_rate: LearningRate = 1e-3
+    """Peak learning rate, after 3 updates; then linearly to 0."""
+
+    @model_validator(mode="after")
+    def _turns_have_a_temperature(self) -> DistillationConfig:
+        if self.credit == "turn" and self.beta == 0:
+            raise ValueError("credit turn divides by beta, which is 0; set beta above 0")
+        return self

@@ -1,0 +1,212 @@
+"""Distillation: before Stage 2 the policy imitates what the reference did well in Stage 1.
+
+    maximise  sum_i w_i log pi(tau_i),   tau_i ~ pi_ref,   w_i = exp((R_i - V_hat(x)) / beta)
+
+Consumes the value store; produces a policy. The weights are pi*/pi_ref, so this projects pi* on the
+policy: the maximum over all policies is pi* in the limit of many samples (docs/algorithm.md).
+
+Only tasks that the reference has solved at least once take part. Of the others the store knows no
+better episode than a failure, and with one sample a task V_hat is the return itself, so that every
+failure would weigh 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ragen_apo.agent.assembly import sampling_conditions
+from ragen_apo.config.distillation import DistillationConfig
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.seeding import derive_seed
+from ragen_apo.session import Session
+from ragen_apo.stages.stored_values import store_path, stored_trajectories
+from ragen_apo.task_order import DrawOrder, missing_categories
+from ragen_apo.training.batching import collate, micro_batches
+from ragen_apo.training.checkpoint import DISTILLATION
+from ragen_apo.types import Task, TrainingSample, Trajectory, training_samples
+from ragen_apo.values.conditions import SamplingConditions
+from ragen_apo.values.estimator import optimal_policy_weights
+from ragen_apo.values.state_values import state_values, turn_weights
+from ragen_apo.values.store import ValueStore
+from ragen_apo.warm_start.batches import relabel, renamed_token_ids
+from ragen_apo.warm_start.supervised import (
+    SupervisedBatch,
+    SupervisedPhase,
+    run_supervised_phase,
+)
+
+WARMUP_STEPS = 3
+MIN_STATE_VISITS = 2
+"""Episodes that make a state's value known, where the algorithm does not say."""
+
+
+@dataclass(frozen=True)
+class WeightedEpisode:
+    """An episode of the reference with a weight for each of its turns."""
+
+    trajectory: Trajectory
+    turn_weights: tuple[float, ...]
+
+
+def distil(
+    session: Session,
+    policy: LanguageModel,
+    reference: LanguageModel,
+    tasks: Sequence[Task],
+    *,
+    version: int = 0,
+    start: int = 0,
+    moments: dict[str, Tensor] | None = None,
+) -> None:
+    """Trains `policy` in place on Stage 1's episodes under reference `version`.
+
+    Goes on after update number `start`. Does nothing but say so where the reference has solved no
+    task. Raises MissingValueError if the store lacks a task.
+    """
+    conditions = sampling_conditions(session.config, reference, session.environments)
+    min_visits = session.config.algorithm.min_state_visits or MIN_STATE_VISITS
+    with ValueStore(store_path(session), create=False) as store:
+        episodes = weighted_episodes(
+            store, conditions, tasks, settings=session.config.distillation, min_visits=min_visits
+        )
+    if session.config.policy.freeze_embeddings:
+        policy.freeze_embeddings()
+    phase = distillation_phase(session, policy, episodes, version=version)
+    session.progress.say(
+        f"distillation: {len(episodes)} episodes of {num_tasks(episodes)} tasks, "
+        f"{phase.num_steps} updates"
+    )
+    run_supervised_phase(session, policy, phase, start=start, moments=moments or {})
+    policy.model.eval()
+
+
+def num_tasks(episodes: Sequence[WeightedEpisode]) -> int:
+    """Different tasks among the episodes."""
+    return len({episode.trajectory.task.task_id for episode in episodes})
+
+
+def weighted_episodes(
+    store: ValueStore,
+    conditions: SamplingConditions,
+    tasks: Sequence[Task],
+    *,
+    settings: DistillationConfig,
+    min_visits: int,
+) -> list[WeightedEpisode]:
+    """The stored episodes of solved tasks with pi*/pi_ref of their turns, without small weights.
+
+    Raises MissingValueError if a task has no sample.
+    """
+    values = store.values(conditions, [task.task_id for task in tasks], beta=settings.beta)
+    states = {}
+    if settings.credit == "turn":
+        trajectories = stored_trajectories(store, conditions, tasks)
+        states = state_values(trajectories, beta=settings.beta, min_visits=min_visits)
+    kept = []
+    for task in tasks:
+        episodes = store.trajectories(conditions, task.task_id)
+        if not any(episode.success for episode in episodes):
+            continue
+        weights = optimal_policy_weights(
+            [episode.episode_return for episode in episodes], beta=settings.beta
+        )
+        for episode, weight in zip(episodes, weights.tolist(), strict=True):
+            by_turn = [weight] * len(episode.turns)
+            if settings.credit == "turn":
+                by_turn = turn_weights(
+                    episode, task_value=values[task.task_id], values=states, beta=settings.beta
+                )
+            by_turn = [each if each >= settings.min_weight else 0.0 for each in by_turn]
+            if any(by_turn):
+                kept.append(WeightedEpisode(episode, tuple(by_turn)))
+    return kept
+
+
+def distillation_phase(
+    session: Session, policy: LanguageModel, episodes: Sequence[WeightedEpisode], *, version: int
+) -> SupervisedPhase:
+    """The updates on these episodes, in a new random order each epoch."""
+    settings = session.config.distillation
+    seed = derive_seed(session.config.seed, "distillation", version)
+    categories = [episode.trajectory.task.category for episode in episodes]
+    weights = session.environments.properties.category_weights
+    if missing_categories([episode.trajectory.task for episode in episodes], weights):
+        weights = {}  # a part of a mixture that was never solved has nothing to imitate
+    order = DrawOrder(categories, weights=weights, seed=seed, purpose="distillation-order")
+    samples = [training_samples(episode.trajectory) for episode in episodes]
+    token_weights = [sample_weights(episode) for episode in episodes]
+    names = renamed_token_ids(
+        policy, [each for parts in samples for each in parts], relabel=settings.relabel, spares=0.5
+    )
+
+    def batch(step: int) -> list[SupervisedBatch]:
+        indices = order.items(step, batch_size=settings.batch_size)
+        chosen = [sample for index in indices for sample in samples[index]]
+        chosen_weights = [each for index in indices for each in token_weights[index]]
+        if names:
+            chosen = relabel(chosen, token_ids=names, seed=seed, step=step)
+        size = session.config.training.micro_batch_size
+        return [
+            _part(
+                [chosen[row] for row in rows],
+                [chosen_weights[row] for row in rows],
+                pad_id=policy.pad_id,
+                device=session.device,
+            )
+            for rows in micro_batches([(sample,) for sample in chosen], size=size)
+        ]
+
+    return SupervisedPhase(
+        name=DISTILLATION,
+        num_steps=math.ceil(settings.num_epochs * len(episodes) / settings.batch_size),
+        peak_learning_rate=settings.learning_rate,
+        schedule="linear",
+        batch=batch,
+        seed=seed,
+        curve=session.run.distillation,
+        labels={"reference_version": version},
+        warmup_steps=WARMUP_STEPS,
+        log_every=1,
+        keeps_checkpoints=version == 0,
+    )
+
+
+def sample_weights(episode: WeightedEpisode) -> list[list[float]]:
+    """Of each training sample of the episode, the weight of every token; 0 at those not sampled."""
+    of_token = iter(
+        [
+            weight
+            for turn, weight in zip(episode.trajectory.turns, episode.turn_weights, strict=True)
+            for _ in turn.response_token_ids
+        ]
+    )
+    return [
+        [next(of_token) if is_sampled else 0.0 for is_sampled in sample.loss_mask]
+        for sample in training_samples(episode.trajectory)
+    ]
+
+
+def _part(
+    samples: Sequence[TrainingSample],
+    weights: Sequence[Sequence[float]],
+    *,
+    pad_id: int,
+    device: torch.device,
+) -> SupervisedBatch:
+    tokens = collate(samples, pad_id=pad_id, device=device)
+    weights_BT = np.zeros(tuple(tokens.token_ids_BT.shape), dtype=np.float32)
+    for row, each in enumerate(weights):
+        weights_BT[row, : len(each)] = each
+    on_device_BT = torch.from_numpy(weights_BT).to(device)
+    return SupervisedBatch(
+        token_ids_BT=tokens.token_ids_BT,
+        target_mask_BT=tokens.loss_mask_BT & (on_device_BT > 0),
+        weights_BT=on_device_BT,
+        sampled_logprobs_BT=tokens.sampled_logprobs_BT,
+    )

@@ -1,0 +1,180 @@
+"""The loop of every supervised phase: weighted next-token training, resumable at each checkpoint.
+
+A batch is a function of (seed, phase, step), so a resumed phase sees the batches it would have
+seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ragen_apo.choices import Schedule
+from ragen_apo.files import append_json_line
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.passes import seeded_torch
+from ragen_apo.seeding import derive_seed
+from ragen_apo.session import Session
+from ragen_apo.training.checkpoint import Position, load_moments, save_checkpoint
+from ragen_apo.training.optimization import Optimizer, learning_rate_at
+
+MAX_GRAD_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class SupervisedBatch:
+    """Token ids [B, T] and which of them are to be predicted."""
+
+    token_ids_BT: Tensor
+    target_mask_BT: Tensor
+    weights_BT: Tensor | None = None
+    """How much a target counts; None: all alike."""
+    sampled_logprobs_BT: Tensor | None = None
+    """log pi of the targets when they were sampled, if a policy of this project sampled them."""
+
+
+@dataclass(frozen=True)
+class SupervisedResult:
+    """Weighted means over the targets of a batch."""
+
+    loss: float
+    """Cross-entropy in nats."""
+    accuracy: float
+    """Share of targets, all alike, that were the most probable token."""
+    log_ratio: float | None = None
+    """log pi now minus when it was sampled, in nats; None where that is unknown."""
+
+
+@dataclass(frozen=True)
+class SupervisedPhase:
+    """What distinguishes one supervised phase from the others."""
+
+    name: str
+    num_steps: int
+    peak_learning_rate: float
+    schedule: Schedule
+    batch: Callable[[int], list[SupervisedBatch]]
+    """The batch of a step, in parts that go through the model one after another."""
+    seed: int
+    curve: Path
+    """Where its rows go."""
+    labels: Mapping[str, int] = field(default_factory=dict)
+    """What its rows say besides."""
+    warmup_steps: int = 20
+    log_every: int = 10
+    target_accuracy: float | None = None
+    """The phase ends early when a batch reaches it."""
+    keeps_checkpoints: bool = True
+    """`False`: it is a part of a step of Stage 2, which is made again after a kill."""
+
+
+def run_supervised_phase(
+    session: Session,
+    model: LanguageModel,
+    phase: SupervisedPhase,
+    *,
+    start: int,
+    moments: dict[str, Tensor],
+) -> None:
+    """Trains `model` from update number `start` to the end of the phase and saves checkpoints."""
+    optimizer = Optimizer(model.model)
+    position = Position(phase.name, start)
+    if start > 0:
+        load_moments(session.run.checkpoints / position.name, optimizer, moments)
+    session.progress.start(phase.name, phase.num_steps)
+    model.model.train()
+    for step in range(start, phase.num_steps):
+        started = time.perf_counter()
+        batch = phase.batch(step)
+        dropout_seed = derive_seed(phase.seed, "dropout", phase.name, step)
+        with seeded_torch(dropout_seed, device=session.device):
+            result = accumulate_supervised_gradients(model, batch)
+        learning_rate = learning_rate_at(
+            step,
+            peak=phase.peak_learning_rate,
+            num_steps=phase.num_steps,
+            warmup_steps=phase.warmup_steps,
+            schedule=phase.schedule,
+        )
+        optimizer.update(learning_rate=learning_rate, max_grad_norm=MAX_GRAD_NORM)
+        reached = phase.target_accuracy is not None and result.accuracy >= phase.target_accuracy
+        position = replace(position, step=step + 1, finished=reached)
+        session.progress.update(step + 1, f"loss {result.loss:.3f}  accuracy {result.accuracy:.1%}")
+        if reached or (step + 1) % phase.log_every == 0 or step + 1 == phase.num_steps:
+            row = {
+                "phase": phase.name,
+                **phase.labels,
+                "step": step + 1,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "learning_rate": learning_rate,
+                "seconds": time.perf_counter() - started,
+            }
+            if result.log_ratio is not None:
+                row["log_ratio"] = result.log_ratio
+            append_json_line(phase.curve, row)
+        if reached:
+            break
+        if (step + 1) % session.config.warm_start.checkpoint_every == 0:
+            _save(session, model, optimizer, position, phase)
+    _save(session, model, optimizer, replace(position, finished=True), phase)
+
+
+def _save(
+    session: Session,
+    model: LanguageModel,
+    optimizer: Optimizer,
+    position: Position,
+    phase: SupervisedPhase,
+) -> None:
+    if phase.keeps_checkpoints:
+        save_checkpoint(
+            session.run.checkpoints,
+            position=position,
+            model=model.model,
+            optimizer=optimizer,
+            keep=session.config.training.keep_checkpoints,
+        )
+    session.note_seconds()
+
+
+def accumulate_supervised_gradients(
+    model: LanguageModel, parts: Sequence[SupervisedBatch]
+) -> SupervisedResult:
+    """Adds up the gradient of the weighted mean cross-entropy over all targets of all parts."""
+    num_targets = sum(int(part.target_mask_BT.sum()) for part in parts)
+    total_weight = sum(float(_weights(part).sum()) for part in parts)
+    loss_sum = num_correct = sampled_sum = 0.0
+    for part in parts:
+        hidden_BTH = model.hidden_states(part.token_ids_BT, use_cache=False)
+        predicts_BT = torch.zeros_like(part.target_mask_BT)
+        predicts_BT[:, :-1] = part.target_mask_BT[:, 1:]
+        logits_MV = model.logits(hidden_BTH[predicts_BT])
+        targets_M = part.token_ids_BT[part.target_mask_BT]
+        losses_M = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="none")
+        weights_M = _weights(part)
+        loss = (losses_M * weights_M).sum()
+        (loss / total_weight).backward()
+        loss_sum += loss.item()
+        num_correct += float((logits_MV.argmax(-1) == targets_M).sum())
+        if part.sampled_logprobs_BT is not None:
+            sampled_M = part.sampled_logprobs_BT[part.target_mask_BT]
+            sampled_sum += float((sampled_M * weights_M).sum())
+    is_sampled = all(part.sampled_logprobs_BT is not None for part in parts)
+    return SupervisedResult(
+        loss=loss_sum / total_weight,
+        accuracy=num_correct / num_targets,
+        log_ratio=-(loss_sum + sampled_sum) / total_weight if is_sampled else None,
+    )
+
+
+def _weights(part: SupervisedBatch) -> Tensor:
+    """Of its targets, in their order."""
+    if part.weights_BT is None:
+        return torch.ones(int(part.target_mask_BT.sum()), device=part.token_ids_BT.device)
+    return part.weights_BT[part.target_mask_BT]
