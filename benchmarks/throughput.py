@@ -32,7 +32,7 @@ from ragen_apo.training.algorithms.apo import Apo
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.types import TrainingSample, training_samples
-from ragen_apo.warm_start.batches import SupervisedBatch, accumulate_supervised_gradients
+from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
 
 
 def forward_flop(model: LanguageModel, samples: Sequence[TrainingSample]) -> float:

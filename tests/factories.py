@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
@@ -215,6 +216,18 @@ def rows(path: Path) -> list[dict[str, Any]]:
     found = read_json_lines(path)
     assert found
     return [{key: row[key] for key in row if not key.endswith("seconds")} for row in found]
+
+
+def assert_same_tensors(actual: Path, expected: Path) -> None:
+    """Two model folders hold the same weights, bit by bit."""
+    left, right = tensors(actual), tensors(expected)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in a model folder."""
+    return load_file(folder / "model.safetensors")
 
 
 # Sessions and trainers

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ragen_apo.comparison.plan import BudgetConfig, load_comparison
 from ragen_apo.comparison.write import write_comparison
 from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.errors import ConfigError
-from ragen_apo.files import read_json_lines
+from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.run_directory import RunDirectory
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -142,6 +143,25 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     for num_points in (1, 2, 3):
         cut = BudgetConfig(tokens=max(whole.points[num_points - 1].tokens, 1))
         assert len(measure(run, name="A*-PO", seed=0, budget=cut).points) == num_points
+
+
+@pytest.mark.slow
+def test_distillation_costs_seconds_and_has_a_point_of_its_own(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    plain = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    run.add_seconds("distillation", 7.5)
+    update = {"reference_version": 0, "step": 1, "loss": 0.5}
+    write_json_lines_atomically(run.distillation, [update, {"step": 1, "eval_success_rate": 0.75}])
+    distilled = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    assert distilled.seconds == pytest.approx(plain.seconds + 7.5)
+    assert distilled.tokens == plain.tokens
+    first, sampled, point, *rest = distilled.points
+    assert (first, sampled) == tuple(plain.points[:2])
+    assert point == Point(pytest.approx(sampled.seconds + 7.5), sampled.tokens, 0.75)
+    assert [each.tokens for each in rest] == [each.tokens for each in plain.points[2:]]
 
 
 def test_the_files_of_a_comparison(tmp_path: Path) -> None:

@@ -19,7 +19,11 @@ def test_a_function_of_the_page_exists(module, name):
 
 @pytest.mark.parametrize("name", TESTS)
 def test_a_test_of_the_page_exists(name):
-    sources = [*ROOT.glob("tests/values/test_*.py"), *ROOT.glob("tests/objectives/test_*.py")]
+    sources = [
+        p
+        for room in ("values", "objectives", "stages")
+        for p in ROOT.glob(f"tests/{room}/test_*.py")
+    ]
     assert any(f"def {name}(" in path.read_text(encoding="utf-8") for path in sources)
 
 

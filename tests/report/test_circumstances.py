@@ -13,6 +13,7 @@ from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.findings import key_sentences
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
+from ragen_apo.report.plots import DISTILLATION_PANEL, panels
 from ragen_apo.report.slides import slides
 
 
@@ -41,6 +42,28 @@ def test_the_whole_report_says_it(
     assert sentence in key_sentences(run)
     for text in (page(run, curves=[]), text_of_slides(run), failure_analysis(run)):
         assert sentence in text
+
+
+@pytest.mark.slow
+def test_a_distillation_is_said_and_drawn(build_run: Callable[..., Path]) -> None:
+    rows = [
+        {"reference_version": version, "step": step, "loss": 0.3}
+        for version in (0, 1)
+        for step in (1, 2, 3)
+    ]
+    plain = load_run(build_run())
+    config = {**plain.config, "distillation": {"enabled": True, "beta": 0.2}}
+    run = dataclasses.replace(plain, config=config, distillation=[*rows, {"eval_success_rate": 1}])
+    sentence = (
+        "Before its first step the policy imitated the reference’s own good episodes "
+        "(distillation at beta 0.2, 6 updates)."
+    )
+    for text in (page(run, curves=[]), text_of_slides(run), failure_analysis(run)):
+        assert sentence in text
+    assert not any("imitated the reference" in each for each in key_sentences(plain))
+    (drawn,) = [rows for panel, rows in panels(run) if panel is DISTILLATION_PANEL]
+    assert [row["step"] for row in drawn] == [1, 2, 3], "of the first reference alone"
+    assert DISTILLATION_PANEL not in [panel for panel, _ in panels(plain)]
 
 
 @pytest.mark.parametrize("attempts", [None, 1, "2", float("nan")])

@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from ragen_apo.files import PARTIAL_MARK, read_json_lines, write_checksums
 from ragen_apo.run_directory import RunDirectory, open_run
 from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
-from tests.factories import AlgorithmRuns, rows, threads_restored
+from tests.factories import AlgorithmRuns, assert_same_tensors, rows, threads_restored
 
 pytestmark = pytest.mark.slow
 
-UPDATE = "ragen_apo.warm_start.phases:accumulate_supervised_gradients"
+UPDATE = "ragen_apo.warm_start.supervised:accumulate_supervised_gradients"
 SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
 FLUSH = "ragen_apo.files:sync_to_disk"
 
@@ -65,30 +65,6 @@ NOTED = {
 
 def assert_killed(status: int) -> None:
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
-
-
-@pytest.fixture(scope="module")
-def run_until_killed() -> Iterator[Callable[..., int]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("kill_server.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as server:
-        assert server.stdin is not None and server.stdout is not None
-
-        def run(folder: Path, *, target: str, call: int, text: str = factories.TINY_CONFIG) -> int:
-            config = folder / "tiny.yaml"
-            config.write_text(text)
-            job = {"run": str(folder / "run"), "config": str(config)}
-            server.stdin.write(json.dumps({**job, "target": target, "call": call}) + "\n")
-            server.stdin.flush()
-            return int(server.stdout.readline())
-
-        yield run
-        server.stdin.close()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -224,7 +200,7 @@ def test_a_mixture_killed_in_the_middle_of_stage_two_goes_on(
     )
     assert_killed(status)
     run = RunDirectory(tmp_path / "run")
-    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["3-training-000002"]
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["4-training-000002"]
     train(run.path)
     assert rows(run.metrics) == rows(expected.metrics)
     assert_same_tensors(run.policy, expected.policy)
@@ -336,12 +312,6 @@ def document(path: Path) -> dict[str, Any]:
 
 def without(values: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != key}
-
-
-def assert_same_tensors(actual: Path, expected: Path) -> None:
-    left, right = (load_file(folder / "model.safetensors") for folder in (actual, expected))
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def stored(run: Path) -> list[str]:

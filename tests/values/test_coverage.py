@@ -80,6 +80,12 @@ def test_the_report_is_json():
     assert json.loads(json.dumps(result)) == result
 
 
+def test_one_sample_a_task_is_judged_by_its_success_rate_alone() -> None:
+    """1 - 0.95^16 = 0.56 and 1 - 0.96^16 = 0.48."""
+    assert report(*[[True]] * 5, *[[False]] * 95)["advice"] is None
+    assert "solves 4 of 100 tasks" in report(*[[True]] * 4, *[[False]] * 96)["advice"]
+
+
 def test_there_is_no_advice_when_half_of_the_tasks_have_a_success():
     assert report([True] + [False] * 15, [False] * 16)["advice"] is None
 

@@ -15,8 +15,6 @@ from ragen_apo.session import Session
 from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
 from ragen_apo.warm_start import phases as supervised
 from ragen_apo.warm_start.batches import (
-    SupervisedBatch,
-    accumulate_supervised_gradients,
     copy_batch,
     copyable_token_ids,
     number_token_ids,
@@ -25,6 +23,7 @@ from ragen_apo.warm_start.batches import (
     relabel,
 )
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
+from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
 from tests.factories import Sayings, with_keys, with_progress
 
 CONFIG = CopyConfig(batch_size=16, sequence_length=20)

@@ -1,7 +1,7 @@
-"""Cost and success of a finished run, Stage 1 included.
+"""Cost and success of a finished run, Stage 1 and distillation included.
 
-Seconds are those of Stage 1, rollouts and updates: not the warm start, which all runs share, and
-not the evaluations. What a new reference costs (the section `reference`) is counted at the start.
+Seconds are those of Stage 1, distillation, rollouts and updates: not the warm start, which all runs
+share, and not the evaluations. What a new reference costs (the section `reference`) is counted at the start.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ class _Step(BaseModel):
     num_generated_tokens: int
     eval_success_rate: float = 0.0
     kl_per_sequence: float = 0.0
+
+
+class _Distilled(BaseModel):
+    """The part of each row of distillation.jsonl that it reads."""
+
+    eval_success_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,15 +108,22 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
     results = read_json(run.results, TypeAdapter(_Results), advice=advice)
     phases = status.get("phases", {})
-    seconds = sum(
-        phases.get(phase, {}).get("seconds", 0.0) for phase in ("stage 1", "reference refresh")
-    )
+
+    def took(*names: str) -> float:
+        return sum(phases.get(name, {}).get("seconds", 0.0) for name in names)
+
+    seconds = took("stage 1", "reference refresh")
     tokens = stage_one_tokens(run)
     reference_success = results.baselines.reference.success_rate
     points = [Point(0.0, 0, reference_success)]
     if tokens > 0 and _within(budget, seconds, tokens):
         # After Stage 1 the policy is still the reference.
         points.append(Point(seconds, tokens, reference_success))
+    seconds += took("distillation")
+    for distilled in read_records(run.distillation, TypeAdapter(_Distilled)):
+        is_evaluated = "eval_success_rate" in distilled.model_fields_set
+        if is_evaluated and _within(budget, seconds, tokens):
+            points.append(Point(seconds, tokens, distilled.eval_success_rate))
     for row in rows:
         seconds += row.rollout_seconds + row.training_seconds
         tokens += row.num_generated_tokens

@@ -54,6 +54,19 @@ def origin(run: RunData) -> str | None:
     return f"{parts[0].upper()}{parts[1:]}." if parts else None
 
 
+def distilled(run: RunData) -> str | None:
+    """That the policy imitated the reference's good episodes before Stage 2, if it did."""
+    updates = [row for row in run.distillation if "loss" in row]
+    if not updates:
+        return None
+    beta = finite(mapping(run.config.get("distillation")).get("beta"))
+    at = "" if beta is None else f" at beta {beta:g}"
+    return (
+        "Before its first step the policy imitated the reference’s own good episodes "
+        f"(distillation{at}, {compact(len(updates))} updates)."
+    )
+
+
 def adapters(run: RunData) -> str | None:
     """Says that adapters were trained instead of the weights, if they were."""
     lora = mapping(run.config.get("policy")).get("lora")
@@ -89,5 +102,5 @@ def resumed(run: RunData) -> str | None:
 
 def circumstances(run: RunData) -> list[str]:
     """What is special about how the run was made: `origin` to `resumed`, each where it applies."""
-    sentences = [origin(run), adapters(run), early_stop(run), resumed(run)]
+    sentences = [origin(run), distilled(run), adapters(run), early_stop(run), resumed(run)]
     return [sentence for sentence in sentences if sentence]

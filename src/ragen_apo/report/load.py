@@ -72,6 +72,7 @@ class RunData:
     record: Mapping[str, Any]
     """`run.json`: phases with their seconds, versions."""
     warm_start: Sequence[Mapping[str, Any]]
+    distillation: Sequence[Mapping[str, Any]]
     value_report: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
     """One row per Stage 2 step; empty when the run was not trained."""
@@ -108,6 +109,7 @@ def load_run(run_directory: Path) -> RunData:
         config=config,
         record=run.read_status(),
         warm_start=_read_rows(run.warm_start, _Row),
+        distillation=_read_rows(run.distillation, _Row),
         value_report=_read_object(run.value_report, _ValueReport, "estimate-values"),
         metrics=_read_rows(run.metrics, _Row),
         results=_read_object(run.results, _Results, "evaluate"),

@@ -67,16 +67,20 @@ WARM_START_PANELS = {
     "copy": Panel("Copying: accuracy", "accuracy", share=True),
     "demonstrations": Panel("Demonstrations: loss", "loss"),
 }
+DISTILLATION_PANEL = Panel("Distillation: loss", "loss")
 
 
 def panels(run: RunData) -> list[tuple[Panel, Sequence[Mapping[str, Any]]]]:
-    """The curves of the run, with their rows: Stage 2, then the warm start.
+    """The curves of the run, with their rows: Stage 2, then distillation and warm start.
 
     Success, return and KL of every algorithm, then the quality of its own baseline.
     """
     traits = algorithm_of(run)
     own = VALUE_PANEL if traits.has_values else CRITIC_PANEL if traits.has_critic else RATIO_PANEL
     curves = [(panel, run.metrics) for panel in (*TRAINING_PANELS, own)]
+    distilled = [row for row in run.distillation if row.get("reference_version") == 0]
+    if distilled:
+        curves.append((DISTILLATION_PANEL, distilled))
     for phase, panel in WARM_START_PANELS.items():
         rows = [row for row in run.warm_start if row.get("phase") == phase]
         if rows:

@@ -50,11 +50,11 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
         pass_at = sampled_pass_at(proxy, plan, k=k, temperature=config.sampling.temperature)
     progress.update(2, "pass@k")
     baselines = {}
-    if run.reference(0).exists():
-        proxy = build_proxy(config, session.load_model(run.reference(0)), session.environments)
-        baselines["reference"] = outcome_summary(
-            play_evaluation(proxy, plan, policy_version="reference")
-        )
+    for name, folder in (("reference", run.reference(0)), ("distilled", run.distilled)):
+        if folder.exists():
+            proxy = build_proxy(config, session.load_model(folder), session.environments)
+            played = play_evaluation(proxy, plan, policy_version=name)
+            baselines[name] = outcome_summary(played)
     progress.update(3, "reference")
     baselines |= play_baselines(session.environments, plan)
     progress.update(4, "baselines")

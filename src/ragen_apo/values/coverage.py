@@ -95,9 +95,16 @@ def _available_ks(num_samples: Sequence[int]) -> list[int]:
 
 
 def few_are_solved(successes_by_task: Mapping[str, Sequence[bool]]) -> bool:
-    """Whether fewer than half of the tasks have a success."""
+    """Whether fewer than half of the tasks have a success.
+
+    One sample a task cannot say which of the others are within reach. There it is whether fewer
+    than half would have one in 16 samples if all tasks were alike.
+    """
+    num_tasks = len(successes_by_task)
     num_solved = sum(any(successes) for successes in successes_by_task.values())
-    return num_solved < ADVICE_SHARE * len(successes_by_task)
+    if all(len(successes) == 1 for successes in successes_by_task.values()):
+        return 1 - (1 - num_solved / num_tasks) ** ADVICE_SAMPLES < ADVICE_SHARE
+    return num_solved < ADVICE_SHARE * num_tasks
 
 
 def coverage_sentence(report: Mapping[str, Any]) -> str:

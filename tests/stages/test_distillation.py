@@ -1,0 +1,360 @@
+"""Distillation: its weights, that it projects pi*, and what it leaves in a run."""
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ragen_apo.agent.assembly import sampling_conditions
+from ragen_apo.config import resolved_yaml
+from ragen_apo.config.distillation import DistillationConfig
+from ragen_apo.errors import ConfigError, MissingValueError
+from ragen_apo.files import read_json_lines
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import Session, open_session
+from ragen_apo.stages.distillation import (
+    WeightedEpisode,
+    distillation_phase,
+    sample_weights,
+    weighted_episodes,
+)
+from ragen_apo.types import Trajectory, training_samples
+from ragen_apo.values.estimator import optimal_policy_weights
+from ragen_apo.values.state_values import state_values, turn_weights
+from ragen_apo.values.store import ValueStore
+from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
+from tests import factories
+from tests.factories import Sayings, assert_same_tensors, conditions, episode, rows, task, turn
+from tests.stages.test_metrics_page import documented, fields
+
+WON, LOST = task("a task that is solved"), task("a task that is not")
+
+
+def store_of(folder: Path, *episodes: Trajectory) -> ValueStore:
+    store = ValueStore(folder / "values.sqlite")
+    counts: dict[str, int] = {}
+    for each in episodes:
+        index = counts.get(each.task.task_id, 0)
+        store.add_many(conditions(), [(index, each)])
+        counts[each.task.task_id] = index + 1
+    return store
+
+
+def weighted(store: ValueStore, tasks=(WON, LOST), **settings) -> list[WeightedEpisode]:
+    keys = {"enabled": True, "min_weight": 0.0, **settings}
+    return weighted_episodes(
+        store, conditions(), tasks, settings=DistillationConfig(**keys), min_visits=1
+    )
+
+
+# Which episodes, with which weights
+
+
+def test_an_episode_weighs_exp_of_its_advantage(tmp_path: Path) -> None:
+    returns = (1.0, 0.0, 0.0, 0.5)
+    episodes = [episode(turn(r), task=WON, success=r == 1.0) for r in returns]
+    with store_of(tmp_path, *episodes) as store:
+        found = weighted(store, tasks=[WON], beta=0.25)
+    mean = sum(math.exp(r / 0.25) for r in returns) / 4
+    assert [each.turn_weights for each in found] == [
+        (pytest.approx(math.exp(r / 0.25) / mean),) for r in returns
+    ]
+
+
+def test_a_task_that_was_never_solved_has_nothing_to_imitate(tmp_path: Path) -> None:
+    solved = episode(turn(1.0), task=WON, success=True)
+    failures = [episode(turn(r), task=LOST, success=False) for r in (0.0, 0.4)]
+    with store_of(tmp_path, solved, *failures) as store:
+        found = weighted(store)
+    assert [each.trajectory for each in found] == [solved]
+
+
+def test_with_one_sample_a_task_the_successes_are_imitated_alike(tmp_path: Path) -> None:
+    tasks = [task(f"task {number}") for number in range(3)]
+    episodes = [
+        episode(turn(r), task=each, success=won)
+        for each, r, won in zip(tasks, (1.0, 0.6, 0.3), (True, True, False), strict=True)
+    ]
+    with store_of(tmp_path, *episodes) as store:
+        found = weighted(store, tasks=tasks)
+    assert [each.turn_weights for each in found] == [(1.0,), (1.0,)]
+
+
+def test_small_weights_are_left_out(tmp_path: Path) -> None:
+    won = episode(turn(1.0), task=WON, success=True)
+    lost = episode(turn(0.0), task=WON, success=False)
+    with store_of(tmp_path, won, lost) as store:
+        assert len(weighted(store, tasks=[WON], beta=0.2, min_weight=0.0)) == 2
+        assert len(weighted(store, tasks=[WON], beta=0.2, min_weight=0.05)) == 1
+
+
+def test_a_turn_weighs_by_the_values_after_and_before_it(tmp_path: Path) -> None:
+    """A failure that was lost in its second turn still has a good first turn."""
+    won = episode(turn(state_key="x"), turn(1.0, state_key="y"), task=WON, success=True)
+    lost = episode(turn(state_key="x"), turn(0.0, state_key="y"), task=WON, success=False)
+    astray = episode(turn(state_key="x"), turn(0.0, state_key="z"), task=WON, success=False)
+    with store_of(tmp_path, won, lost, astray) as store:
+        found = weighted(store, tasks=[WON], credit="turn", beta=0.5)
+    v_x = 0.5 * math.log((math.exp(2) + 2) / 3)
+    v_y, v_z = 0.5 * math.log((math.exp(2) + 1) / 2), 0.0
+    expected = [
+        ((v_y - v_x) / 0.5, (1 - v_y) / 0.5),
+        ((v_y - v_x) / 0.5, (0 - v_y) / 0.5),
+        ((v_z - v_x) / 0.5, (0 - v_z) / 0.5),
+    ]
+    for each, logs in zip(found, expected, strict=True):
+        assert each.turn_weights == pytest.approx([math.exp(log) for log in logs])
+
+
+def test_the_weights_of_turns_multiply_to_that_of_the_episode() -> None:
+    episodes = [
+        episode(
+            turn(0.1, state_key="x"),
+            turn(-0.1, state_key=None),
+            turn(r, state_key=f"y{number % 2}"),
+        )
+        for number, r in enumerate((1.0, 0.0, 0.7, 0.2))
+    ]
+    values = state_values(episodes, beta=0.3, min_visits=2)
+    whole = optimal_policy_weights([each.episode_return for each in episodes], beta=0.3)
+    for each, weight in zip(episodes, whole, strict=True):
+        parts = turn_weights(each, task_value=values["x"], values=values, beta=0.3)
+        assert parts[0] == parts[1], "both turns are of the segment from x"
+        assert parts[0] * parts[2] == pytest.approx(weight)
+
+
+def test_a_task_without_samples_is_an_error(tmp_path: Path) -> None:
+    with (
+        store_of(tmp_path, episode(turn(1.0), task=WON, success=True)) as store,
+        pytest.raises(MissingValueError, match="1 of 2 tasks have no sampled return"),
+    ):
+        weighted(store)
+
+
+def test_every_sampled_token_has_the_weight_of_its_turn() -> None:
+    trajectory = episode(
+        turn(prompt_token_ids=(1, 2), response_token_ids=(4, 5)),
+        turn(prompt_token_ids=(3,), response_token_ids=(6,)),
+        turn(prompt_token_ids=(1, 9), response_token_ids=(7, 8), restarts_context=True),
+    )
+    found = sample_weights(WeightedEpisode(trajectory, (0.5, 2.0, 3.0)))
+    samples = training_samples(trajectory)
+    assert [sample.token_ids for sample in samples] == [(1, 2, 4, 5, 3, 6), (1, 9, 7, 8)]
+    assert found == [[0, 0, 0.5, 0.5, 0, 2.0], [0, 0, 3.0, 3.0]]
+
+
+# It projects pi*
+
+
+@pytest.mark.parametrize("credit", ["episode", "turn"])
+def test_what_maximises_the_weighted_likelihood_is_pi_star(credit: str) -> None:
+    """Two turns of three actions each: the closed form from many samples, for all policies."""
+    rng = np.random.default_rng(0)
+    beta, num_samples = 0.4, 40_000
+    first, second = np.array([0.6, 0.3, 0.1]), np.array([[0.5, 0.4, 0.1]] * 3)
+    rewards = np.array([[0.0, 0.2, 1.0], [0.3, 0.9, 0.1], [1.0, 0.0, 0.0]])
+    reference = first[:, None] * second
+    optimal = reference * np.exp(rewards / beta)
+    optimal /= optimal.sum()
+    drawn = rng.choice(9, size=num_samples, p=reference.ravel())
+    episodes = [
+        episode(turn(state_key="x"), turn(float(rewards[a, b]), state_key=f"after {a}"))
+        for a, b in (divmod(int(index), 3) for index in drawn)
+    ]
+    if credit == "episode":
+        whole = optimal_policy_weights([each.episode_return for each in episodes], beta=beta)
+        by_turn = np.stack([whole, whole], axis=1)
+    else:
+        values = state_values(episodes, beta=beta, min_visits=2)
+        by_turn = np.array(
+            [
+                turn_weights(each, task_value=values["x"], values=values, beta=beta)
+                for each in episodes
+            ]
+        )
+    # Over all policies, sum w log pi is largest at the weighted frequencies of each state.
+    counts_first, counts_second = np.zeros(3), np.zeros((3, 3))
+    for index, weights in zip(drawn, by_turn, strict=True):
+        a, b = divmod(int(index), 3)
+        counts_first[a] += weights[0]
+        counts_second[a, b] += weights[1]
+    found = (counts_first / counts_first.sum())[:, None] * (
+        counts_second / counts_second.sum(axis=1, keepdims=True)
+    )
+    assert np.abs(found - optimal).sum() / 2 < 0.015
+    assert np.abs(reference - optimal).sum() / 2 > 0.3, "the reference is far from it"
+
+
+def test_a_weight_of_two_is_two_copies(session: Session) -> None:
+    model = session.load_model(session.run.reference(0))
+    ids = torch.randint(8, 200, (2, 10), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(10)[None, :] >= torch.tensor([[2], [6]])
+    weights = torch.tensor([[2.0], [1.0]]).expand(2, 10)
+    logprobs = torch.full((2, 10), -1.5)
+    copied = [0, 0, 1]
+    gradients, results = [], []
+    for part in (
+        SupervisedBatch(ids, mask, weights, logprobs),
+        SupervisedBatch(ids[copied], mask[copied], None, logprobs[copied]),
+    ):
+        model.model.zero_grad()
+        results.append(accumulate_supervised_gradients(model, [part]))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.model.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
+    assert results[0].log_ratio == pytest.approx(1.5 - results[0].loss, rel=1e-5)
+
+
+# In a run
+
+TEXT = resolved_yaml(
+    factories.config(
+        "--distillation.enabled=true",
+        "--distillation.batch_size=2",
+        "--distillation.num_epochs=5",
+        "--distillation.learning_rate=1.0e-2",
+        "--warm_start.checkpoint_every=2",
+        "--values.num_samples=4",
+        "--values.adaptive=false",
+        "--training.max_tasks=80",
+        "--reference.refresh_every_steps=2",
+        "--training.max_steps=4",
+        "--training.checkpoint_every=3",
+        "--policy.freeze_embeddings=true",
+        environment={"name": "bandit", "max_turns": 1},
+    )
+)
+"""A bandit whose reference solves a task now and then."""
+
+
+@pytest.fixture(scope="module")
+def distilled_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return factories.run(factories.config(text=TEXT), tmp_path_factory.mktemp("distilled") / "run")
+
+
+def test_the_curve_has_every_update_of_every_reference(distilled_run: RunDirectory) -> None:
+    found = rows(distilled_run.distillation)
+    updates = [row for row in found if "loss" in row]
+    by_version = [[row for row in updates if row["reference_version"] == v] for v in (0, 1)]
+    for part in by_version:
+        assert [row["step"] for row in part] == list(range(1, len(part) + 1))
+    (evaluated,) = [row for row in found if "eval_success_rate" in row]
+    assert (evaluated["reference_version"], evaluated["step"]) == (0, len(by_version[0]))
+    assert {"distillation", "stage 1", "stage 2"} <= set(distilled_run.read_status()["phases"])
+
+
+def test_every_field_of_the_curve_is_documented(distilled_run: RunDirectory) -> None:
+    assert set(documented("distillation.jsonl")) == fields(
+        read_json_lines(distilled_run.distillation)
+    )
+
+
+def test_the_good_episodes_are_likelier_afterwards(distilled_run: RunDirectory) -> None:
+    config = factories.config(text=TEXT)
+    session = open_session(config, distilled_run, SilentProgress())
+    models = [session.load_model(f) for f in (distilled_run.reference(0), distilled_run.distilled)]
+    with ValueStore(distilled_run.values) as store:
+        episodes = weighted_episodes(
+            store,
+            sampling_conditions(config, models[0], session.environments),
+            session.training_tasks(),
+            settings=config.distillation,
+            min_visits=1,
+        )
+    whole = factories.changed(config, f"--distillation.batch_size={len(episodes)}")
+    phase = distillation_phase(replace(session, config=whole), models[0], episodes, version=0)
+    before, after = (accumulate_supervised_gradients(model, phase.batch(0)) for model in models)
+    assert before.log_ratio == pytest.approx(0.0, abs=1e-4), "the reference has sampled them"
+    assert after.log_ratio is not None and after.log_ratio > 0.03
+    assert after.loss == pytest.approx(before.loss - after.log_ratio, abs=1e-4)
+
+
+def test_stage_two_begins_with_what_was_distilled(distilled_run: RunDirectory) -> None:
+    reference, distilled = (
+        torch.cat([t.flatten() for t in factories.tensors(folder).values()])
+        for folder in (distilled_run.reference(0), distilled_run.distilled)
+    )
+    assert not torch.equal(reference, distilled)
+    first = rows(distilled_run.metrics)[0]
+    assert first["log_ratio_max_abs"] > 0.1, "the log ratio is to the reference, not to the start"
+    assert first["reference_version"] == 0
+
+
+def test_what_is_frozen_in_stage_two_is_frozen_here(distilled_run: RunDirectory) -> None:
+    name = "model.embed_tokens.weight"
+    before, after = (
+        factories.tensors(folder)[name]
+        for folder in (distilled_run.reference(0), distilled_run.distilled)
+    )
+    assert torch.equal(before, after)
+
+
+UPDATE = "ragen_apo.warm_start.supervised:accumulate_supervised_gradients"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "call"),
+    [
+        (UPDATE, 12 + 40 + 4),  # between two checkpoints of the distillation
+        ("ragen_apo.stages.training:append_json_line", 1),  # at its evaluation
+        ("ragen_apo.stages.distillation:collate", 15),
+        ("ragen_apo.stages.training:save_checkpoint", 1),  # after the second distillation
+    ],
+)
+def test_a_run_killed_around_a_distillation_ends_like_one_that_was_not(
+    target: str,
+    call: int,
+    distilled_run: RunDirectory,
+    run_until_killed: Callable[..., int],
+    tmp_path: Path,
+) -> None:
+    status = run_until_killed(tmp_path, target=target, call=call, text=TEXT)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    run = factories.run(factories.config(text=TEXT), tmp_path / "run")
+    for path in ("distillation", "metrics"):
+        assert rows(getattr(run, path)) == rows(getattr(distilled_run, path))
+    for folder in ("distilled", "policy"):
+        assert_same_tensors(getattr(run, folder), getattr(distilled_run, folder))
+
+
+@pytest.mark.slow
+def test_any_algorithm_can_follow(tmp_path: Path) -> None:
+    """GRPO from the distilled policy: the control of a comparison."""
+    config = factories.changed(
+        factories.config(text=TEXT),
+        "--algorithm={name: grpo, group_size: 2}",
+        "--reference.refresh_every_steps=null",
+        "--training.max_steps=1",
+    )
+    run = factories.run(config, tmp_path / "grpo")
+    assert run.values.exists() and run.distilled.exists()
+    assert len(rows(run.metrics)) == 1
+
+
+def test_a_reference_that_solves_nothing_is_distilled_from_nothing(
+    session: Session, tmp_path: Path
+) -> None:
+    told = Sayings()
+    config = factories.config(
+        f"--policy.path={session.run.reference(0)}",
+        "--warm_start.enabled=false",
+        "--distillation.enabled=true",
+        "--training.max_steps=1",
+    )
+    run = factories.run(config, tmp_path / "none", progress=told)
+    assert "distillation: 0 episodes of 0 tasks, 0 updates" in told.lines
+    assert read_json_lines(run.distillation) == []
+    assert_same_tensors(run.distilled, run.reference(0))
+
+
+def test_weights_of_turns_need_a_temperature() -> None:
+    with pytest.raises(ConfigError, match=r"credit turn divides by beta, which is 0"):
+        factories.config("--distillation={credit: turn, beta: 0}")
