@@ -33,11 +33,33 @@ def greedy_episodes(
     run: RunDirectory, folder: Path, *, split: str, num_episodes: int
 ) -> list[Trajectory]:
     """What a model folder does on the first tasks of a split, with the run's configuration."""
+    return _episodes(run, folder, EvaluationPlan(split, num_episodes, 0.0, _seed(run)), repeats=[0])
+
+
+def sampled_episodes(
+    run: RunDirectory, folder: Path, *, split: str, num_episodes: int, num_samples: int
+) -> list[Trajectory]:
+    """The same, each task so often at the temperature of training."""
+    temperature = load_config(run.config).sampling.temperature
+    plan = EvaluationPlan(split, num_episodes, temperature, _seed(run))
+    return _episodes(run, folder, plan, repeats=range(1, num_samples + 1))
+
+
+def _seed(run: RunDirectory) -> int:
+    return load_config(run.config).seed
+
+
+def _episodes(
+    run: RunDirectory, folder: Path, plan: EvaluationPlan, *, repeats: Iterable[int]
+) -> list[Trajectory]:
     config = load_config(run.config)
     session = open_session(config, run, SilentProgress())
     proxy = build_proxy(config, session.load_model(folder), session.environments)
-    plan = EvaluationPlan(split, num_episodes, 0.0, config.seed)
-    return play_evaluation(proxy, plan, policy_version="benchmark")
+    return [
+        episode
+        for repeat in repeats
+        for episode in play_evaluation(proxy, plan, policy_version="benchmark", repeat=repeat)
+    ]
 
 
 def minutes(run: RunDirectory, *, phases: Collection[str] | None = None) -> float:

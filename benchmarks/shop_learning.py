@@ -3,7 +3,7 @@
     python -m benchmarks.shop_learning
 
 For each seed: the whole run of configs/shop.yaml, evaluated greedily on the 100 held-out products
-and on all 497. Then, from the same reference and with fewer steps, what V* is good for: A*-PO's V*,
+and on all 497. Then, from the same reference without distillation, what V* is good for: A*-PO's V*,
 the mean of the reference's returns, 0, and a control with shuffled returns. Runs that are done are
 reused. The seeds are not those that settings were tried with (docs/log.md).
 """
@@ -132,10 +132,10 @@ def main() -> None:
                 [
                     *("--seed", str(seed), "--warm_start.enabled", "false"),
                     *("--policy.path", str(base.reference(0))),
-                    *("--values.store", str(base.values)),
+                    *("--distillation.enabled", "false", "--values.num_samples", "4"),
+                    *("--optimizer.warmup_steps", "10"),
                     *("--training.max_steps", str(arguments.ablation_steps)),
                     *("--training.eval_every", str(arguments.ablation_steps)),
-                    *("--reference.refresh_every_steps", "null"),
                     *overrides,
                 ],
             )

@@ -1,7 +1,8 @@
 """Cost and success of a finished run, Stage 1 and distillation included.
 
 Seconds are those of Stage 1, distillation, rollouts and updates: not the warm start, which all runs
-share, and not the evaluations. What a new reference costs (the section `reference`) is counted at the start.
+share, and not the evaluations. What a new reference costs (the section `reference`) is counted at
+the start.
 """
 
 from __future__ import annotations
