@@ -2,7 +2,8 @@
 
     python examples/compare_algorithms.py [CONFIG [FOLDER]]
 
-`ragen-apo compare` does this with seeds, a budget, curves and a table (docs/comparison.md).
+The same call goes on with runs that are there already. `ragen-apo compare` does this with seeds, a
+budget, curves and a table (docs/comparison.md).
 """
 
 import sys
@@ -14,11 +15,14 @@ SHOP = Path(__file__).resolve().parents[1] / "configs" / "shop.yaml"
 
 
 def main(config=SHOP, folder="runs/example_algorithms"):
-    first = ragen_apo.train(config, Path(folder, "reference"), until="reference")
+    path = Path(folder, "reference")
+    first = ragen_apo.train(config, path, until="reference", resume=path.exists())
     for algorithm in ("apo", "rloo"):
+        path = Path(folder, algorithm)
         run = ragen_apo.train(
             config,
-            Path(folder, algorithm),
+            path,
+            resume=path.exists(),
             policy={"path": first.files.reference(0).absolute()},
             warm_start={"enabled": False},
             algorithm={"name": algorithm},

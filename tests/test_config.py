@@ -197,6 +197,7 @@ class TestOverrides:
         ("ppo: {gamma: 1}", "ppo.gamma: it is algorithm.gamma now"),
         ("algorithm: no", "algorithm: got False, expected a name or a section"),
         ("algorithm: {name: foo}", "algorithm: got 'foo', expected apo or apo_turn or ppo"),
+        ("algorithm: {name: gripo}", "algorithm: got 'gripo' (did you mean grpo?), expected"),
         (
             "algorithm: {name: ppo, trace: 1}",
             "trace: unknown key; it is an option of apo_turn",

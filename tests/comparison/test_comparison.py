@@ -37,7 +37,7 @@ MEASUREMENT = Measurement(
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("compare_shop", ["apo", "apo", "apo_turn", "apo", "apo_turn", *RIVALS[1:]]),
+        ("compare_shop", ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo", "grpo", "ppo"]),
         ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", *RIVALS[2:]]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
         ("compare_sokoban", RIVALS),

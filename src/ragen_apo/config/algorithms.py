@@ -9,6 +9,7 @@ and a report are read without it.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import sys
@@ -117,9 +118,11 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
         return getattr(importlib.import_module(module), attribute)
     if point := _installed(tuple(sys.path)).get(str(name)):
         return _loaded(point)
+    close = difflib.get_close_matches(str(name), algorithm_names(), n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
     raise ValueError(
-        f"got {name!r}, expected {' or '.join(algorithm_names())}; one of another package is found "
-        "once that is installed"
+        f"got {name!r}{meant}, expected {' or '.join(algorithm_names())}; one of another package "
+        "is found once that is installed"
     )
 
 

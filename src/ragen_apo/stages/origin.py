@@ -72,10 +72,10 @@ def note_origin(session: Session) -> None:
     write_json_atomically(run.status, status)
 
 
-def count_attempt(run: RunDirectory) -> None:
-    """Notes that one more process goes on with training."""
+def count_attempt(run: RunDirectory, *, by: int = 1) -> None:
+    """Notes that one more process, or `by` of them, goes on with training."""
     status = run.read_status()
-    write_json_atomically(run.status, status | {"attempts": status.get("attempts", 0) + 1})
+    write_json_atomically(run.status, status | {"attempts": status.get("attempts", 0) + by})
 
 
 def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> None:

@@ -113,6 +113,7 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     _warm_start(session, policy, position, moments)
     if only_reference:
         _note_peak_memory(run, session.device)
+        count_attempt(run, by=-1)  # it ended where it was asked to: going on is no resumption
         return
     _stage_one(session, tasks)
     if position.phase != STAGE_TWO:

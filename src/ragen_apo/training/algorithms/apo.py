@@ -56,6 +56,13 @@ class ValueConfig(AlgorithmConfig):
                 "training.tasks_per_step must be at least 2, got 1"
             )
 
+    def formula_details(self) -> str:
+        """What else a reader of the formula has to know, a line each."""
+        lines = [f"β₂ = {self.beta2:g}"]
+        lines += ["centred" if self.center_residuals else "not centred"]
+        lines += [f"|A| ≤ {self.advantage_clamp:g}"] if self.advantage_clamp else []
+        return "\n".join(lines)
+
 
 class Apo(ValueConfig):
     """A*-PO: one residual per trajectory; the source's `apo.beta` sets values.beta1 and beta2."""
@@ -76,7 +83,7 @@ class Apo(ValueConfig):
 
     def formula(self) -> str:
         loss = WEIGHTED if self.loss == "weighted" else "(advantage − β₂ log π/π_ref)² / 2β₂"
-        return f"{loss}\nβ₂ = {self.beta2:g}"
+        return f"{loss}\n{self.formula_details()}"
 
     def make(self, config: RunConfig, policy: LanguageModel) -> ApoAlgorithm:
         """The algorithm; it trains nothing but the policy."""
