@@ -16,7 +16,7 @@ from ragen_apo.environments.webshop.visit import Page, parse_plain_action
 from ragen_apo.types import Task
 
 Make = Callable[..., WebShopEnvironment]
-READERS = ("careful", "forgetful")
+READERS = ("careful", "hasty", "forgetful")
 """Those who try options that may not be there."""
 
 
