@@ -3,8 +3,8 @@
     python -m benchmarks.webshop_baselines [--data FOLDER] [--tasks 500] [--split standard]
 
 Plays the first tasks of the split `test` with each policy, at most 15 turns, under both rewards and
-the default noun rule. `random`, `heuristic` and `careful` know the instruction only; `teacher` and
-`oracle` know the goal. Success: reward 1; score: 100 times the mean reward. Prints one JSON object.
+the default noun rule. `random`, `heuristic`, `careful` and `hasty` know the instruction only; the
+others know the goal. Success: reward 1; score: 100 times the mean reward. Prints one JSON object.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,16 +8,19 @@ import pytest
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.scripted import (
+    HASTY_MAX_RETURNS,
+    HASTY_PLACES,
     MAX_OPENED,
     asked_options,
     instruction_queries,
     mentioned_value,
+    searchable,
 )
 from ragen_apo.environments.webshop.visit import Page, parse_plain_action
 from ragen_apo.types import Task
 
 Make = Callable[..., WebShopEnvironment]
-READERS = ("careful", "forgetful")
+READERS = ("careful", "hasty", "forgetful")
 """Those who try options that may not be there."""
 
 
@@ -29,9 +33,12 @@ def begun(
     return policy, environment.reset(task, seed=seed)[0]
 
 
-def scores(environment: WebShopEnvironment, name: str, num_tasks: int = 40) -> list[float]:
+def scores(
+    environment: WebShopEnvironment, name: str, tasks: Sequence[Task] | int = 40
+) -> list[float]:
+    """What a policy earns on these tasks, or on so many of the split `test`."""
     earned: list[float] = []
-    for task in environment.tasks("test")[:num_tasks]:
+    for task in environment.tasks("test")[:tasks] if isinstance(tasks, int) else tasks:
         policy, observation = begun(environment, name, task, seed=3)
         total = 0.0
         for _ in range(15):
@@ -60,7 +67,7 @@ def test_those_who_know_the_goal_beat_the_rule_and_the_rule_beats_chance(make: M
 
 
 @pytest.mark.parametrize("mode", ["text", "text_rich"])
-@pytest.mark.parametrize("name", ["careful", "teacher", "forgetful"])
+@pytest.mark.parametrize("name", ["careful", "hasty", "teacher", "forgetful"])
 def test_a_policy_plays_every_mode_alike(make: Make, mode: str, name: str) -> None:
     assert scores(make(observation=mode), name, 10) == scores(make(), name, 10)
 
@@ -202,7 +209,8 @@ def test_the_options_of_every_goal_are_read_off_its_instruction(make_real: Make)
         assert asked_options(task.instruction) == options
 
 
-def test_the_careful_shopper_knows_no_more_than_it_reads(make: Make) -> None:
+@pytest.mark.parametrize("name", ["careful", "hasty"])
+def test_who_reads_the_request_knows_no_more_than_it_reads(make: Make, name: str) -> None:
     environment = make()
     tasks = environment.tasks("test")
     for task, other in zip(tasks[:40], tasks[40:80], strict=True):
@@ -210,7 +218,7 @@ def test_the_careful_shopper_knows_no_more_than_it_reads(make: Make) -> None:
         disguised = replace(task, payload=other.payload)
         replies: list[list[Reply]] = []
         for known in (task, disguised):
-            policy = environment.scripted_policies()["careful"]()
+            policy = environment.scripted_policies()[name]()
             policy.begin(known, seed=0)
             observation, _ = environment.reset(task, seed=0)
             replies.append([])
@@ -248,6 +256,57 @@ def test_the_careful_shopper_leaves_what_lacks_an_option_and_buys_the_first_that
             assert any(value not in offered.get(name, ()) for name, value in options.items())
         assert len(opened) == MAX_OPENED or session.selected == options
     assert num_left > 10
+
+
+def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_leaves(
+    make: Make,
+) -> None:
+    environment = make()
+    queries: Counter[int] = Counter()
+    places: Counter[int] = Counter()
+    selects: Counter[bool] = Counter()
+    leaves: Counter[bool] = Counter()
+    for task in environment.tasks("test"):
+        options = asked_options(task.instruction)
+        policy, observation = begun(environment, "hasty", task)
+        session, num_returns, missing, terminated = environment.session, 0, "", False
+        while not terminated:
+            page, shown, selected = session.page, session.shown, dict(session.selected)
+            reply = policy.act(observation)
+            observation, _, terminated, _, info = environment.step(reply.action)
+            if missing and num_returns < HASTY_MAX_RETURNS:
+                leaves[reply == Reply(f"It has no {missing}.", "click < prev")] += 1
+            num_returns += reply.action == "click < prev"
+            if page is Page.START:
+                known = [searchable(q) for q in instruction_queries(task.instruction, options)]
+                queries[known.index(reply.action.removeprefix("search "))] += 1
+            elif page is Page.RESULTS and shown:
+                places[shown.index(session.product or 0)] += 1
+            elif terminated:
+                offered = environment.catalog.product(session.product or 0).options
+                for name, value in options:
+                    if value in offered.get(name, ()):
+                        selects[name in selected] += 1
+            missing = reply.thought.removeprefix("I need one with ")[:-1]
+            missing = missing if info["invalid_action"] else ""
+        assert num_returns <= HASTY_MAX_RETURNS
+    assert places.keys() == set(HASTY_PLACES)
+    assert queries.keys() == {0, 1, 2}
+    assert [queries[n] / queries.total() for n in range(3)] == pytest.approx([1 / 3] * 3, abs=0.07)
+    assert [places[n] / places.total() for n in range(4)] == pytest.approx(
+        [1 / 3, 1 / 3, 1 / 6, 1 / 6], abs=0.07
+    )
+    assert selects[True] / selects.total() == pytest.approx(0.8, abs=0.06)
+    assert leaves[True] / leaves.total() == pytest.approx(0.5, abs=0.07)
+
+
+@pytest.mark.slow
+def test_the_hasty_shopper_leaves_room_on_the_real_data(make_real: Make) -> None:
+    environment = make_real(price_seed=0, reward="corrected", nouns="rule", max_turns=15)
+    every_fifth = environment.tasks("train")[::5]
+    earned = scores(environment, "hasty", every_fifth)
+    assert success(earned) == pytest.approx(0.196, abs=0.03)
+    assert sum(earned) / len(earned) == pytest.approx(0.513, abs=0.03)
 
 
 @pytest.mark.parametrize("mode", ["compact", "text", "text_rich"])

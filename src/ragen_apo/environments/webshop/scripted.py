@@ -1,10 +1,10 @@
-"""Scripted shoppers: a random one, two rule agents, two goal-aware teachers and an oracle.
+"""Scripted shoppers: a random one, three rule agents, two goal-aware teachers and an oracle.
 
 Each follows the episode on a copy of the environment that it owns, so the same policy plays every
-observation mode; it looks there only at what a page shows. `random`, `heuristic` and `careful` use
-nothing but the instruction. `teacher` knows the goal and writes plausible demonstrations: its
-searches are made of words of the instruction; so does `forgetful`, which errs more often. `oracle`
-knows the goal and searches the wanted product's own title.
+observation mode; it looks there only at what a page shows. `random`, `heuristic`, `careful` and
+`hasty` use nothing but the instruction. `teacher` knows the goal and writes plausible
+demonstrations: its searches are made of words of the instruction; so does `forgetful`, which errs
+more often. `oracle` knows the goal and searches the wanted product's own title.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ _ASKED_OPTION = re.compile(
 )
 MAX_OPENED = 4
 """How many results the careful shopper opens at most."""
+HASTY_PLACES = (0, 0, 1, 1, 2, 3)
+"""The results, counted from 0, that the hasty shopper opens: one of these, all alike likely."""
+HASTY_SELECTS_SHARE = 0.8
+"""How often the hasty shopper cares for an option that is asked for."""
+HASTY_LEAVES_SHARE = 0.5
+"""How often the hasty shopper goes back where an option that it cares for is missing."""
+HASTY_MAX_RETURNS = 2
+"""How often the hasty shopper goes back in an episode at most."""
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
@@ -85,6 +93,12 @@ class _Shopper:
 
     def _click(self, thought: str, target: str) -> Reply:
         return self._reply(thought, "click", target)
+
+    def _result_targets(self) -> Sequence[str]:
+        """How the products of the open results page are clicked by number, else by id."""
+        available = self.shop.available_actions()
+        assert available is not None
+        return available["clickables"][-len(self.shop.session.shown) :]
 
     def _click_product(self, thought: str, product: int) -> Reply:
         return self._click(thought, self.shop.product_name(product))
@@ -177,11 +191,8 @@ class CarefulShopper(_Shopper):
         return self._search("I search for what is asked.", query)
 
     def _look_at_next(self) -> Reply:
-        available = self.shop.available_actions()
-        assert available is not None
-        results = available["clickables"][-len(self.shop.session.shown) :]
         which = "next" if self.num_opened else "first"
-        target = results[self.num_opened]
+        target = self._result_targets()[self.num_opened]
         self.num_opened += 1
         self.tried.clear()
         return self._click(f"I look at the {which} result.", target)
@@ -199,6 +210,57 @@ class CarefulShopper(_Shopper):
             if not is_last:
                 return self._click(f"It has no {name}: {value}.", "< prev")
         return self._click("Everything fits, I buy it.", "buy now")
+
+
+class HastyShopper(_Shopper):
+    """Leaves to chance what the careful shopper decides by reading, and so mostly fails.
+
+    It searches one of three queries, opens one of the first four results, passes over some of the
+    options asked for, and where one is missing goes back or does not care. It knows the instruction
+    alone. Its students know what a purchase is made of; choosing well is left to reinforcement.
+    """
+
+    name = "hasty"
+
+    def _prepare(self) -> None:
+        self.options = asked_options(self.task.instruction)
+        self.query = self.draws.choice(instruction_queries(self.task.instruction, self.options)[:3])
+        self.num_returns = 0
+        self.wishes: list[tuple[str, str]] = []
+        self.missed: tuple[str, str] | None = None
+
+    def _choose(self) -> Reply:
+        session = self.shop.session
+        if session.page is Page.ITEM:
+            return self._select_or_leave()
+        if session.page is Page.SUB_PAGE:
+            return self._click("I go back.", "< prev")
+        if session.page is Page.RESULTS and session.shown:
+            return self._look_at_one()
+        query = "product" if session.page is Page.RESULTS else self.query
+        return self._search("I search for what is asked.", searchable(query))
+
+    def _look_at_one(self) -> Reply:
+        num_shown = len(self.shop.session.shown)
+        place = self.draws.choice([place for place in HASTY_PLACES if place < num_shown])
+        self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
+        return self._click("I look at one of the results.", self._result_targets()[place])
+
+    def _select_or_leave(self) -> Reply:
+        if self.missed is not None:
+            name, value = self.missed
+            self.missed = None
+            may_leave = self.num_returns < HASTY_MAX_RETURNS
+            if may_leave and self.draws.random() < HASTY_LEAVES_SHARE:
+                self.num_returns += 1
+                return self._click(f"It has no {name}: {value}.", "< prev")
+        if not self.wishes:
+            return self._click("I buy it.", "buy now")
+        name, value = wish = self.wishes.pop(0)
+        target = self.shop.option_targets().get(wish)
+        if target is None:
+            self.missed = wish
+        return self._click(f"I need one with {name}: {value}.", target or value)
 
 
 class GoalShopper(_Shopper):
@@ -357,5 +419,13 @@ def _closest(wanted: str, offered: list[str]) -> str | None:
 
 def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
     """The scripted policies of an environment, given how to copy it."""
-    kinds = (RandomShopper, RuleShopper, CarefulShopper, GoalShopper, ForgetfulShopper, Oracle)
+    kinds = (
+        RandomShopper,
+        RuleShopper,
+        CarefulShopper,
+        HastyShopper,
+        GoalShopper,
+        ForgetfulShopper,
+        Oracle,
+    )
     return {kind.name: functools.partial(kind, make_shop) for kind in kinds}
