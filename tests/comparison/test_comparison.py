@@ -30,6 +30,8 @@ MEASUREMENT = Measurement(
     success_low=0.9,
     success_high=0.99,
     kl_per_sequence=1.5,
+    entropy=0.25,
+    pass_at_most=None,
     peak_memory_bytes=2**29,
 )
 
@@ -172,7 +174,9 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
         points=[Point(0.0, 0, 0.4), Point(30.0, 500, 0.5), Point(90.0, 1500, 0.6)],
     )
     settings = load_comparison(SHIPPED).settings
-    settings = settings.model_copy(update={"runs": {"A*-PO": None}, "seeds": [0, 1]})
+    settings = settings.model_copy(
+        update={"runs": {"A*-PO": None}, "seeds": [0, 1], "target": [0.9]}
+    )
     paths = write_comparison([MEASUREMENT, slower], tmp_path, settings=settings)
     assert [path.name for path in paths] == [
         "comparison.md",
@@ -188,13 +192,28 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     # Areas up to 1,000 tokens: (0.4 + 0.95) / 2, and (0.45 * 500 + 0.525 * 500) / 1,000.
     assert row == (
         "| A*-PO | 1 min 15 s | 1,250 | 1 min 00 s (1 of 2) | 1,000 (1 of 2) | 58.1% "
-        "| 73.5% (50.0% to 97.0%) | 1.5 | 512 MiB |"
+        "| 73.5% (50.0% to 97.0%) | 1.5 | 0.250 "
+        "| 512 MiB |"
     )
     rows = list(csv.DictReader(io.StringIO(paths[1].read_text())))
-    assert [each["seconds_to_target"] for each in rows] == ["60.0", ""]
+    assert [each["seconds_to_90%"] for each in rows] == ["60.0", ""]
     assert [each["tokens_to_common"] for each in rows] == ["1000", "1500"]
     assert [float(each["mean_success"]) for each in rows] == pytest.approx([0.675, 0.4875])
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[2:])
+
+
+def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
+    write_comparison([replace(MEASUREMENT, pass_at_most=0.99)], tmp_path, settings=settings)
+    lines = (tmp_path / "comparison.md").read_text().splitlines()
+    header, row = (
+        next(line.split(" | ") for line in lines if line.startswith(start))
+        for start in ("| run", "| A*-PO")
+    )
+    cells = dict(zip(header, row, strict=True))
+    assert cells["time to 50%"] == cells["time to 90%"] == "1 min 00 s"
+    assert (cells["pass@k"], cells["entropy"]) == ("99.0%", "0.250")
 
 
 def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class _Results(_Rate):
 
     success_ci95: tuple[float, float]
     baselines: _Baselines
+    pass_at_k: dict[int, float] = {}
 
 
 class _Step(BaseModel):
@@ -75,6 +76,10 @@ class Measurement:
     success_low: float
     success_high: float
     kl_per_sequence: float | None
+    entropy: float | None
+    """Of the last step's tokens, in nats."""
+    pass_at_most: float | None
+    """pass@k at the largest k, where the evaluation measured it (`evaluation.pass_k`)."""
     peak_memory_bytes: int | None
 
     @property
@@ -130,7 +135,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         tokens += row.num_generated_tokens
         if "eval_success_rate" in row.model_fields_set and _within(budget, seconds, tokens):
             points.append(Point(seconds, tokens, row.eval_success_rate))
-    divergences = [row.kl_per_sequence for row in rows if "kl_per_sequence" in row.model_fields_set]
+    updated = [row for row in rows if "kl_per_sequence" in row.model_fields_set]
     low, high = results.success_ci95
     return Measurement(
         name=name,
@@ -141,7 +146,9 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         success=results.success_rate,
         success_low=low,
         success_high=high,
-        kl_per_sequence=divergences[-1] if divergences else None,
+        kl_per_sequence=updated[-1].kl_per_sequence if updated else None,
+        entropy=updated[-1].entropy if updated else None,
+        pass_at_most=results.pass_at_k[max(results.pass_at_k)] if results.pass_at_k else None,
         peak_memory_bytes=status.get("peak_memory_bytes"),
     )
 

@@ -3,7 +3,7 @@
 base: shop.yaml            # beside this file: environment, agent, model, warm start, evaluation
 seeds: [0, 1, 2]
 budget: {seconds: 600, tokens: 1500000}   # later evaluations are ignored
-target: 0.9                # success whose time and tokens are reported
+target: [0.9, 0.98]        # success rates whose time and tokens are reported; one or several
 shared: {training: {eval_every: 10}}      # changed for all
 runs:
   A*-PO: {}                # names are free; each holds sections as a configuration does
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from ragen_apo.config import RunConfig
 from ragen_apo.config.load import config_of
@@ -52,8 +52,12 @@ class ComparisonConfig(Section):
     """Path of the configuration that all runs change, relative to this file."""
     seeds: Annotated[list[Seed], Field(min_length=1)]
     budget: BudgetConfig = BudgetConfig()
-    target: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Success rate of an evaluation during training."""
+    target: Annotated[
+        list[Annotated[float, Field(gt=0, le=1)]],
+        BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+        Field(min_length=1),
+    ] = [0.9]
+    """Success rates of an evaluation during training, one or several."""
     shared: dict[str, Any] = Field(default={})
     """Keys that all runs change in the base."""
     runs: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)]

@@ -30,6 +30,7 @@ from ragen_apo.report.style import (
 )
 
 COLORS = (ACCENT, WARM, RED, "#3d5a98", "#7a4f9a", "#6b7a1f", "#a14d77", MUTED, FAINT)
+_COSTS = ("time", "tokens")
 _LAPS = (("-", "o"), ("--", "s"), (":", "^"))
 """Line style and marker of the runs that get their colour the first, second and third time."""
 
@@ -52,7 +53,7 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
     """One CSV row a run."""
     names = [each.name for each in fields(Measurement) if each.name != "points"]
     common, shortest = _common(measurements)
-    goals = {"target": settings.target, "common": common}
+    goals = {percent(target, 0): target for target in settings.target} | {"common": common}
     rows: list[dict[str, object]] = []
     for run in measurements:
         row = {name: getattr(run, name) for name in names}
@@ -72,7 +73,12 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
 def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> str:
     """One row an algorithm: means over the seeds."""
     common, shortest = _common(measurements)
-    target = percent(settings.target, 0)
+    targets = [percent(target, 0) for target in settings.target]
+    has_pass = any(run.pass_at_most is not None for run in measurements)
+    costs = [f"{what} to {goal}" for goal in (percent(common), *targets) for what in _COSTS]
+    header = ["run", *costs, "mean success", "success after training (range)"]
+    header += ["pass@k"] if has_pass else []
+    header += ["KL", "entropy", "peak memory"]
     lines = [
         "# Comparison",
         "",
@@ -83,22 +89,27 @@ def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig)
         " Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
         "",
-        f"| run | time to {percent(common)} | tokens to {percent(common)} | time to {target} "
-        f"| tokens to {target} | mean success | success after training (range) | KL "
-        "| peak memory |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(header)} |",
+        f"|{'---|' * len(header)}",
     ]
     for name in settings.runs:
         runs = [run for run in measurements if run.name == name]
-        kl = [run.kl_per_sequence for run in runs if run.kl_per_sequence is not None]
-        memory = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
-        cells = [
-            name,
-            *_costs([run.first_at(common) for run in runs]),
-            *_costs([run.first_at(settings.target) for run in runs]),
+        kl, entropy, passes, memory = (
+            [value for run in runs if (value := getattr(run, field)) is not None]
+            for field in ("kl_per_sequence", "entropy", "pass_at_most", "peak_memory_bytes")
+        )
+        cells = [name]
+        for goal in (common, *settings.target):
+            cells += _costs([run.first_at(goal) for run in runs])
+        cells += [
             percent(fmean(run.mean_success(shortest) for run in runs)),
             _range([run.success for run in runs]),
+        ]
+        if has_pass:
+            cells.append(percent(fmean(passes)) if passes else ABSENT)
+        cells += [
             compact(fmean(kl) if kl else None),
+            f"{fmean(entropy):.3f}" if entropy else ABSENT,
             f"{max(memory) / 2**20:,.0f} MiB" if memory else ABSENT,
         ]
         lines.append("| " + " | ".join(cells) + " |")
