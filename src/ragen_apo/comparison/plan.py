@@ -56,7 +56,7 @@ class ComparisonConfig(Section):
         list[Annotated[float, Field(gt=0, le=1)]],
         BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
         Field(min_length=1),
-    ] = [0.9]
+    ] = [0.9]  # noqa: RUF012 (pydantic copies it)
     """Success rates of an evaluation during training, one or several."""
     shared: dict[str, Any] = Field(default={})
     """Keys that all runs change in the base."""
