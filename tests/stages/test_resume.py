@@ -138,7 +138,7 @@ def test_ppo_whose_critic_is_missing_from_the_checkpoint_is_refused(
 def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
     run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
-    # Checkpoints after 2 and 4 of 4 steps of one update; the policy that samples is renewed after 3.
+    # Checkpoints after 2 and 4 of 4 steps of one update; who samples is renewed after 3.
     config = algorithm_runs.config("oapl", "--algorithm.lag=3")
     whole = factories.run(config, tmp_path / "whole")
     status = run_until_killed(
