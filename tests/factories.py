@@ -276,7 +276,7 @@ def trainer(
         proxy=build_proxy(session.config, policy, session.environments),
         tasks=selected_tasks(session, frozen, tasks),
         values=reference_values(session, frozen, tasks) if values is None else values,
-        algorithm=session.config.algorithm.make(session.config, frozen),
+        algorithm=session.config.algorithm.make(session.config, policy),
         optimizer=Optimizer(policy.model),
     )
 
@@ -393,6 +393,7 @@ def loss_of(trainer: Trainer, seen: SeenStep, micro: MicroBatch) -> torch.Tensor
 ALGORITHM_KEYS: Mapping[str, Sequence[str]] = {
     "apo": ("--apo.beta=0.1",),
     "apo_turn": ("--algorithm.min_visits=1",),
+    "oapl": ("--algorithm.lag=2", "--monitors.every_steps=1"),
     "ppo": (
         "--algorithm.num_epochs=2",
         "--algorithm.num_minibatches=2",

@@ -196,7 +196,7 @@ class TestOverrides:
         ("run: {num_threads: 1}", "run.num_threads: it is machine.num_threads now"),
         ("ppo: {gamma: 1}", "ppo.gamma: it is algorithm.gamma now"),
         ("algorithm: no", "algorithm: got False, expected a name or a section"),
-        ("algorithm: {name: foo}", "algorithm: got 'foo', expected apo or apo_turn or ppo"),
+        ("algorithm: {name: foo}", "algorithm: got 'foo', expected apo or apo_turn or oapl"),
         ("algorithm: {name: gripo}", "algorithm: got 'gripo' (did you mean grpo?), expected"),
         (
             "algorithm: {name: ppo, trace: 1}",
@@ -231,6 +231,22 @@ class TestOverrides:
             "remove one of the two",
         ),
         ("values: {adaptive: true, num_samples: 32}", "max_samples (16) must be at"),
+        (
+            "reference: {num_samples: 2}",
+            "num_samples (2) is for new references, and none are made; set refresh_every_steps",
+        ),
+        (
+            "algorithm: grpo\nreference: {num_samples: 2, refresh_every_steps: 5}",
+            "reference.num_samples is 2, and neither algorithm grpo nor distillation samples",
+        ),
+        (
+            "values: {adaptive: true}\nreference: {num_samples: 32, refresh_max_kl: 1}",
+            "values.max_samples (16) must be at least reference.num_samples (32)",
+        ),
+        (
+            "rollout_filter: {strategy: top_p}\nreference: {num_samples: 1, refresh_max_kl: 1}",
+            "as reference.num_samples is 1; raise that",
+        ),
         ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
         ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),
         ("training: {max_steps: yes}", "got true, expected a whole number at least 0"),

@@ -225,8 +225,11 @@ def estimate_values(
     from ragen_apo.stages.values import estimate_run_values
 
     opened = open_run(run, environment=environment, trust_remote_code=trust_remote_code)
-    changes = {} if samples is None else {"num_samples": samples, "adaptive": False}
-    config = read_config(opened.config, values=changes)
+    changes: dict[str, dict[str, Any]] = {}
+    if samples is not None:
+        values = {"num_samples": samples, "adaptive": False}
+        changes = {"values": values, "reference": {"num_samples": None}}
+    config = read_config(opened.config, **changes)
     with _console(progress) as shown:
         return estimate_run_values(
             config, opened.files, version=reference, split=split, progress=shown

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from ragen_apo.objectives.apo import ApoSettings, apo_loss
 from ragen_apo.objectives.group_relative import (
     dr_grpo_advantages,
     gigpo_advantages,
@@ -42,8 +43,10 @@ from ragen_apo.objectives.tensors import (
     spread_turns_over_tokens,
     whiten,
 )
+from ragen_apo.values.estimator import soft_value
 
 NUM_SEQUENCES, GROUP_SIZE, NUM_STEPS, NUM_EPOCHS, RATE = 64, 8, 25, 2, 0.15
+BETA = 0.5
 GROUP_B = torch.arange(NUM_SEQUENCES) // GROUP_SIZE
 
 
@@ -181,6 +184,47 @@ def from_normalized(rollouts):
     return rollouts.spread(normalize_returns(rollouts.returns, **options))
 
 
+def from_oapl(rollouts):
+    values = [soft_value(each, beta=BETA) for each in rollouts.returns.view(-1, GROUP_SIZE)]
+    return rollouts.spread(rollouts.returns - torch.tensor(values).repeat_interleave(GROUP_SIZE))
+
+
+def policy_loss(name, rollouts, logprobs_BT, *, advantages_BT, aggregation):
+    """Clipped, but for those that have a loss of their own."""
+    mask_BT = rollouts.mask
+    if name == "OAPL":
+        return apo_loss(
+            logprobs_BT,
+            reference_logprobs_BT=rollouts.old_logprobs_BT,
+            mask_BT=mask_BT,
+            returns_B=advantages_BT[:, 0],
+            v_star_B=torch.zeros(NUM_SEQUENCES),
+            settings=ApoSettings(beta2=BETA),
+            num_sequences=NUM_SEQUENCES,
+        ).loss
+    if name == "REINFORCE":
+        loss_BT = torch.where(mask_BT, -advantages_BT * logprobs_BT, 0.0)
+    else:
+        loss_BT = clipped_policy_loss(
+            logprobs_BT,
+            old_logprobs_BT=rollouts.old_logprobs_BT,
+            advantages_BT=advantages_BT,
+            mask_BT=mask_BT,
+        ).loss_BT
+    return aggregate(loss_BT, mask_BT=mask_BT, aggregation=aggregation, **counts_of(mask_BT))
+
+
+def counts_of(mask_BT):
+    num_sequences, max_tokens = mask_BT.shape
+    return {
+        "num_sequences": num_sequences,
+        "num_tokens": int(mask_BT.sum()),
+        "max_tokens": max_tokens,
+    }
+
+
+ONE_PASS = ("REINFORCE", "OAPL")
+"""Right on new samples alone: the one always, the other where chance decides, as in the bandit."""
 ESTIMATORS = {
     "PPO": (from_gae, "token_mean"),
     "PPO, bi-level": (from_bi_level_gae, "token_mean"),
@@ -194,6 +238,7 @@ ESTIMATORS = {
         lambda rollouts: rollouts.spread(brpo_advantages(rollouts.returns)),
         "token_mean",
     ),
+    "OAPL": (from_oapl, None),
     "asymmetric clip": (from_normalized, "token_mean"),
 }
 
@@ -242,23 +287,14 @@ def train(task, name, *, seed=0, shuffled=False):
         )
         estimate = estimator(rollouts)
         advantages_BT, targets_BT = estimate if isinstance(estimate, tuple) else (estimate, None)
-        counts = {
-            "num_sequences": NUM_SEQUENCES,
-            "num_tokens": int(mask_BT.sum()),
-            "max_tokens": mask_BT.shape[1],
-        }
-        for _ in range(1 if name == "REINFORCE" else NUM_EPOCHS):
-            current_BT = logprobs(state_BH, action_BH)
-            if name == "REINFORCE":
-                loss_BT = torch.where(mask_BT, -advantages_BT * current_BT, 0.0)
-            else:
-                loss_BT = clipped_policy_loss(
-                    current_BT,
-                    old_logprobs_BT=rollouts.old_logprobs_BT,
-                    advantages_BT=advantages_BT,
-                    mask_BT=mask_BT,
-                ).loss_BT
-            loss = aggregate(loss_BT, mask_BT=mask_BT, aggregation=aggregation, **counts)
+        for _ in range(1 if name in ONE_PASS else NUM_EPOCHS):
+            loss = policy_loss(
+                name,
+                rollouts,
+                logprobs(state_BH, action_BH),
+                advantages_BT=advantages_BT,
+                aggregation=aggregation,
+            )
             if targets_BT is not None:
                 value_loss_BT = clipped_value_loss(
                     values(state_BH),
@@ -267,7 +303,10 @@ def train(task, name, *, seed=0, shuffled=False):
                     mask_BT=mask_BT,
                 ).loss_BT
                 loss = loss + aggregate(
-                    value_loss_BT, mask_BT=mask_BT, aggregation="token_mean", **counts
+                    value_loss_BT,
+                    mask_BT=mask_BT,
+                    aggregation="token_mean",
+                    **counts_of(mask_BT),
                 )
             optimizer.zero_grad()
             loss.backward()

@@ -135,6 +135,37 @@ def test_ppo_whose_critic_is_missing_from_the_checkpoint_is_refused(
             app(resuming)
 
 
+def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
+    run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    # Checkpoints after 2 and 4 of 4 steps of one update; who samples is renewed after 3.
+    config = algorithm_runs.config("oapl", "--algorithm.lag=3")
+    whole = factories.run(config, tmp_path / "whole")
+    status = run_until_killed(
+        tmp_path,
+        target="ragen_apo.training.trainer:Trainer.step",
+        call=4,
+        text=resolved_yaml(config),
+    )
+    assert_killed(status)
+    run = RunDirectory(tmp_path / "run")
+    (checkpoint,) = list_checkpoints(run.checkpoints)
+    kept, trained = (
+        load_file(checkpoint / f"{name}.safetensors") for name in ("algorithm", "model")
+    )
+    assert kept.pop("num_updates") == 2
+    assert kept.keys() == {f"lagged/{name}" for name in trained}
+    assert not all(torch.equal(kept[f"lagged/{name}"], trained[name]) for name in trained)
+    train(run.path)
+    assert [row["sampler_lag"] for row in rows(run.metrics)] == [0, 1, 2, 0]
+    assert rows(run.metrics) == rows(whole.metrics)
+    assert_same_tensors(run.policy, whole.policy)
+    newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, whole)]
+    states = [load_file(path / "algorithm.safetensors") for path in newest]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def test_a_run_with_a_context_window_killed_in_stage_two(
     run_until_killed: Callable[..., int], tmp_path: Path
 ) -> None:

@@ -1,10 +1,13 @@
-"""Stage 2 as a stage of a run: when the policy becomes the new reference."""
+"""Stage 2 as a stage of a run: when the policy becomes the new reference, and what is sampled."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+import ragen_apo
 from ragen_apo.files import read_json_lines
+from ragen_apo.stages.values import sample_schedule
 from tests import factories
 from tests.factories import AlgorithmRuns
 
@@ -20,3 +23,24 @@ def test_a_policy_farther_from_its_reference_than_the_limit_becomes_the_new_one(
     # The first update starts at the reference, so the second of a step is what leaves it.
     assert [row["reference_version"] for row in rows] == versions
     assert all(row["kl_per_sequence"] < 1e9 for row in rows)
+
+
+@pytest.mark.slow
+def test_new_references_are_sampled_as_often_as_the_section_reference_says(
+    algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    keys = ["--values.num_samples=3", "--values.adaptive=false"]
+    new = ["--reference.refresh_every_steps=2", "--reference.num_samples=2"]
+    run = factories.run(algorithm_runs.config("apo", *keys, *new), tmp_path / "run")
+    reports = [json.loads(run.value_report_of(version).read_text()) for version in (0, 1)]
+    assert [report["tasks_by_num_samples"] for report in reports] == [{"3": 21}, {"2": 21}]
+    # By hand it is as configured as well, unless another number is asked for.
+    for asked, per_task in ((None, 2), (5, 5)):
+        report = ragen_apo.estimate_values(run.path, samples=asked, reference=1, progress=False)
+        assert report["num_samples"] == per_task * 21
+
+
+def test_adaptive_rounds_of_a_new_reference_start_with_its_own_number() -> None:
+    settings = factories.config("--values.adaptive=true", "--values.num_samples=8", text="").values
+    assert sample_schedule(settings).rounds() == (8, 16)
+    assert sample_schedule(settings, num_samples=2).rounds() == (2, 4, 8, 16)

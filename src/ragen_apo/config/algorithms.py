@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ALGORITHMS: Mapping[str, str] = {
     "apo": "ragen_apo.training.algorithms.apo:Apo",
     "apo_turn": "ragen_apo.training.algorithms.apo_turn:ApoTurn",
+    "oapl": "ragen_apo.training.algorithms.oapl:Oapl",
     "ppo": "ragen_apo.training.algorithms.ppo:Ppo",
     "grpo": "ragen_apo.training.algorithms.grpo:Grpo",
     "dr_grpo": "ragen_apo.training.algorithms.dr_grpo:DrGrpo",
@@ -96,6 +97,9 @@ class AlgorithmConfig(Section):
 
     def check(self, config: RunConfig) -> None:
         """Raises ValueError where an option does not go with another section."""
+
+    def check_environment(self, *, deterministic: bool) -> None:
+        """Raises ValueError where an option does not go with what the environment declares."""
 
     def normalized(self, rollouts: Any) -> Any:
         """The step's `training.rollouts.Rollouts`, with normalised returns where configured."""

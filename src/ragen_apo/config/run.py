@@ -83,6 +83,9 @@ class RunConfig(Section):
         if self.needs_values:
             sees_one = self.values.num_samples == 1 and self.values.store is None
             why = "Stage 1 may take only one, as values.num_samples is 1"
+            if not sees_one and self.reference.num_samples == 1:
+                sees_one = True
+                why = "Stage 1 may take only one, as reference.num_samples is 1"
         if sees_one:
             raise ValueError(
                 f"rollout_filter needs several rollouts of a task to see variance, and {why}; "
@@ -96,6 +99,23 @@ class RunConfig(Section):
             raise ValueError(
                 "values.store holds values of one reference and the section reference makes new "
                 "ones; remove one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _new_references_are_sampled(self) -> RunConfig:
+        num_samples = self.reference.num_samples
+        if num_samples is None:
+            return self
+        if not self.has_stage_one:
+            raise ValueError(
+                f"reference.num_samples is {num_samples}, and neither algorithm "
+                f"{self.algorithm.name} nor distillation samples a reference; set it to null"
+            )
+        if self.values.adaptive and self.values.max_samples < num_samples:
+            raise ValueError(
+                f"values.max_samples ({self.values.max_samples}) must be at least "
+                f"reference.num_samples ({num_samples}) if values.adaptive is true"
             )
         return self
 

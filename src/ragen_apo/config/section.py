@@ -24,6 +24,8 @@ LARGEST_SIZE = 1_000_000
 Count = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=LARGEST)]
 CountOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=LARGEST)]
 Size = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=LARGEST_SIZE)]
+GroupSize = Annotated[int, BeforeValidator(whole_number), Field(ge=2, le=LARGEST_SIZE)]
+"""Of what is compared with each other."""
 SizeOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=LARGEST_SIZE)]
 Seed = Annotated[int, BeforeValidator(whole_number), Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]

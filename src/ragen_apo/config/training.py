@@ -55,11 +55,23 @@ class ReferenceConfig(Section):
     """After this many steps; null for never."""
     refresh_max_kl: Positive | None = None
     """When the mean KL per trajectory passes this; null for never."""
+    num_samples: Size | None = None
+    """Rollouts per task that Stage 1 takes of new references, in place of values.num_samples; null
+    for as many as of the first."""
 
     @property
     def is_refreshed(self) -> bool:
         """Whether any rule makes new references."""
         return self.refresh_every_steps is not None or self.refresh_max_kl is not None
+
+    @model_validator(mode="after")
+    def _samples_are_of_something(self) -> ReferenceConfig:
+        if self.num_samples is not None and not self.is_refreshed:
+            raise ValueError(
+                f"num_samples ({self.num_samples}) is for new references, and none are made; set "
+                "refresh_every_steps or refresh_max_kl, or num_samples to null"
+            )
+        return self
 
 
 class RolloutFilterConfig(Section):

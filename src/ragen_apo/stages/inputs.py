@@ -49,6 +49,7 @@ def check_run_inputs(
     training_tasks(config, environment)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)
+    _check_chance(config, environment)
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:
         _check_recordings(Path(path), environment)
@@ -80,6 +81,13 @@ def _check_teacher(config: RunConfig, environment: HasTasks) -> None:
         f"scripted policy {demonstrations.teacher!r}; it has "
         f"{', '.join(sorted(policies)) or 'none at all'}"
     )
+
+
+def _check_chance(config: RunConfig, environment: HasTasks) -> None:
+    try:
+        config.algorithm.check_environment(deterministic=environment.properties.deterministic)
+    except ValueError as error:
+        raise ConfigError(f"the environment {config.environment.name!r}: {error}") from error
 
 
 def _check_recordings(path: Path, environment: HasTasks) -> None:

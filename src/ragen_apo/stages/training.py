@@ -213,7 +213,7 @@ def _refresh_reference(
     note_reference(session.run, version)
     reference = reference_model(session, policy, version=version)
     if session.config.has_stage_one:
-        report = estimate_values(session, reference, tasks)
+        report = estimate_values(session, reference, tasks, version=version)
         write_json_atomically(session.run.value_report_of(version), report)
     if session.config.distillation.enabled:
         with session.timed(DISTILLATION):

@@ -30,9 +30,12 @@ SECONDS_NOTED_EVERY = 10.0
 """What of its time Stage 1 may lose in a kill; its samples are all kept."""
 
 
-def sample_schedule(settings: ValuesConfig) -> SampleSchedule:
-    """A fixed number of samples a task, or doubling rounds for tasks that seldom succeed."""
-    first = settings.num_samples
+def sample_schedule(settings: ValuesConfig, *, num_samples: int | None = None) -> SampleSchedule:
+    """A fixed number of samples a task, or doubling rounds for tasks that seldom succeed.
+
+    `num_samples` takes the place of that of the settings.
+    """
+    first = settings.num_samples if num_samples is None else num_samples
     return SampleSchedule(first=first, cap=settings.max_samples if settings.adaptive else first)
 
 
@@ -50,7 +53,8 @@ def estimate_run_values(
     Raises RunDirectoryError if the run has no such reference.
     """
     session = open_session(config, run, progress)
-    require_same_origin(session, but_for=("values.num_samples", "values.adaptive", "evaluation"))
+    asked = ("values.num_samples", "values.adaptive", "reference.num_samples")
+    require_same_origin(session, but_for=(*asked, "evaluation"))
     if not run.reference(version).exists():
         raise RunDirectoryError(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
@@ -58,17 +62,22 @@ def estimate_run_values(
         )
     tasks = session.training_tasks() if split == "train" else session.environments.tasks(split)
     with run.locked():
-        report = estimate_values(session, session.load_model(run.reference(version)), tasks)
+        reference = session.load_model(run.reference(version))
+        report = estimate_values(session, reference, tasks, version=version)
         if split == "train":
             write_json_atomically(run.value_report_of(version), report)
     return report
 
 
 def estimate_values(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task]
+    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int = 0
 ) -> dict[str, Any]:
-    """Samples the reference until the run's store has what the schedule wants; returns coverage."""
+    """Samples reference `version` until the run's store has what the schedule wants.
+
+    Returns coverage.
+    """
     config = session.config
+    num_samples = config.reference.num_samples if version > 0 else None
     conditions = sampling_conditions(config, reference, session.environments)
     proxy = build_proxy(config, reference, session.environments)
     round_total = -1
@@ -87,7 +96,7 @@ def estimate_values(
             store,
             tasks,
             conditions=conditions,
-            schedule=sample_schedule(config.values),
+            schedule=sample_schedule(config.values, num_samples=num_samples),
             seed=derive_seed(config.seed, conditions.reference_fingerprint),
             on_progress=on_progress,
         )

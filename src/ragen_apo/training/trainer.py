@@ -5,9 +5,11 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
     for each step:
         tasks         a slice of this epoch's random order of those worth training on (in a mixture,
                       of each part by its weight)
-        rollouts      of the present policy, one or a group for each task
-        monitors      of thoughts, in some steps; they change nothing
-        filter        tasks that are worth an update, with normalised returns, if configured
+        rollouts      of the present policy, or of what the algorithm puts in its place, one or a
+                      group for each task
+        monitors      of thoughts, in some steps, with the same weights; they change nothing
+        filter        tasks that are worth an update, with normalised returns, if configured, and
+                      those that the algorithm can learn from
         reference     log-probabilities of the same tokens under the frozen reference
         prepare       the algorithm's advantages, from all rollouts
         for each pass, for each minibatch:
@@ -117,7 +119,7 @@ class Trainer:
         return StepResult(metrics, trajectories)
 
     def _roll_out(self, step: int) -> list[Trajectory]:
-        """The episodes of the step with the present weights, task after task."""
+        """The episodes of the step, task after task."""
         indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
         repeats = self.config.algorithm.rollouts_per_task
         tasks = [self.tasks[index] for index in indices for _ in range(repeats)]
@@ -125,9 +127,12 @@ class Trainer:
             EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, index))
             for index, task in enumerate(tasks)
         ]
-        return self.proxy.rollout(
-            requests, temperature=self.config.sampling.temperature, policy_version=f"step-{step}"
-        )
+        with self.algorithm.sampling():
+            return self.proxy.rollout(
+                requests,
+                temperature=self.config.sampling.temperature,
+                policy_version=f"step-{step}",
+            )
 
     def _gather(self, trajectories: Sequence[Trajectory], step: int) -> Rollouts:
         return gather_rollouts(
@@ -142,9 +147,10 @@ class Trainer:
 
     def _filtered(self, rollouts: Rollouts) -> torch.Tensor:
         """Which episodes [B] to train on. A*-PO's tasks were chosen after Stage 1."""
+        keep_B = self.algorithm.keeps(rollouts)
         if self.config.needs_values:
-            return torch.ones_like(rollouts.group_B, dtype=torch.bool)
-        return kept_by_filter(rollouts, self.config.rollout_filter)
+            return keep_B
+        return keep_B & kept_by_filter(rollouts, self.config.rollout_filter)
 
     def _returns(self, trajectories: Sequence[Trajectory], step: int) -> torch.Tensor:
         """R of each trajectory [B]; the control experiment hands them out at random."""
@@ -221,11 +227,12 @@ class Trainer:
     ) -> dict[str, float | int]:
         if not self._is_monitored(step):
             return {}
-        return cross_scoring_metrics(
-            self.policy,
-            trajectories,
-            num_thoughts=self.config.monitors.num_thoughts,
-            temperature=self.config.sampling.temperature,
-            micro_batch_size=self._micro_batch_size,
-            rng=generator(self.config.seed, "monitored-tasks", step),
-        )
+        with self.algorithm.sampling():
+            return cross_scoring_metrics(
+                self.policy,
+                trajectories,
+                num_thoughts=self.config.monitors.num_thoughts,
+                temperature=self.config.sampling.temperature,
+                micro_batch_size=self._micro_batch_size,
+                rng=generator(self.config.seed, "monitored-tasks", step),
+            )

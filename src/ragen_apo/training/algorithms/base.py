@@ -1,5 +1,7 @@
 """What the trainer asks of an algorithm in a step.
 
+sampling  around the rollouts: the weights that play them
+keeps     which of them can teach something
 prepare   once a step, from all rollouts: advantages, values; no gradient
 loss      for each micro-batch of each pass
 update    after each of the policy's updates: what the algorithm trains besides (a critic)
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ragen_apo.training.named_tensors import check_tensors
@@ -34,6 +37,19 @@ class Algorithm(ABC, Generic[Targets]):
     """Updates of a pass."""
     entropy_gradients: bool = False
     """Whether the loss differentiates the entropy."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Inside, the policy has the weights that play the rollouts of a step: here its own.
+
+        May be entered more than once in a step.
+        """
+        return nullcontext()
+
+    def keeps(self, rollouts: Rollouts) -> Tensor:
+        """Which episodes [B] can teach something, from all of the step; the others are dropped."""
+        import torch
+
+        return torch.ones_like(rollouts.group_B, dtype=torch.bool)
 
     @abstractmethod
     def prepare(self, rollouts: Rollouts) -> Targets:

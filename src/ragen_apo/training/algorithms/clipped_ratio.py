@@ -113,9 +113,14 @@ def advantage_metrics(
     advantages_BT: Tensor, rollouts: Rollouts, collected: StepMetrics
 ) -> dict[str, float]:
     """Monitors of all algorithms with a ratio."""
+    clipped = collected.sums["clipped_tokens"] / max(collected.sums["tokens"], 1)
+    return {**advantage_spread(advantages_BT, rollouts), "clip_fraction": clipped}
+
+
+def advantage_spread(advantages_BT: Tensor, rollouts: Rollouts) -> dict[str, float]:
+    """Mean and deviation of the advantages of the sampled tokens."""
     advantages_N = advantages_BT[rollouts.mask_BT].double()
     return {
         "advantage_mean": advantages_N.mean().item(),
         "advantage_std": advantages_N.std(correction=0).item(),
-        "clip_fraction": collected.sums["clipped_tokens"] / max(collected.sums["tokens"], 1),
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ragen_apo.choices import (
     Aggregation,
@@ -24,12 +24,11 @@ from ragen_apo.choices import (
 from ragen_apo.config.algorithms import AlgorithmConfig
 from ragen_apo.config.section import (
     LARGEST,
-    LARGEST_SIZE,
     Count,
+    GroupSize,
     NonNegative,
     Section,
     Size,
-    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -134,5 +133,5 @@ class PolicyGradientConfig(AlgorithmConfig):
 class GroupConfig(PolicyGradientConfig):
     """Several rollouts of one task are compared."""
 
-    group_size: Annotated[int, BeforeValidator(whole_number), Field(ge=2, le=LARGEST_SIZE)] = 8
+    group_size: GroupSize = 8
     """Rollouts per task."""
