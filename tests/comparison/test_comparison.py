@@ -39,7 +39,10 @@ MEASUREMENT = Measurement(
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("compare_shop", ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo", "grpo", "ppo"]),
+        (
+            "compare_shop",
+            ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo", "oapl", "grpo", "ppo"],
+        ),
         ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", *RIVALS[2:]]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
         ("compare_sokoban", RIVALS),
