@@ -43,6 +43,7 @@ class _Step(BaseModel):
     num_generated_tokens: int
     eval_success_rate: float = 0.0
     kl_per_sequence: float = 0.0
+    entropy: float = 0.0
 
 
 class _Distilled(BaseModel):
