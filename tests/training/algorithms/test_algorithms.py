@@ -231,7 +231,7 @@ def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        (["--algorithm=grp"], "algorithm: got 'grp', expected apo or apo_turn or oapl"),
+        (["--algorithm=grp"], r"got 'grp' \(did you mean .*\), expected apo or apo_turn or oapl"),
         (
             ["--rollout_filter.strategy=top_p", "--values.num_samples=1"],
             "as values.num_samples is 1; raise that",
