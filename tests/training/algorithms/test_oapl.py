@@ -252,3 +252,12 @@ def test_a_beta2_above_beta1_is_refused_where_samples_are_used_again(reused: lis
     factories.config(*keys[:2], "--algorithm.beta2=0.1", *reused)
     with pytest.raises(ConfigError, match=r"beta2 must be at most beta1 \(0\.2\) .*, got 0\.3"):
         factories.config(*keys, *reused)
+
+
+def test_a_lag_is_refused_where_distillation_would_leave_the_lagged_policy_behind() -> None:
+    distilled = ["--algorithm=oapl", "--distillation.enabled=true"]
+    refreshed = [*distilled, "--reference.refresh_every_steps=3"]
+    factories.config(*refreshed)
+    factories.config(*distilled, "--reference.refresh_every_steps=null", "--algorithm.lag=2")
+    with pytest.raises(ConfigError, match=r"lag is 2, and distillation at a new reference"):
+        factories.config(*refreshed, "--algorithm.lag=2")

@@ -91,12 +91,21 @@ class Oapl(AlgorithmConfig):
         )
 
     def check(self, config: RunConfig) -> None:
-        """Refuses old samples with targets that take probability from all that was sampled."""
+        """Refuses old samples with targets that take probability from all that was sampled.
+
+        And a lagged policy that distillation leaves behind.
+        """
         if self.reuses_samples and self.weight > self.beta1:
             raise ValueError(
                 f"algorithm.beta2 must be at most beta1 ({self.beta1:g}) where samples are used "
                 f"for more than one update, got {self.weight:g}; set beta2 to null for beta1, or "
                 "lag, num_epochs and num_minibatches to 1"
+            )
+        if self.lag > 1 and config.distillation.enabled and config.reference.is_refreshed:
+            raise ValueError(
+                f"algorithm.lag is {self.lag}, and distillation at a new reference moves the "
+                "policy far from the lagged one that goes on sampling; set algorithm.lag to 1, or "
+                "distillation.enabled to false, or make no new references"
             )
 
     def check_environment(self, *, deterministic: bool) -> None:
