@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -e '.[dev,lora]'
 	@touch $@
 
-quickstart: setup ## train a small shopping agent, evaluate it, write the report (about 10 minutes)
+quickstart: setup ## train a small shopping agent, evaluate it, write the report (about 5 minutes)
 	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
 	  $(if $(wildcard $(QUICKSTART)),--resume)
 
