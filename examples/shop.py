@@ -2,7 +2,7 @@
 
     python examples/shop.py [CONFIG [RUN_DIR]]
 
-Five to ten minutes on two cores with configs/shop.yaml. The same call goes on with a run that is
+About four minutes on two cores with configs/shop.yaml. The same call goes on with a run that is
 there already.
 """
 
