@@ -22,7 +22,7 @@ from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.frozen_lake import FrozenLakeWorld
 from ragen_apo.files import read_json_lines
-from ragen_apo.warm_start import phases
+from ragen_apo.warm_start import phases, supervised
 from tests.command_line import Command, Result, assert_refused, snapshot
 
 COMPARISON = Path(__file__).resolve().parents[1] / "configs" / "compare_shop.yaml"
@@ -230,12 +230,12 @@ def test_a_value_store_that_does_not_exist_is_refused_before_a_run_is_made(
 
 @pytest.mark.slow
 def test_a_truncated_checkpoint_on_resume(command: Command, unfinished: Path) -> None:
-    file = unfinished / "checkpoints" / "3-training-000006" / "model.safetensors"
+    file = unfinished / "checkpoints" / "4-training-000006" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     before = snapshot(unfinished / "checkpoints")
     result = command("train", "--run-dir", unfinished, "--resume")
     assert_refused(
-        result, "3-training-000006", "cannot be read", "Remove the folder", "3-training-000004"
+        result, "4-training-000006", "cannot be read", "Remove the folder", "4-training-000004"
     )
     assert snapshot(unfinished / "checkpoints") == before
     shutil.rmtree(file.parent)
@@ -291,12 +291,12 @@ def test_a_full_disk_loses_nothing(
 ) -> None:
     expected = snapshot(run / "policy")
     shutil.rmtree(run / "policy")
-    shutil.rmtree(run / "checkpoints" / "3-training-000006")
+    shutil.rmtree(run / "checkpoints" / "4-training-000006")
     with monkeypatch.context() as patch:
         patch.setattr(target, failure)
         result = command("train", "--run-dir", run, "--resume", "--no-evaluate")
     assert_refused(result, "No space left on device", "--resume")
-    assert (run / "checkpoints" / "3-training-000004").is_dir()
+    assert (run / "checkpoints" / "4-training-000004").is_dir()
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
     assert snapshot(run / "policy") == expected
 
@@ -383,7 +383,7 @@ def test_values_of_a_reference_that_does_not_exist(command: Command, run: Path) 
 def test_ctrl_c_says_what_is_kept_and_training_continues(
     command: Command, run: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(run / "checkpoints" / "3-training-000006")
+    shutil.rmtree(run / "checkpoints" / "4-training-000006")
     shutil.rmtree(run / "policy")
 
     def interrupt(*_: Any, **__: Any) -> NoReturn:
@@ -544,7 +544,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     keys += ["--training.max_steps", 0, "--warm_start.demonstrations.recordings", file]
     train = ["train", "--config", config, "--no-evaluate", *keys]
     command(*train, "--run-dir", tmp_path / "whole")
-    original, num_calls = phases.accumulate_supervised_gradients, 0
+    original, num_calls = supervised.accumulate_supervised_gradients, 0
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal num_calls
@@ -553,7 +553,7 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(phases, "accumulate_supervised_gradients", interrupted)
+    monkeypatch.setattr(supervised, "accumulate_supervised_gradients", interrupted)
     assert command(*train, "--run-dir", tmp_path / "run").status == 130
     play_and_record(command, monkeypatch, file, "buy 2\n", *SHOP_OPTIONS)
     resumed = command("train", "--run-dir", tmp_path / "run", "--resume", "--no-evaluate")

@@ -193,7 +193,7 @@ def test_a_report_of_a_directory_with_a_strange_or_a_long_name(command: Command,
 
 
 def newest(run: Path) -> Path:
-    return run / "checkpoints" / "3-training-000006"
+    return run / "checkpoints" / "4-training-000006"
 
 
 @pytest.mark.slow
@@ -204,10 +204,10 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_it_is_named(
     (newest(run) / "state.json").write_text('{"phase": "dreaming", "step": 6}')
     write_checksums(newest(run))
     result = command("train", "--run-dir", run, "--resume")
-    assert_one_line(result, newest(run), "state.json: the phase is 'dreaming'", "3-training-000004")
+    assert_one_line(result, newest(run), "state.json: the phase is 'dreaming'", "4-training-000004")
     shutil.copy(newest(run) / "model.safetensors", newest(run) / "optimizer.safetensors")
     result = command("train", "--run-dir", run, "--resume")
-    assert_one_line(result, newest(run), "3-training-000004")
+    assert_one_line(result, newest(run), "4-training-000004")
     shutil.rmtree(newest(run))
     assert command("train", "--run-dir", run, "--resume", "--no-evaluate").status == 0
 

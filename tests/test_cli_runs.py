@@ -128,7 +128,7 @@ def test_a_refused_resume_does_not_note_an_edited_configuration(
     config = unfinished / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("seed: 0", "seed: 5"))
-    sums = unfinished / "checkpoints" / "3-training-000006" / "SHA256SUMS"
+    sums = unfinished / "checkpoints" / "4-training-000006" / "SHA256SUMS"
     kept = sums.read_bytes()
     sums.unlink()
     assert_refused(command("train", "--run-dir", unfinished, "--resume"), "SHA256SUMS is missing")

@@ -130,7 +130,7 @@ def test_a_stopped_run_is_evaluated_saved_and_stays_stopped(
     found = read_json_lines(run.metrics)
     assert [row["step"] for row in found] == [1, 2, 3]
     assert ["eval_success_rate" in row for row in found] == [False, False, True]
-    assert list_checkpoints(run.checkpoints)[-1].name == "3-training-000003"
+    assert list_checkpoints(run.checkpoints)[-1].name == "4-training-000003"
     assert (run.policy / "model.safetensors").exists()
     why = run.read_status()["early_stop"]
     assert (why["rule"], why["step"]) == ("max_entropy", 3)

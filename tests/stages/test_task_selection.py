@@ -334,7 +334,7 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
         assert (stopped["rule"], stopped["step"]) == ("rollout_filter", 3)
         assert len(read_json_lines(run.metrics)) == 3
         newest = list_checkpoints(run.checkpoints)[-1]
-        assert newest.name == "3-training-000003"
+        assert newest.name == "4-training-000003"
         weights = load_file(run.policy / "model.safetensors")
         expected = load_file(run.reference(1) / "model.safetensors")
         assert all(torch.equal(weights[name], expected[name]) for name in expected)

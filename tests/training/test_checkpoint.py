@@ -88,7 +88,7 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     load_latest_checkpoint(tmp_path, model=other, device=CPU)
     assert other.head.weight is other.embedding.weight
     # 15 float32 of the tied matrix, one int64 of the buffer, and the header: once, not twice.
-    file = tmp_path / "3-training-000004/model.safetensors"
+    file = tmp_path / "4-training-000004/model.safetensors"
     header = int.from_bytes(file.read_bytes()[:8], "little")
     size = file.stat().st_size
     assert size == 8 + header + 15 * 4 + 8
@@ -108,7 +108,7 @@ def test_an_optimizer_that_has_made_no_update_can_be_saved(tmp_path: Path) -> No
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 2, 4, 10, keep=2)
-    assert names(tmp_path) == ["3-training-000004", "3-training-000010"]
+    assert names(tmp_path) == ["4-training-000004", "4-training-000010"]
 
 
 def test_later_phases_come_after_earlier_ones_whatever_their_steps() -> None:
@@ -131,7 +131,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(
     monkeypatch.setattr(checkpoint, "save_file", full_disk)
     with pytest.raises(CheckpointError, match=r"000004 could not be written.*No space left"):
         save(tmp_path, 4)
-    assert [path.name for path in tmp_path.iterdir()] == ["3-training-000002"]
+    assert [path.name for path in tmp_path.iterdir()] == ["4-training-000002"]
     loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
     assert loaded is not None and loaded[0].step == 2
 
@@ -140,16 +140,16 @@ def test_a_write_that_fails_over_an_existing_checkpoint_keeps_that_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 2)
-    before = (tmp_path / "3-training-000002/model.safetensors").read_bytes()
+    before = (tmp_path / "4-training-000002/model.safetensors").read_bytes()
     monkeypatch.setattr(checkpoint, "save_file", full_disk)
     with pytest.raises(CheckpointError):
         save(tmp_path, 2)
-    assert (tmp_path / "3-training-000002/model.safetensors").read_bytes() == before
+    assert (tmp_path / "4-training-000002/model.safetensors").read_bytes() == before
 
 
 def test_what_a_killed_writer_left_is_ignored_and_removed(tmp_path: Path) -> None:
     save(tmp_path, 2)
-    leftover = tmp_path / f"3-training-000004{PARTIAL_MARK}0123abcd"
+    leftover = tmp_path / f"4-training-000004{PARTIAL_MARK}0123abcd"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
     loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
@@ -162,18 +162,18 @@ def test_a_truncated_file_names_the_folder_and_the_checkpoint_before(
     name: str, tmp_path: Path
 ) -> None:
     save(tmp_path, 2, 4)
-    file = tmp_path / "3-training-000004" / name
+    file = tmp_path / "4-training-000004" / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CheckpointError) as raised:
         load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
     message = str(raised.value)
-    assert str(tmp_path / "3-training-000004") in message
-    assert "Remove the folder to continue from the one before it (3-training-000002)" in message
+    assert str(tmp_path / "4-training-000004") in message
+    assert "Remove the folder to continue from the one before it (4-training-000002)" in message
 
 
 def test_a_missing_file_is_an_error_too(tmp_path: Path) -> None:
     save(tmp_path, 2)
-    (tmp_path / "3-training-000002" / "optimizer.safetensors").unlink()
+    (tmp_path / "4-training-000002" / "optimizer.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"cannot be read.*None is left"):
         load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
 
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
 
 def test_a_state_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 2)
-    state = tmp_path / "3-training-000002" / "state.json"
+    state = tmp_path / "4-training-000002" / "state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "epoch": 3}))
     write_checksums(state.parent)
     with pytest.raises(CheckpointError, match="epoch"):
@@ -205,28 +205,28 @@ def test_a_state_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_the_users_in_checkpoints_is_left_alone(tmp_path: Path) -> None:
     names = [
         "0-mine",
-        "3-training-000004 copy",
-        "3-training-0000004",
+        "4-training-000004 copy",
+        "4-training-0000004",
         "2-apo-000004",
         "9-mine-000001",
     ]
     for name in names:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "weights").write_text("precious")
-    for file in (".DS_Store", "3-training-000009", f"notes{PARTIAL_MARK}draft"):
+    for file in (".DS_Store", "4-training-000009", f"notes{PARTIAL_MARK}draft"):
         (tmp_path / file).write_text("mine")
     save(tmp_path, 2, 4, 6, keep=1)
     loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
     assert loaded is not None and loaded[0].step == 6
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["3-training-000006"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["4-training-000006"]
     assert all((tmp_path / name / "weights").read_text() == "precious" for name in names)
     assert (tmp_path / f"notes{PARTIAL_MARK}draft").read_text() == "mine"
-    assert (tmp_path / ".DS_Store").exists() and (tmp_path / "3-training-000009").exists()
+    assert (tmp_path / ".DS_Store").exists() and (tmp_path / "4-training-000009").exists()
 
 
 def test_checkpoints_from_step_one_million_on_come_after_earlier_ones(tmp_path: Path) -> None:
     save(tmp_path, 999_990, 1_000_000, 1_000_010, keep=2)
-    assert names(tmp_path) == ["3-training-1000000", "3-training-1000010"]
+    assert names(tmp_path) == ["4-training-1000000", "4-training-1000010"]
     loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
     assert loaded is not None and loaded[0].step == 1_000_010
 
@@ -240,8 +240,8 @@ def refusal(directory: Path, model: nn.Module | None = None) -> str:
         load_latest_checkpoint(directory, model=model or TiedModel(seed=1), device=CPU)
     message = str(raised.value)
     assert "\n" not in message
-    assert f"checkpoint {directory / '3-training-000004'} cannot be read" in message
-    assert "Remove the folder to continue from the one before it (3-training-000002)" in message
+    assert f"checkpoint {directory / '4-training-000004'} cannot be read" in message
+    assert "Remove the folder to continue from the one before it (4-training-000002)" in message
     return message
 
 
@@ -252,7 +252,7 @@ FILES = ("model.safetensors", "optimizer.safetensors", "algorithm.safetensors", 
 def test_one_flipped_byte_in_a_file_of_a_checkpoint_is_found(name: str, tmp_path: Path) -> None:
     critic = {"critic/weight": torch.ones(3)}
     save(tmp_path, 2, 4, algorithm_state=critic)
-    file = tmp_path / "3-training-000004" / name
+    file = tmp_path / "4-training-000004" / name
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -264,7 +264,7 @@ def test_a_checkpoint_without_checksums_is_refused_and_says_how_to_trust_it(
     content: bytes | None, tmp_path: Path
 ) -> None:
     save(tmp_path, 2, 4)
-    sums = tmp_path / "3-training-000004" / "SHA256SUMS"
+    sums = tmp_path / "4-training-000004" / "SHA256SUMS"
     sums.unlink()
     if content is not None:
         sums.write_bytes(content)
@@ -285,7 +285,7 @@ def test_weights_in_another_format_are_refused_and_change_no_weight(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
     save(tmp_path, 2, 4)
-    change_tensors(tmp_path / "3-training-000004/model.safetensors", lambda t: t.to(dtype))
+    change_tensors(tmp_path / "4-training-000004/model.safetensors", lambda t: t.to(dtype))
     model = TiedModel(seed=1)
     before = model.embedding.weight.clone()
     message = refusal(tmp_path, model)
@@ -296,11 +296,14 @@ def test_weights_in_another_format_are_refused_and_change_no_weight(
 
 def test_a_state_of_an_unknown_phase_or_of_another_folder_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 2, 4)
-    state = tmp_path / "3-training-000004" / "state.json"
+    state = tmp_path / "4-training-000004" / "state.json"
     said = json.loads(state.read_text())
     for changed, problem in (
-        ({"phase": "rest"}, "the phase is 'rest', expected one of copy, demonstrations, training"),
-        ({"step": 5}, "the position is 3-training-000005, expected that of the folder's name"),
+        (
+            {"phase": "rest"},
+            "the phase is 'rest', expected one of copy, demonstrations, distillation, training",
+        ),
+        ({"step": 5}, "the position is 4-training-000005, expected that of the folder's name"),
         ({"step": "many"}, "step: Input should be a valid integer"),
         ({"counters": [1]}, "counters: Input should be a valid"),
     ):
@@ -318,8 +321,8 @@ def optimizer_refusal(directory: Path) -> str:
     loaded = load_latest_checkpoint(directory, model=model, device=CPU)
     assert loaded is not None
     with pytest.raises(CheckpointError) as raised:
-        load_moments(directory / "3-training-000004", Optimizer(model), loaded[1])
-    assert "Remove the folder to continue from the one before it (3-training-000002)" in str(
+        load_moments(directory / "4-training-000004", Optimizer(model), loaded[1])
+    assert "Remove the folder to continue from the one before it (4-training-000002)" in str(
         raised.value
     )
     return str(raised.value)
@@ -329,7 +332,7 @@ def test_an_optimizer_state_that_lacks_tensors_or_is_of_another_kind_is_refused(
     tmp_path: Path,
 ) -> None:
     save(tmp_path, 2, 4)
-    file = tmp_path / "3-training-000004/optimizer.safetensors"
+    file = tmp_path / "4-training-000004/optimizer.safetensors"
     whole = load_file(file)
     weights = load_file(file.with_name("model.safetensors"))
     name = "embedding.weight/exp_avg"
@@ -367,7 +370,7 @@ def test_moments_of_a_parameter_without_a_gradient_are_saved_as_it_would_start()
 
 def save_and_path(directory: Path) -> Path:
     save(directory, 2)
-    return directory / "3-training-000002"
+    return directory / "4-training-000002"
 
 
 def change_tensors(file: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

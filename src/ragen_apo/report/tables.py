@@ -19,7 +19,7 @@ from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
-BASELINES = ("distilled", "reference", "heuristic", "random")
+BASELINES = ("reference", "distilled", "heuristic", "random")
 """In this order, before others by name."""
 
 MONITORS = {

@@ -57,11 +57,11 @@ class ValueConfig(AlgorithmConfig):
             )
 
     def formula_details(self) -> str:
-        """What else a reader of the formula has to know, a line each."""
-        lines = [f"β₂ = {self.beta2:g}"]
-        lines += ["centred" if self.center_residuals else "not centred"]
-        lines += [f"|A| ≤ {self.advantage_clamp:g}"] if self.advantage_clamp else []
-        return "\n".join(lines)
+        """What else a reader of the formula has to know."""
+        parts = [f"β₂ = {self.beta2:g}"]
+        parts += ["centred"] if self.center_residuals else []
+        parts += [f"|A| ≤ {self.advantage_clamp:g}"] if self.advantage_clamp else []
+        return ", ".join(parts)
 
 
 class Apo(ValueConfig):

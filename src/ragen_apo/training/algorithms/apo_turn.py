@@ -51,7 +51,7 @@ class ApoTurn(ValueConfig):
         return self.min_visits
 
     def formula(self) -> str:
-        return f"{WEIGHTED}\n{self.formula_details()}\nλ = {self.trace:g}"
+        return f"{WEIGHTED}\n{self.formula_details()}, λ = {self.trace:g}"
 
     def make(self, config: RunConfig, policy: LanguageModel) -> ApoTurnAlgorithm:
         """The algorithm; it trains nothing but the policy."""
