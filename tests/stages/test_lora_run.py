@@ -20,7 +20,7 @@ from ragen_apo.session import Session, open_session
 from ragen_apo.stages import training as stage_two
 from ragen_apo.training.checkpoint import list_checkpoints
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.warm_start import phases as supervised
+from ragen_apo.warm_start import supervised
 from tests import factories
 from tests.factories import rows
 
