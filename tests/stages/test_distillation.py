@@ -305,7 +305,7 @@ UPDATE = "ragen_apo.warm_start.supervised:accumulate_supervised_gradients"
     [
         (UPDATE, 12 + 40 + 4),  # between two checkpoints of the distillation
         ("ragen_apo.stages.training:append_json_line", 1),  # at its evaluation
-        ("ragen_apo.stages.distillation:collate", 15),
+        ("ragen_apo.stages.distillation:sample_batches", 15),
         ("ragen_apo.stages.training:save_checkpoint", 1),  # after the second distillation
     ],
 )

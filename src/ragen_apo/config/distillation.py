@@ -24,7 +24,7 @@ class DistillationConfig(Section):
     min_weight: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """What weighs less is left out; an average episode of a task weighs 1."""
     relabel: Relabel = "none"
-    """As warm_start.demonstrations.relabel."""
+    """As warm_start.demonstrations.relabel, with its relabel_spares."""
     num_epochs: Count = 3
     """Passes over the episodes that are left; the updates follow from their number."""
     batch_size: Size = 16

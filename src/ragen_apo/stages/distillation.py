@@ -16,8 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ragen_apo.agent.assembly import sampling_conditions
@@ -27,14 +25,13 @@ from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session
 from ragen_apo.stages.stored_values import store_path, stored_trajectories
 from ragen_apo.task_order import DrawOrder, missing_categories
-from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.checkpoint import DISTILLATION
-from ragen_apo.types import Task, TrainingSample, Trajectory, training_samples
+from ragen_apo.types import Task, Trajectory, training_samples
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import optimal_policy_weights
 from ragen_apo.values.state_values import state_values, turn_weights
 from ragen_apo.values.store import ValueStore
-from ragen_apo.warm_start.batches import relabel, renamed_token_ids
+from ragen_apo.warm_start.batches import relabel, renamed_token_ids, sample_batches
 from ragen_apo.warm_start.supervised import (
     SupervisedBatch,
     SupervisedPhase,
@@ -142,7 +139,10 @@ def distillation_phase(
     samples = [training_samples(episode.trajectory) for episode in episodes]
     token_weights = [sample_weights(episode) for episode in episodes]
     names = renamed_token_ids(
-        policy, [each for parts in samples for each in parts], relabel=settings.relabel, spares=0.5
+        policy,
+        [each for parts in samples for each in parts],
+        relabel=settings.relabel,
+        spares=session.config.warm_start.demonstrations.relabel_spares,
     )
 
     def batch(step: int) -> list[SupervisedBatch]:
@@ -152,15 +152,9 @@ def distillation_phase(
         if names:
             chosen = relabel(chosen, token_ids=names, seed=seed, step=step)
         size = session.config.training.micro_batch_size
-        return [
-            _part(
-                [chosen[row] for row in rows],
-                [chosen_weights[row] for row in rows],
-                pad_id=policy.pad_id,
-                device=session.device,
-            )
-            for rows in micro_batches([(sample,) for sample in chosen], size=size)
-        ]
+        return sample_batches(
+            chosen, weights=chosen_weights, size=size, pad_id=policy.pad_id, device=session.device
+        )
 
     return SupervisedPhase(
         name=DISTILLATION,
@@ -190,23 +184,3 @@ def sample_weights(episode: WeightedEpisode) -> list[list[float]]:
         [next(of_token) if is_sampled else 0.0 for is_sampled in sample.loss_mask]
         for sample in training_samples(episode.trajectory)
     ]
-
-
-def _part(
-    samples: Sequence[TrainingSample],
-    weights: Sequence[Sequence[float]],
-    *,
-    pad_id: int,
-    device: torch.device,
-) -> SupervisedBatch:
-    tokens = collate(samples, pad_id=pad_id, device=device)
-    weights_BT = np.zeros(tuple(tokens.token_ids_BT.shape), dtype=np.float32)
-    for row, each in enumerate(weights):
-        weights_BT[row, : len(each)] = each
-    on_device_BT = torch.from_numpy(weights_BT).to(device)
-    return SupervisedBatch(
-        token_ids_BT=tokens.token_ids_BT,
-        target_mask_BT=tokens.loss_mask_BT & (on_device_BT > 0),
-        weights_BT=on_device_BT,
-        sampled_logprobs_BT=tokens.sampled_logprobs_BT,
-    )

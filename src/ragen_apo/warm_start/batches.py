@@ -28,6 +28,7 @@ from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.seeding import derive_seed, generator
+from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.types import Task, TrainingSample, Trajectory
 from ragen_apo.warm_start.supervised import SupervisedBatch
 
@@ -139,6 +140,37 @@ def relabel(
         renamed = tuple(names.get(token, token) for token in sample.token_ids)
         relabelled.append(replace(sample, token_ids=renamed))
     return relabelled
+
+
+def sample_batches(
+    samples: Sequence[TrainingSample],
+    *,
+    size: int,
+    pad_id: int,
+    device: torch.device,
+    weights: Sequence[Sequence[float]] | None = None,
+) -> list[SupervisedBatch]:
+    """One update's samples in parts of at most `size`, of similar length.
+
+    `weights` has one for each token of each sample; a weight of 0 makes it no target.
+    """
+    batches = []
+    for rows in micro_batches([(sample,) for sample in samples], size=size):
+        tokens = collate([samples[row] for row in rows], pad_id=pad_id, device=device)
+        batch = SupervisedBatch(tokens.token_ids_BT, tokens.loss_mask_BT)
+        if weights is not None:
+            padded = np.zeros(tuple(tokens.token_ids_BT.shape), dtype=np.float32)
+            for index, row in enumerate(rows):
+                padded[index, : len(weights[row])] = weights[row]
+            weights_BT = torch.from_numpy(padded).to(device)
+            batch = SupervisedBatch(
+                tokens.token_ids_BT,
+                tokens.loss_mask_BT & (weights_BT > 0),
+                weights_BT=weights_BT,
+                sampled_logprobs_BT=tokens.sampled_logprobs_BT,
+            )
+        batches.append(batch)
+    return batches
 
 
 def play_demonstrations(

@@ -10,7 +10,6 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.task_order import DrawOrder
-from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.types import StopReason, Trajectory, training_samples
 from ragen_apo.warm_start.batches import (
     copy_batch,
@@ -18,6 +17,7 @@ from ragen_apo.warm_start.batches import (
     play_demonstrations,
     relabel,
     renamed_token_ids,
+    sample_batches,
 )
 from ragen_apo.warm_start.recorded_episodes import recorded_demonstrations
 from ragen_apo.warm_start.supervised import SupervisedBatch, SupervisedPhase
@@ -71,13 +71,8 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         if names:
             share, seed = config.relabel_share, session.config.seed
             chosen = relabel(chosen, token_ids=names, share=share, seed=seed, step=step)
-        parts = [
-            collate([chosen[index] for index in indices], pad_id=pad_id, device=session.device)
-            for indices in micro_batches(
-                [(sample,) for sample in chosen], size=session.config.training.micro_batch_size
-            )
-        ]
-        return [SupervisedBatch(part.token_ids_BT, part.loss_mask_BT) for part in parts]
+        size = session.config.training.micro_batch_size
+        return sample_batches(chosen, size=size, pad_id=pad_id, device=session.device)
 
     return SupervisedPhase(
         name="demonstrations",
