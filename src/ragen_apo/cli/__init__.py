@@ -3,6 +3,7 @@
     common.py   the application, its console, arguments that are checked
     runs.py     train, warm-start, estimate-values, evaluate, report, compare
     worlds.py   play, check, data
+    models.py   model
 
 What this package raises on purpose is shown as one message without a traceback, exit status 2. An
 interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
@@ -15,7 +16,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ragen_apo.cli import runs, worlds  # noqa: F401 - these define the commands
+from ragen_apo.cli import models, runs, worlds  # noqa: F401 - these define the commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
 from ragen_apo.errors import EnvironmentFaultError, RagenApoError

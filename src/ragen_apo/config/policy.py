@@ -83,7 +83,7 @@ class PolicyConfig(Section):
     started; later commands on the run ask for --trust-remote-code."""
     freeze_embeddings: bool = False
     """Leave token embeddings as they are in Stage 2, so that less can be learned by heart about
-    single ids."""
+    single ids; those of a model in `path` in the warm start as well."""
     lora: LoraConfig | None = None
     """Train low-rank adapters of a pretrained model; null trains all weights."""
     small: SmallModelConfig = SmallModelConfig()

