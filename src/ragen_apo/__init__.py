@@ -15,6 +15,7 @@ _INTERFACE = (
     "estimate_values",
     "evaluate",
     "open_run",
+    "push_to_hub",
     "train",
     "write_report",
 )

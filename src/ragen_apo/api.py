@@ -256,6 +256,21 @@ def write_report(run: Run | Path | str) -> list[Path]:
     return write(_files(run).path)
 
 
+def push_to_hub(run: Run | Path | str, repository: str, *, private: bool = True) -> str:
+    """Uploads the policy of an evaluated run with a model card; returns the commit's address.
+
+    `repository` is `owner/name` at the Hugging Face hub and is made if it is not there. The token
+    is that of `hf auth login` or HF_TOKEN.
+
+    Raises:
+        RunDirectoryError: there is no trained and evaluated policy, or it is damaged.
+        HubError: the hub cannot be reached, or refuses.
+    """
+    from ragen_apo.report.publish import push_to_hub as push
+
+    return push(_files(run).path, repository, private=private)
+
+
 def compare(
     config: Path | str, out: Path | str, *, parallel: int = 1, progress: bool = True
 ) -> list[Measurement]:

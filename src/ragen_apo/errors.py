@@ -45,5 +45,9 @@ class TrainingError(RagenApoError):
     """An update cannot be made: the gradient is not finite."""
 
 
+class HubError(RagenApoError):
+    """The Hugging Face hub cannot be reached, or refuses what it was sent."""
+
+
 class RunDirectoryError(RagenApoError):
     """A run directory exists already, is not a run, or does not hold what was asked for."""

@@ -15,12 +15,13 @@ from ragen_apo.report import write, write_report
 
 FILES = [
     "summary.csv", "learning_curves.png", "by_category.png", "failures.png",
-    "failure_analysis.md", "slides.pptx", "report.html",
+    "failure_analysis.md", "model_card.md", "slides.pptx", "report.html",
 ]  # fmt: skip
+OF_TRAINING = ("learning_curves.png", "model_card.md")
 
 
 @pytest.mark.slow
-def test_a_report_is_seven_files_and_nothing_is_left_beside_them(
+def test_a_report_is_eight_files_and_nothing_is_left_beside_them(
     build_run: Callable[..., Path],
 ) -> None:
     directory = build_run()
@@ -38,7 +39,7 @@ def test_an_untrained_run_has_no_learning_curves_not_even_old_ones(
     (directory / "report").mkdir()
     (directory / "report" / "learning_curves.png").write_bytes(b"of another day")
     written = write_report(directory)
-    assert [path.name for path in written] == [n for n in FILES if n != "learning_curves.png"]
+    assert [path.name for path in written] == [n for n in FILES if n not in OF_TRAINING]
     assert not (directory / "report" / "learning_curves.png").exists()
     assert "This run was not trained" in (directory / "report" / "report.html").read_text("utf-8")
 

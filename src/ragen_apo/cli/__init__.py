@@ -3,7 +3,7 @@
     common.py   the application, its console, arguments that are checked
     runs.py     train, warm-start, estimate-values, evaluate, report, compare
     worlds.py   play, check, data
-    models.py   model
+    models.py   model, push
 
 What this package raises on purpose is shown as one message without a traceback, exit status 2. An
 interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.

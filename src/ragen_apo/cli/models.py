@@ -1,4 +1,4 @@
-"""The command for models: `model`."""
+"""The commands for models: `model`, `push`."""
 
 from __future__ import annotations
 
@@ -25,3 +25,20 @@ def model(source: str, *, out: Path) -> None:
 
     convert_gguf(smollm2_file() if source == SMOLLM2 else Path(source), out)
     console.print(f"model: {out} (--policy.path {out})", highlight=False, soft_wrap=True)
+
+
+@app.command(help_epilogue=examples("push runs/mine --repo me/shopper"))
+def push(run: Path, *, repo: str, public: bool = False) -> None:
+    """Upload the trained policy of a run to the Hugging Face hub, with a model card of its results.
+
+    The token is that of `hf auth login` or of the variable HF_TOKEN.
+
+    Args:
+        run: A run directory with an evaluation.
+        repo: owner/name; made if it is not there.
+        public: Make it public; a new one is private otherwise.
+    """
+    from ragen_apo import api
+
+    address = api.push_to_hub(run, repo, private=not public)
+    console.print(f"published: {address}", highlight=False, soft_wrap=True)

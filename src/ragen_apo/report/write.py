@@ -13,6 +13,7 @@ from ragen_apo.files import write_bytes_atomically
 from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.model_card import model_card
 from ragen_apo.report.page import page
 from ragen_apo.report.plots import FIGURES, curve_pictures
 from ragen_apo.report.slides import slides
@@ -48,6 +49,7 @@ def report_files(run: RunData) -> Mapping[str, bytes]:
         "summary.csv": _encoded(summary_csv(run)),
         **{f"{name}.png": picture for name, picture in pictures.items()},
         "failure_analysis.md": _encoded(failure_analysis(run)),
+        **({"model_card.md": _encoded(model_card(run))} if run.trained else {}),
         "slides.pptx": slides(run),
         "report.html": _encoded(page(run, curves=curves, figures=figures)),
     }

@@ -1,0 +1,100 @@
+"""The model card of a run's policy: what the Hugging Face hub shows of a model.
+
+Its head is metadata that the hub reads (`model-index` has the evaluation), its text the findings of
+the report.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from ragen_apo.config.references import is_reference
+from ragen_apo.report.algorithm import settings_of
+from ragen_apo.report.findings import headline, key_sentences
+from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.style import one_line
+from ragen_apo.report.tables import method_rows, summary_cells
+
+_COLUMNS = ("success", "interval", "reward", "steps")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def model_card(run: RunData) -> str:
+    """Markdown with the hub's metadata in front."""
+    environment = _environment(run)
+    sentences = "\n".join(f"- {one_line(sentence)}" for sentence in key_sentences(run))
+    return f"""---
+{_metadata(run, environment)}
+---
+
+# {run.name}
+
+{one_line(headline(run))}, in the environment `{environment}`.
+
+{sentences}
+
+{_table(run)}
+
+The model reads and writes with the chat template that its tokenizer has. It answers every message
+with `<think>...</think><answer>one action</answer>`.
+
+Trained with ragen-apo from this configuration:
+
+````yaml
+{_without_home(run.config_text).strip()}
+````
+"""
+
+
+def _environment(run: RunData) -> str:
+    """Its name; of one that a file of somebody's makes, not where the file was."""
+    name = str(mapping(run.config.get("environment")).get("name") or "unknown")
+    return name.rpartition(":")[2] if is_reference(name) else name
+
+
+def _metadata(run: RunData, environment: str) -> str:
+    algorithm = settings_of(run)
+    tags = ["ragen-apo", "agent", "reinforcement-learning"]
+    rate = finite(run.results.get("success_rate"))
+    evaluation = EvalResult(
+        task_type="reinforcement-learning",
+        task_name="multi-turn tasks",
+        dataset_type=environment,
+        dataset_name=environment,
+        dataset_split=str(run.results.get("split") or "unknown"),
+        metric_type="success_rate",
+        metric_name="success rate",
+        metric_value=rate,
+    )
+    base = mapping(run.config.get("policy")).get("path")
+    data = ModelCardData(
+        base_model=base if _is_of_the_hub(base) else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=tags if algorithm is None else [*tags, algorithm.name],
+        model_name=run.name,
+        eval_results=None if rate is None else [evaluation],
+    )
+    return data.to_yaml().strip()
+
+
+def _is_of_the_hub(path: object) -> bool:
+    """Whether the model that training started from is named as at the hub, and is no folder."""
+    return isinstance(path, str) and bool(_HUB_NAME.fullmatch(path)) and not Path(path).exists()
+
+
+def _table(run: RunData) -> str:
+    lines = [["policy", *_COLUMNS], ["---", *["---:"] * len(_COLUMNS)]]
+    for row in method_rows(run):
+        cells = summary_cells(row.summary)
+        method = one_line(row.method).replace("|", r"\|")
+        lines.append([method, *(cells[column] for column in _COLUMNS)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _without_home(text: str) -> str:
+    """The card may be public: paths below the home directory do not say whose it is."""
+    return text.replace(str(Path.home()), "~")

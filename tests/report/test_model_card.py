@@ -1,0 +1,41 @@
+"""The model card of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+
+from ragen_apo.report.load import load_run
+from ragen_apo.report.model_card import model_card
+
+
+def test_the_card_has_the_evaluation_for_the_hub_and_for_people(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    card = ModelCard(model_card(run))
+    (result,) = card.data.eval_results or []
+    assert (result.dataset_name, result.dataset_split) == ("shop", "test")
+    assert result.metric_value == run.results["success_rate"]
+    assert "apo" in (card.data.tags or [])
+    assert "| reference (warm start) | 38.8% |" in card.text
+    assert "max_turns: 10" in card.text
+
+
+def test_a_hub_name_is_the_base_model_and_a_path_is_not(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    text = config.read_text().rstrip()
+    for path, expected in (("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"), ("/models/mine", None)):
+        config.write_text(f"{text}\n  path: {path}\n")
+        assert ModelCard(model_card(load_run(directory))).data.base_model == expected
+
+
+def test_the_card_does_not_say_whose_home_directory_it_was(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    config.write_text(f"{config.read_text().rstrip()}\n  path: {Path.home()}/models/mine\n")
+    card = model_card(load_run(directory))
+    assert "path: ~/models/mine" in card
