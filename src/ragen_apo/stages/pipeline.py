@@ -37,6 +37,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.inputs import check_run_inputs
+from ragen_apo.stages.memory import free_memory, plan_memory
 from ragen_apo.stages.origin import (
     count_attempt,
     note_origin,
@@ -105,6 +106,7 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     policy = session.load_policy(
         run.reference(0) if run.reference(0).exists() else _initial_model(session)
     )
+    _plan_memory(session, policy)
     if session.config.policy.lora is not None and not run.reference(0).exists():
         require_same_initial_model(session, policy)
     position, moments = _resume(session, policy)
@@ -127,6 +129,16 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
         run_stage_two(session, policy, tasks, position=position, moments=moments)
     _note_peak_memory(run, session.device)
     session.save_model(policy, run.policy)
+
+
+def _plan_memory(session: Session, policy: LanguageModel) -> None:
+    """Says what the run may need; raises ConfigError where it cannot have it."""
+    max_turns = session.environments.properties.max_turns
+    plan = plan_memory(session.config, policy, max_turns=max_turns)
+    held = plan.weights  # is taken already
+    available = free_memory(session.device) + held
+    plan.require(available)
+    session.progress.say(plan.sentence(available))
 
 
 def _initial_model(session: Session) -> Path | str:

@@ -1,0 +1,138 @@
+"""How much memory a run may need at most, known before anything is computed.
+
+    weights + second model + gradients and moments + the larger of (a rollout, a training pass)
+
+The first three are certain. The others count every context as full, which few are, so the sum is an
+upper bound; what a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
+
+Axes of the sizes below: H hidden, K keys (of all key-value heads), I intermediate, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from ragen_apo.config import RunConfig
+from ragen_apo.errors import ConfigError
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.lora import has_adapters
+
+_GIB = 2**30
+_LOGIT_TENSORS = 4
+"""Logits, their log-softmax, its gradient, and the products of the entropy, all [N, V]."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes at most, by what holds them."""
+
+    weights: int
+    """Of the policy."""
+    other_models: int
+    """Of the reference, where it is a model of its own, and of a critic."""
+    training_state: int
+    """Gradients and Adam's two moments."""
+    rollout: int
+    """Keys and values of all episodes side by side, and with mixed precision weights in it."""
+    training_pass: int
+    """What one micro-batch keeps for the backward pass, and its logits."""
+
+    @property
+    def certain(self) -> int:
+        """What is needed in any case."""
+        return self.weights + self.other_models + self.training_state
+
+    @property
+    def total(self) -> int:
+        """The most at any one time."""
+        return self.certain + max(self.rollout, self.training_pass)
+
+    def sentence(self, available: int) -> str:
+        """One line for people."""
+        parts = {
+            "models": self.weights + self.other_models,
+            "gradients and moments": self.training_state,
+            "a rollout": self.rollout,
+            "a training pass": self.training_pass,
+        }
+        told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items())
+        return (
+            f"memory: at most {self.total / _GIB:.1f} GiB of {available / _GIB:.1f} free, if all "
+            f"contexts were full ({told})"
+        )
+
+    def require(self, available: int) -> None:
+        """Raises ConfigError where not even the models and what trains them fit."""
+        if self.certain > available:
+            raise ConfigError(
+                f"models, gradients and moments need {self.certain / _GIB:.1f} GiB, and "
+                f"{available / _GIB:.1f} GiB are free; train adapters (policy.lora), freeze the "
+                "embeddings (policy.freeze_embeddings), take a smaller model, or free memory"
+            )
+
+
+def plan_memory(config: RunConfig, policy: LanguageModel, *, max_turns: int | None) -> MemoryPlan:
+    """The plan of a run with this policy, whose adapters are in place if it has any.
+
+    `max_turns` is the environment's longest episode; None if unknown.
+    """
+    model = policy.model
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    frozen = model.get_input_embeddings() if config.policy.freeze_embeddings else None
+    still = {id(p) for p in frozen.parameters()} if frozen is not None else set[int]()
+    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in still]
+    state = 3 * sum(p.numel() * p.element_size() for p in trained)
+    others = 0 if has_adapters(model) else weights
+    if config.algorithm.traits.has_critic:
+        others, state = others + weights, 2 * state
+    return MemoryPlan(
+        weights=weights,
+        other_models=others,
+        training_state=state,
+        rollout=_rollout(config, policy),
+        training_pass=_training_pass(config, policy, max_turns=max_turns),
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process can still get on its device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def _rollout(config: RunConfig, policy: LanguageModel) -> int:
+    size = (policy.autocast or policy.model.dtype).itemsize
+    positions = config.training.num_rows * config.agent.max_context_tokens
+    cache = 2 * policy.config.num_hidden_layers * _num_key_features(policy.config) * positions
+    converted = 0
+    if policy.autocast is not None:
+        converted = sum(p.numel() for p in policy.model.parameters())
+    return (cache + converted) * size
+
+
+def _training_pass(config: RunConfig, policy: LanguageModel, *, max_turns: int | None) -> int:
+    shape, size = policy.config, policy.model.dtype.itemsize
+    num_tokens = config.training.micro_batch_size * config.agent.max_context_tokens
+    hidden, keys = shape.hidden_size, _num_key_features(shape)
+    inner = getattr(shape, "intermediate_size", None) or 4 * hidden
+    # A decoder layer of Llama: two norms with their inputs, projections, attention, the gated MLP.
+    layer = 10 * hidden + 4 * keys + 4 * inner
+    num_layers = shape.num_hidden_layers
+    kept = num_layers * hidden + layer if policy.gradient_checkpointing else num_layers * layer
+    sampled = config.agent.max_context_tokens
+    if max_turns is not None:
+        sampled = min(sampled, max_turns * config.agent.max_response_tokens)
+    logits = config.training.micro_batch_size * sampled * shape.vocab_size * _LOGIT_TENSORS
+    return num_tokens * kept * size + logits * torch.float32.itemsize
+
+
+def _num_key_features(shape: Any) -> int:
+    """K: the width of all keys of a token in one layer."""
+    num_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return num_heads * head
