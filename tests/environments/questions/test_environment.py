@@ -158,6 +158,14 @@ def test_options_that_do_not_fit_are_errors_in_words(options: dict[str, Any], me
         make_environment("questions", options)
 
 
+def test_a_source_that_is_null_is_none(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "own.jsonl", [question(number) for number in range(30)])
+    of_file = make_environment("questions", {"data": str(path), "dataset": None, "subset": None})
+    assert of_file.properties.data == f"30 questions of {path}"
+    generated = make_environment("questions", {"data": None, "test_data": None})
+    assert generated.tasks("train")[0].category.startswith("terms: ")
+
+
 def test_another_way_to_compare_is_another_version_of_the_reward(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "own.jsonl", [question(number) for number in range(30)])
     versions = {

@@ -48,6 +48,9 @@ from ragen_apo.types import Task, make_task
 TEXT_VERSION = 1
 """Raise it whenever the words of an observation or the dynamics change."""
 
+SOURCE_KEYS = ("data", "test_data", "dataset", "subset", "revision")
+"""Null is as good as nothing there: one source can take the place of another in a configuration."""
+
 FAILURE_WORDS = FailureWords(
     wrong_final_action=PatternWords(
         name="wrong answer",
@@ -102,6 +105,9 @@ def make_questions(**options: object) -> GameEnvironment:
 
     Raises EnvironmentDataError for questions that cannot be used.
     """
+    options = {
+        key: value for key, value in options.items() if value is not None or key not in SOURCE_KEYS
+    }
     data, dataset = options.get("data", ARITHMETIC), options.get("dataset")
     if dataset is not None and "data" in options:
         raise ConfigError(
