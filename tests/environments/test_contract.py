@@ -65,6 +65,11 @@ CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bandit_two_armed": ("bandit", {}),
     "bandit_bernoulli": ("bandit", {"kind": "bernoulli", "max_actions_per_turn": 3}),
     "countdown": ("countdown", {}),
+    "questions": ("questions", {}),
+    "questions_products": (
+        "questions",
+        {"operations": ["-", "*"], "max_terms": 4, "compare": "number"},
+    ),
     "mixture": (
         "mixture",
         {

@@ -12,6 +12,11 @@ from ragen_apo.environments.countdown.environment import CountdownOptions
 from ragen_apo.environments.frozen_lake import FrozenLakeOptions
 from ragen_apo.environments.gymnasium import REGISTERED
 from ragen_apo.environments.mixture import MixtureOptions
+from ragen_apo.environments.questions.options import (
+    ArithmeticOptions,
+    DatasetOptions,
+    FileOptions,
+)
 from ragen_apo.environments.shop.environment import ShopOptions
 from ragen_apo.environments.sokoban.environment import SokobanOptions
 from ragen_apo.environments.webshop import WebShopOptions
@@ -21,11 +26,12 @@ OPTIONS: Mapping[str, tuple[type[BaseModel], ...]] = {
     "countdown": (CountdownOptions,),
     "frozen_lake": (FrozenLakeOptions,),
     "mixture": (MixtureOptions,),
+    "questions": (ArithmeticOptions, FileOptions, DatasetOptions),
     "shop": (ShopOptions,),
     "sokoban": (SokobanOptions,),
     "webshop": (WebShopOptions,),
 }
-"""What each built-in environment accepts; the bandit by its `kind`."""
+"""What each built-in environment accepts; the bandit by its `kind`, questions by their source."""
 
 
 def options_page() -> str:

@@ -149,6 +149,7 @@ _BUILT_IN: dict[str, str] = {
     "countdown": "ragen_apo.environments.countdown.environment:make_countdown",
     "frozen_lake": "ragen_apo.environments.frozen_lake:make_frozen_lake",
     "mixture": "ragen_apo.environments.mixture:MixtureEnvironment",
+    "questions": "ragen_apo.environments.questions.environment:make_questions",
     "shop": "ragen_apo.environments.shop:ShopEnvironment",
     "sokoban": "ragen_apo.environments.sokoban.environment:make_sokoban",
     "webshop": "ragen_apo.environments.webshop:WebShopEnvironment",

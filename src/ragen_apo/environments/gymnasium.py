@@ -27,6 +27,7 @@ REGISTERED = {
     "ragen_apo/Countdown-v0": "countdown",
     "ragen_apo/FrozenLake-v0": "frozen_lake",
     "ragen_apo/Mixture-v0": "mixture",
+    "ragen_apo/Questions-v0": "questions",
     "ragen_apo/Shop-v0": "shop",
     "ragen_apo/Sokoban-v0": "sokoban",
     "ragen_apo/WebShop-v0": "webshop",

@@ -1,0 +1,1 @@
+"""Questions with checked answers: one question, one answer, right or wrong."""

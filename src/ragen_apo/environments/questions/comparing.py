@@ -1,0 +1,85 @@
+"""Whether an answer is the right one.
+
+    auto     text, then numbers where the right answer is one, else math-verify where it is
+             installed and the right answer has a digit, a sign or a command of LaTeX
+    number   numbers, exactly (`numbers.read_number`)
+    text     text without regard to case, spaces and the full stop
+    math     math-verify: `x(x+1)` is `x^2+x`
+
+An answer that is a sum is no number: `3 + 4` does not answer what 3 + 4 is, except under `math`.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Literal
+
+from ragen_apo.environments.questions.math_process import equal_as_mathematics
+from ragen_apo.environments.questions.numbers import read_number, unwrapped
+from ragen_apo.errors import ConfigError
+
+Mode = Literal["auto", "math", "text", "number"]
+RULES_VERSION = 1
+"""Raise it whenever the same answer to the same question would earn something else."""
+LIBRARY = "math-verify"
+
+_MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}()\[\]|]|^\s*[A-Za-z]\s*$")
+_ONE_CHOICE = re.compile(r"\(?([a-z])\)?")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A way to compare; `comparison` makes it."""
+
+    mode: Mode
+    library_version: str | None
+    """Of math-verify; None where it is not used."""
+
+    @property
+    def version(self) -> str:
+        """Differs where an answer might be judged otherwise."""
+        library = f"-{LIBRARY}{self.library_version}" if self.library_version else ""
+        return f"{RULES_VERSION}-{self.mode}{library}"
+
+    def is_right(self, answer: str, right: str) -> bool:
+        """Whether `answer` is what `right` is; no text makes it raise, hang or compute for long."""
+        same_text = comparable_text(answer) == comparable_text(right)
+        if self.mode == "text":
+            return same_text
+        right_number = read_number(right)
+        if self.mode == "number" or (self.mode == "auto" and right_number is not None):
+            return right_number is not None and read_number(answer) == right_number
+        if same_text or self.library_version is None:
+            return same_text
+        if self.mode == "auto" and not _MATHEMATICAL.search(right):
+            return False
+        return equal_as_mathematics(answer, right)
+
+
+def comparison(mode: Mode) -> Comparison:
+    """The comparison of this mode; ConfigError for `math` without math-verify."""
+    if mode not in ("math", "auto"):
+        return Comparison(mode, None)
+    version = _installed_version()
+    if mode == "math" and version is None:
+        raise ConfigError(
+            "environment.compare: 'math' needs math-verify, which is not installed; run `pip "
+            "install 'ragen-apo[math]'`, or choose auto, text or number"
+        )
+    return Comparison(mode, version)
+
+
+def comparable_text(text: str) -> str:
+    """What is left of a text that only differs in case, spaces, dollar signs or the full stop."""
+    plain = unwrapped(unicodedata.normalize("NFKC", text)).replace("$", "")
+    plain = " ".join(plain.casefold().split()).strip("\"'.!").strip()
+    choice = _ONE_CHOICE.fullmatch(plain)
+    return choice[1] if choice else plain
+
+
+def _installed_version() -> str | None:
+    if importlib.util.find_spec("math_verify") is None:
+        return None
+    return importlib.metadata.version(LIBRARY)

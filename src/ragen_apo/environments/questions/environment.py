@@ -1,0 +1,267 @@
+"""Questions with checked answers: the policy thinks, answers once, and is right (1) or wrong (0).
+
+The setting of Brantley et al. (2025), "Accelerating RL for LLM Reasoning with Optimal Advantage
+Regression" (arXiv 2505.20686). Questions are generated sums, the lines of a file, or a Hugging Face
+data set. Deterministic: seeds are not used.
+"""
+
+import functools
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    FailureWords,
+    PatternWords,
+    ScriptedPolicy,
+    validate_options,
+)
+from ragen_apo.environments.questions.arithmetic import describe_question, draw_question
+from ragen_apo.environments.questions.comparing import Comparison, Mode, comparison
+from ragen_apo.environments.questions.hub import DatasetName, dataset_rows
+from ragen_apo.environments.questions.numbers import read_number
+from ragen_apo.environments.questions.options import (
+    ARITHMETIC,
+    ArithmeticOptions,
+    DatasetOptions,
+    FileOptions,
+    QuestionOptions,
+)
+from ragen_apo.environments.questions.rows import (
+    MAX_ANSWER_CHARACTERS,
+    NAME,
+    Columns,
+    Contradictions,
+    Row,
+    Splits,
+    distinct,
+    divided,
+    read_rows,
+)
+from ragen_apo.environments.questions.scripted import arithmetic_policies, known_answer_policies
+from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
+from ragen_apo.environments.toolkit.task_draws import SPLITS, draw_tasks
+from ragen_apo.errors import ConfigError, EnvironmentDataError
+from ragen_apo.types import Task, make_task
+
+TEXT_VERSION = 1
+"""Raise it whenever the words of an observation or the dynamics change."""
+
+SOURCE_KEYS = ("data", "test_data", "dataset", "subset", "revision")
+"""Null is as good as nothing there: one source can take the place of another in a configuration."""
+
+FAILURE_WORDS = FailureWords(
+    wrong_final_action=PatternWords(
+        name="wrong answer",
+        meaning="The agent answered, and the answer is not the right one.",
+        advice="Read some in the report: an answer that is right and written otherwise is a matter "
+        "of `environment.compare`; else see how often the reference is right (Stage 1).",
+    ),
+    impossible=PatternWords(
+        name="no answer",
+        meaning="The answer was empty, too long or held control characters.",
+    ),
+)
+
+
+class QuestionGame:
+    """One question, answered once."""
+
+    def __init__(self, compare: Comparison, task: Task, seed: int) -> None:
+        self._compare, self._question = compare, task.instruction
+        self._right = str(task.payload["answer"])
+        self._answered = ""
+
+    def first_observation(self) -> str:
+        return f"QUESTION: {self._question}"
+
+    def play(self, text: str) -> Answer:
+        if problem := _problem_with_answer(text):
+            return Answer(f"Invalid answer: {problem}.", invalid=True)
+        if self._compare.is_right(text, self._right):
+            self._answered = "right"
+            return Answer("Right.", 1.0, terminated=True, success=True)
+        self._answered = "wrong"
+        return Answer(f"Wrong. The answer is {self._right}.", terminated=True)
+
+    def key(self) -> str:
+        """Whether the answer was right; nothing depends on what a wrong one was."""
+        return self._answered or "open"
+
+
+def _problem_with_answer(text: str) -> str | None:
+    if not text.strip():
+        return "it is empty"
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        return f"it has more than {MAX_ANSWER_CHARACTERS} characters"
+    if any(unicodedata.category(each) in ("Cc", "Cs") and each not in "\n\r\t" for each in text):
+        return "it has control characters"
+    return None
+
+
+def make_questions(**options: object) -> GameEnvironment:
+    """The environment `questions`; raises ConfigError for options it does not accept.
+
+    Raises EnvironmentDataError for questions that cannot be used.
+    """
+    options = {
+        key: value for key, value in options.items() if value is not None or key not in SOURCE_KEYS
+    }
+    data, dataset = options.get("data", ARITHMETIC), options.get("dataset")
+    if dataset is not None and "data" in options:
+        raise ConfigError(
+            f"environment: got both data {data!r} and dataset {dataset!r}, expected one of them"
+        )
+    if dataset is not None:
+        return _of_dataset(validate_options(DatasetOptions, options))
+    if data == ARITHMETIC:
+        return _of_arithmetic(validate_options(ArithmeticOptions, options))
+    return _of_file(validate_options(FileOptions, options))
+
+
+def _of_arithmetic(options: ArithmeticOptions) -> GameEnvironment:
+    tasks = draw_tasks(
+        NAME,
+        draw_question,
+        (options.min_terms, options.max_terms, options.max_number, tuple(options.operations)),
+        content=str,
+        describe=describe_question,
+        counts=(options.num_train_tasks, options.num_test_tasks, options.task_seed),
+    )
+    return _environment(options, tasks, policies=arithmetic_policies(_answers(tasks["train"])))
+
+
+def _of_file(options: FileOptions) -> GameEnvironment:
+    paths = tuple(Path(path).expanduser() for path in (options.data, options.test_data) if path)
+    stamps = tuple(_stamp(path) for path in paths)
+    tasks, num_left_out = _tasks_of_files(paths, stamps, options.test_share, options.compare)
+    return _of_rows(options, tasks, num_left_out, source=" and ".join(map(str, paths)))
+
+
+def _of_dataset(options: DatasetOptions) -> GameEnvironment:
+    name = DatasetName(options.dataset, options.subset, options.revision)
+    columns = Columns(
+        options.question_column, options.answer_column, options.category_column, options.id_column
+    )
+    splits = tuple(split for split in (options.train_split, options.test_split) if split)
+    tasks, num_left_out = _tasks_of_dataset(
+        name, columns, splits, options.test_share, options.compare
+    )
+    return _of_rows(options, tasks, num_left_out, source=str(name))
+
+
+_Tasks = Mapping[str, Sequence[Task]]
+
+
+@functools.lru_cache(maxsize=16)
+def _tasks_of_files(
+    paths: tuple[Path, ...], stamps: tuple[object, ...], test_share: float, compare: Mode
+) -> tuple[_Tasks, int]:
+    """The same object for files that have not changed since, which `stamps` says."""
+    read = [
+        read_rows(path, option=key) for path, key in zip(paths, ("data", "test_data"), strict=False)
+    ]
+    splits = distinct(*read) if len(read) > 1 else divided(read[0], test_share=test_share)
+    return _tasks_of(splits, compare), splits.num_left_out
+
+
+@functools.lru_cache(maxsize=16)
+def _tasks_of_dataset(
+    name: DatasetName,
+    columns: Columns,
+    splits: tuple[str, ...],
+    test_share: float,
+    compare: Mode,
+) -> tuple[_Tasks, int]:
+    read = [dataset_rows(name, columns, splits)[split] for split in splits]
+    rule = Contradictions.LEFT_OUT
+    if len(read) > 1:
+        parts = distinct(*read, contradictions=rule)
+    else:
+        parts = divided(read[0], test_share=test_share, contradictions=rule)
+    return _tasks_of(parts, compare), parts.num_left_out
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # `read_rows` says why
+    return status.st_mtime_ns, status.st_size
+
+
+def _tasks_of(splits: Splits, compare: Mode) -> _Tasks:
+    tasks = {"train": splits.train, "test": splits.test}
+    for split, rows in tasks.items():
+        if not rows:
+            asked = len(splits.train) + len(splits.test)
+            raise ConfigError(
+                f"environment: the split {split} has none of {asked} questions; change test_share, "
+                "or give the test questions a file of their own as test_data"
+            )
+    return {split: tuple(_task(row, split, compare) for row in tasks[split]) for split in SPLITS}
+
+
+def _task(row: Row, split: str, compare: Mode) -> Task:
+    if compare == "number" and read_number(row.answer) is None:
+        raise EnvironmentDataError(
+            f"{row.place}: the answer {row.answer[:80]!r} is no number, which environment.compare: "
+            "number asks for; choose auto, math or text"
+        )
+    optional = {"solution": row.solution, "id": row.name}
+    return make_task(
+        environment=NAME,
+        instruction=row.question,
+        split=split,
+        category=row.category,
+        payload={"answer": row.answer, **{key: value for key, value in optional.items() if value}},
+    )
+
+
+def _of_rows(
+    options: FileOptions | DatasetOptions, tasks: _Tasks, num_left_out: int, *, source: str
+) -> GameEnvironment:
+    number = sum(map(len, tasks.values()))
+    repeated = f"; {num_left_out:,} repeated ones were left out" if num_left_out else ""
+    return _environment(
+        options,
+        tasks,
+        policies=known_answer_policies(_answers(tasks["train"])),
+        data=f"{number:,} questions of {source}{repeated}",
+    )
+
+
+def _answers(tasks: Sequence[Task]) -> list[str]:
+    return [str(task.payload["answer"]) for task in tasks]
+
+
+def _environment(
+    options: QuestionOptions,
+    tasks: _Tasks,
+    *,
+    policies: Mapping[str, Callable[[], ScriptedPolicy]],
+    data: str = "",
+) -> GameEnvironment:
+    compare = comparison(options.compare)
+    properties = EnvironmentProperties(
+        name=NAME,
+        version=f"{NAME}-{TEXT_VERSION}-turns{options.max_turns}",
+        reward_version=compare.version,
+        deterministic=True,
+        return_range=(0.0, 1.0),
+        splits=SPLITS,
+        rules=(
+            "You are asked a question. Think step by step, then answer once. Your action is the "
+            "answer alone, such as 42, without the way to it."
+        ),
+        data=data,
+        failure_words=FAILURE_WORDS,
+    )
+    return GameEnvironment(
+        properties=properties,
+        tasks=tasks,
+        start=functools.partial(QuestionGame, compare),
+        policies=policies,
+        max_turns=options.max_turns,
+    )

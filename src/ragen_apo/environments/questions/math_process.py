@@ -1,0 +1,144 @@
+r"""Comparison with math-verify in a process of its own, bounded in time and memory.
+
+math-verify reads LaTeX with sympy, which can compute for ever (`10^{10^{10}}`) or take all memory.
+Its own time limits are signals: they work in the main thread only, and not while C code computes.
+So a second process does it (`math_worker`), one for each process that asks, started when first
+needed. One that does not answer is killed, and what it was asked counts as not equal.
+"""
+
+import atexit
+import contextlib
+import functools
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from ragen_apo.environments.questions.math_worker import READY
+from ragen_apo.environments.questions.numbers import unboxed
+from ragen_apo.errors import EnvironmentFaultError
+
+MAX_CHARACTERS = 500
+"""Longer answers are not equal to anything."""
+MAX_DEPTH = 20
+"""Of brackets; nor are more deeply nested answers."""
+WALL_SECONDS = 60.0 if hasattr(signal, "setitimer") else 10.0
+"""For an answer, where the worker's limit of processor time does not end it: on Windows, which has
+none, and in a process that got no processor."""
+START_SECONDS = 120.0
+
+# The paths of this process come first of all: no file of the working folder may be imported.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from ragen_apo.environments.questions.math_worker import main; main()"
+)
+
+
+class _Worker:
+    """A running process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        if self._line(within_seconds=START_SECONDS).strip() != READY:
+            self.stop()
+            raise EnvironmentFaultError(
+                "the process that compares answers with math-verify could not be started; see "
+                "whether `python -c 'import math_verify'` works, or choose environment.compare: "
+                "text or number"
+            )
+
+    def is_running(self) -> bool:
+        """Whether it has not ended, of itself or otherwise."""
+        return self._process.poll() is None
+
+    def ask(self, answer: str, right: str) -> bool | None:
+        """Its answer; None where it gave none, and then it is of no more use."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([answer, right]) + "\n")
+            self._process.stdin.flush()
+        except OSError:  # it has ended since
+            return None
+        line = self._line(within_seconds=WALL_SECONDS)
+        return json.loads(line) if line.endswith("\n") else None
+
+    def stop(self) -> None:
+        """Ends the process and closes its pipes."""
+        self._process.kill()
+        with contextlib.suppress(OSError):  # what was not written is of no use to it
+            self._process.communicate()
+
+    def _line(self, *, within_seconds: float) -> str:
+        """Its next line; what there is of it when the time is over, and it is killed."""
+        assert self._process.stdout is not None
+        deadline = threading.Timer(within_seconds, self._process.kill)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            return self._process.stdout.readline()
+        finally:
+            deadline.cancel()
+
+
+_lock = threading.Lock()
+_workers: dict[int, _Worker] = {}
+"""The worker of each process, by its number: a fork does not use its parent's."""
+
+
+@functools.lru_cache(maxsize=4096)
+def equal_as_mathematics(answer: str, right: str) -> bool:
+    """Whether math-verify takes the answer for the right one; False where it finds no end.
+
+    Raises EnvironmentFaultError where math-verify cannot be started at all.
+    """
+    texts = _latex(answer), _latex(right)
+    if not all(map(_is_readable, texts)):
+        return False
+    with _lock:
+        worker, equal = _worker(), None
+        try:
+            equal = worker.ask(*texts)
+        finally:
+            # Ctrl-C between question and answer, too: the next would read this one's answer.
+            if equal is None:
+                _workers.pop(os.getpid()).stop()
+    return equal is True
+
+
+def _worker() -> _Worker:
+    own = os.getpid()
+    if own in _workers and not _workers[own].is_running():
+        _workers.pop(own).stop()
+    if own not in _workers:
+        _workers[own] = _Worker()
+    return _workers[own]
+
+
+def _is_readable(text: str) -> bool:
+    """Whether it is worth asking: deep nesting only ends the process."""
+    opened = itertools.accumulate(
+        {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0) for character in text
+    )
+    return 0 < len(text) <= MAX_CHARACTERS and max(opened) <= MAX_DEPTH
+
+
+def _latex(text: str) -> str:
+    """What stands between dollar signs; lone surrogates cannot be sent."""
+    return unboxed(text).replace("$", " ").encode("utf-8", "replace").decode("utf-8").strip()
+
+
+@atexit.register
+def _stop() -> None:
+    own = _workers.pop(os.getpid(), None)
+    if own is not None:
+        own.stop()

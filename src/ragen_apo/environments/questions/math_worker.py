@@ -1,0 +1,80 @@
+"""The process that compares with math-verify: a JSON line in, `true` or `false` out.
+
+It ends when its input does. An answer that takes more than `CPU_SECONDS` of processor time ends it
+as well (the signal cannot be caught, so no computation in C outlives it), and so may one that takes
+too much memory; `math_process` takes that for `not equal` and starts another one.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+CPU_SECONDS = 2.0
+MAX_MEMORY_BYTES = 2 << 30
+READY = "ready"
+
+
+def main() -> None:
+    """Answers lines until there are no more."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    sys.stdout = sys.stderr  # what the libraries print is no answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory()
+    is_equal = _load()
+    print(READY, file=answers, flush=True)
+    for line in sys.stdin:
+        answer, right = json.loads(line)
+        with _limited_time():
+            equal = is_equal(answer, right)
+        print(json.dumps(equal), file=answers, flush=True)
+
+
+def _load() -> Callable[[str, str], bool]:
+    from math_verify import (  # pyright: ignore[reportMissingImports]
+        LatexExtractionConfig,
+        parse,
+        verify,
+    )
+
+    # Plain expressions would go through `eval`, and of several numbers the last would count.
+    latex = (LatexExtractionConfig(),)
+
+    @functools.lru_cache(maxsize=64)
+    def parsed(text: str) -> list[Any]:
+        found = parse(
+            f"${text}$", extraction_config=latex, fallback_mode="no_fallback", parsing_timeout=0
+        )
+        return list(found)
+
+    def is_equal(answer: str, right: str) -> bool:
+        try:
+            return bool(verify(parsed(right), parsed(answer), timeout_seconds=0))
+        except Exception:  # noqa: BLE001 - sympy raises anything, and what it cannot read is not equal
+            return False
+
+    return is_equal
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not everywhere
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, hard))
+
+
+@contextlib.contextmanager
+def _limited_time() -> Any:
+    if not hasattr(signal, "setitimer"):  # Windows: the deadline of the other process has to do
+        yield
+        return
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)

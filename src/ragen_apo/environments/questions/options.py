@@ -1,0 +1,91 @@
+"""The options of the environment `questions`, for each source of questions."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ragen_apo.config.section import Section
+from ragen_apo.environments.questions.arithmetic import Operation
+from ragen_apo.environments.questions.comparing import Mode
+
+ARITHMETIC = "arithmetic"
+
+
+class QuestionOptions(Section):
+    """The options of all questions."""
+
+    compare: Mode = "auto"
+    """How an answer is compared with the right one: as text, as a number, by math-verify, or what
+    suits the right answer (see docs/questions.md)."""
+    max_turns: int = Field(default=1, ge=1, le=1000)
+    """An answer ends the episode, right or wrong; more turns are for text that is no answer."""
+
+
+class ArithmeticOptions(QuestionOptions):
+    """The options of the environment `questions` with `data: arithmetic`, generated questions."""
+
+    data: Literal["arithmetic"] = "arithmetic"
+    """These questions: what a row of numbers and operations is."""
+    min_terms: int = Field(default=2, ge=2, le=20)
+    """The numbers in a question, at least."""
+    max_terms: int = Field(default=3, ge=2, le=20)
+    """The numbers in a question, at most; the category of a question is how many it has."""
+    max_number: int = Field(default=10, ge=1, le=1000)
+    """Numbers are drawn from 1 to this one."""
+    operations: list[Operation] = Field(default=["+", "-"])
+    """What joins the numbers; multiplication goes first."""
+    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
+    """Questions of the split `train`."""
+    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
+    """Questions of the split `test`; none of them is in `train`."""
+    task_seed: int = Field(default=0, ge=0)
+    """Another seed gives other questions."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> "ArithmeticOptions":
+        if self.max_terms < self.min_terms:
+            raise ValueError("expected max_terms to be at least min_terms")
+        if not self.operations:
+            raise ValueError("expected operations to name at least one of + - *")
+        return self
+
+
+class _Divided(QuestionOptions):
+    """The options of questions that come in one piece or in two."""
+
+    test_share: float = Field(default=0.2, gt=0, lt=1)
+    """The share of the questions that is the split `test`, where the data does not say which. A
+    hash of each one's id, or of its words, decides: a question that is added moves no other."""
+
+
+class FileOptions(_Divided):
+    """The options of the environment `questions` with `data: FILE.jsonl`."""
+
+    data: str
+    """A file with a JSON object in each line: `question`, `answer` and, where there are any,
+    `category` and `id`. A relative path starts in the current directory."""
+    test_data: str | None = None
+    """Another such file that is the split `test`; null: a share of `data`."""
+
+
+class DatasetOptions(_Divided):
+    """The options of the environment `questions` with a `dataset` of Hugging Face."""
+
+    dataset: str
+    """Its name, `openai/gsm8k`, or a local folder; the package `datasets` loads it."""
+    subset: str | None = None
+    """One of its configurations, `main`; null: the only one."""
+    revision: str | None = None
+    """A branch, tag or commit of the data set; null: the newest."""
+    train_split: str = "train"
+    """What it calls the training questions."""
+    test_split: str | None = "test"
+    """What it calls the test questions; null: they are a share of the training questions."""
+    question_column: str = "question"
+    """The column with the question."""
+    answer_column: str = "answer"
+    """The column with the answer; after a derivation, what follows `####` or stands in a box."""
+    category_column: str | None = None
+    """The column with the category; null: all questions are of one."""
+    id_column: str | None = None
+    """The column with an id of each question; null: there is none."""

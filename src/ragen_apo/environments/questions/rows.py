@@ -1,0 +1,224 @@
+r"""Questions with their answers as files and data sets have them, checked and divided.
+
+A row has `question` and `answer`, and may have `category` and `id`. The answer of GSM8K is a
+derivation, then `#### 42`; that of MATH ends in `\boxed{42}`. Then the rest is the row's solution.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ragen_apo.environments.answers import problem_with_text
+from ragen_apo.environments.questions.numbers import unboxed
+from ragen_apo.errors import ConfigError, EnvironmentDataError
+from ragen_apo.files import parse_json, require_regular_file
+from ragen_apo.printable import shortened
+from ragen_apo.seeding import derive_seed
+
+NAME = "questions"
+MAX_ANSWER_CHARACTERS = 500
+"""Longer answers are no answers, the right ones included."""
+DEFAULT_CATEGORY = "question"
+
+_FINAL = "####"
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+"""GSM8K's notes for a calculator, `<<48/2=24>>`."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The keys under which a row has its parts; None for a part that it has not."""
+
+    question: str = "question"
+    answer: str = "answer"
+    category: str | None = "category"
+    name: str | None = "id"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question with its answer."""
+
+    question: str
+    answer: str
+    """The right one."""
+    solution: str
+    """How to get there; empty where the data does not say."""
+    category: str
+    name: str
+    """Its id in the data; empty for none."""
+    place: str
+    """File and line, for messages."""
+
+    @property
+    def identity(self) -> str:
+        """What decides its split: its id, else its question without regard to spaces."""
+        return self.name or same_question(self)
+
+
+def same_question(row: Row) -> str:
+    """Equal for questions that only differ in spaces."""
+    return " ".join(row.question.split())
+
+
+def read_rows(path: Path, *, option: str) -> list[Row]:
+    """The rows of a JSONL file; empty lines are skipped.
+
+    Raises ConfigError, which names the option, for no such file, and EnvironmentDataError, which
+    names the line, for a row that cannot be used.
+    """
+    try:
+        require_regular_file(path)
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"environment.{option}: got {str(path)!r}, which cannot be read ({error.strerror}); "
+            "expected a JSONL file with a question and its answer in each line, or `arithmetic`"
+        ) from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            values = parse_json(line)
+        except ValueError as error:
+            raise EnvironmentDataError(f"{place} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            found = shortened(repr(values), 80)
+            raise EnvironmentDataError(f"{place}: got {found}, expected a JSON object")
+        rows.append(row_of(values, Columns(), place=place))
+    if not rows:
+        raise EnvironmentDataError(f"{path} has no question; expected one in each line")
+    return rows
+
+
+def row_of(values: Mapping[str, Any], columns: Columns, *, place: str) -> Row:
+    """A row, checked; EnvironmentDataError, which begins with `place`, where it cannot be used."""
+    for key in (columns.question, columns.answer):
+        if values.get(key) is None:
+            there = ", ".join(map(str, values)) or "none"
+            raise EnvironmentDataError(f"{place} has no {key!r}; its keys: {there}")
+    answer, solution = _final_answer(_text(values, columns.answer, place))
+    if not answer:
+        raise EnvironmentDataError(
+            f"{place}: {columns.answer!r} is empty; every question needs its right answer"
+        )
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        raise EnvironmentDataError(
+            f"{place}: {columns.answer!r} has {len(answer):,} characters, expected at most "
+            f"{MAX_ANSWER_CHARACTERS}; a derivation may stand before `#### ` and the answer"
+        )
+    question = _text(values, columns.question, place).strip()
+    if not question:
+        raise EnvironmentDataError(f"{place}: {columns.question!r} is empty")
+    return Row(
+        question=question,
+        answer=answer,
+        solution=solution,
+        category=_optional(values, columns.category, place) or DEFAULT_CATEGORY,
+        name=_optional(values, columns.name, place),
+        place=place,
+    )
+
+
+def _text(values: Mapping[str, Any], key: str, place: str) -> str:
+    """The text under a key; a number is text, too."""
+    value = values[key]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        found = shortened(repr(value), 80)
+        raise EnvironmentDataError(f"{place}: {key!r} is {found}, expected text or a number")
+    if problem := problem_with_text(value):
+        raise EnvironmentDataError(f"{place}: {key!r}: {problem}")
+    return value
+
+
+def _optional(values: Mapping[str, Any], key: str | None, place: str) -> str:
+    return "" if key is None or values.get(key) is None else _text(values, key, place).strip()
+
+
+def _final_answer(text: str) -> tuple[str, str]:
+    """The right answer, and the derivation before it."""
+    before, mark, after = text.rpartition(_FINAL)
+    if mark:
+        return after.strip(), _CALCULATOR.sub("", before).strip()
+    boxed = unboxed(text)
+    if boxed != text and len(boxed) + len("$\\boxed{}$.") < len(text):
+        return boxed.strip(), text.strip()
+    return text.strip(), ""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The rows of each split."""
+
+    train: tuple[Row, ...]
+    test: tuple[Row, ...]
+    num_left_out: int
+    """Rows whose question had been asked before."""
+
+
+class Contradictions(Enum):
+    """What becomes of a question that is asked again and has another answer then."""
+
+    REFUSED = "refused"
+    LEFT_OUT = "left out"
+
+
+def divided(
+    rows: Sequence[Row],
+    *,
+    test_share: float,
+    contradictions: Contradictions = Contradictions.REFUSED,
+) -> Splits:
+    """Rows by a hash of each one's id or question: others do not move when one is added."""
+    train, test = [], []
+    for row in rows:
+        drawn = derive_seed(NAME, "split", row.identity) / 2**63
+        (test if drawn < test_share else train).append(row)
+    return distinct(train, test, contradictions=contradictions)
+
+
+def distinct(
+    train: Iterable[Row],
+    test: Iterable[Row],
+    *,
+    contradictions: Contradictions = Contradictions.REFUSED,
+) -> Splits:
+    """Each question once: the first of equal ones, and that of the test.
+
+    Raises EnvironmentDataError for two rows with one id, and for a question with two answers unless
+    the later one is to be left out.
+    """
+    kept: dict[str, list[Row]] = {"test": [], "train": []}
+    by_question: dict[str, Row] = {}
+    by_name: dict[str, Row] = {}
+    num_left_out = 0
+    for split, rows in (("test", test), ("train", train)):
+        for row in rows:
+            _check_name(row, by_name)
+            first = by_question.setdefault(same_question(row), row)
+            if first is row:
+                kept[split].append(row)
+                continue
+            num_left_out += 1
+            if first.answer != row.answer and contradictions is Contradictions.REFUSED:
+                raise EnvironmentDataError(
+                    f"{row.place} asks what {first.place} asks, and its answer is "
+                    f"{shortened(repr(row.answer), 40)} instead of "
+                    f"{shortened(repr(first.answer), 40)}; remove one of them"
+                )
+    return Splits(tuple(kept["train"]), tuple(kept["test"]), num_left_out)
+
+
+def _check_name(row: Row, by_name: dict[str, Row]) -> None:
+    first = by_name.setdefault(row.name, row) if row.name else row
+    if first is not row:
+        raise EnvironmentDataError(
+            f"{row.place} has the id {row.name!r} of {first.place}; every id may occur once"
+        )

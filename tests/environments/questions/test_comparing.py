@@ -1,0 +1,92 @@
+import importlib.util
+
+import pytest
+
+from ragen_apo.environments.questions.comparing import Comparison, Mode, comparison
+from ragen_apo.errors import ConfigError
+
+needs_math_verify = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed"
+)
+WITHOUT = {mode: Comparison(mode, None) for mode in ("auto", "text", "number")}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "is_right"),
+    [
+        ("42", "42", True),
+        ("42.0", "42", True),
+        ("$42", "42 dollars", True),
+        ("0.75", "3/4", True),
+        ("41", "42", False),
+        ("42 or 43", "42", False),
+        ("paris.", "Paris", True),
+        ("pairs", "Paris", False),
+        ("Paris  France", "paris france", True),
+        ("(B)", "b", True),
+        ("B", "C", False),
+        (r"\text{yes}", "Yes", True),
+        ("2 + 3", "5", False),
+        ("two thirds", "2/3", False),
+    ],
+)
+def test_without_math_verify_numbers_are_compared_as_numbers_and_the_rest_as_text(
+    answer: str, right: str, is_right: bool
+) -> None:
+    assert WITHOUT["auto"].is_right(answer, right) is is_right
+
+
+def test_text_is_compared_as_text_even_where_it_is_a_number() -> None:
+    assert not WITHOUT["text"].is_right("42.0", "42")
+    assert WITHOUT["text"].is_right(" 42.", "42")
+
+
+def test_only_a_number_is_a_number() -> None:
+    assert WITHOUT["number"].is_right("1,000", "1000")
+    assert not WITHOUT["number"].is_right("red", "red")
+
+
+@needs_math_verify
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "right", "is_right"),
+    [
+        ("x(x+1)", "x^2 + x", True),
+        (r"\frac{\sqrt{8}}{2}", r"\sqrt{2}", True),
+        (r"$\boxed{2\sqrt{2}}$", r"\sqrt{8}", True),
+        ("(2,1)", "(1,2)", False),
+        (r"\sqrt{3}", r"\sqrt{2}", False),
+    ],
+)
+def test_math_verify_compares_what_is_no_number(answer: str, right: str, is_right: bool) -> None:
+    assert comparison("auto").is_right(answer, right) is is_right
+
+
+@needs_math_verify
+@pytest.mark.slow
+def test_a_sum_is_no_answer_to_what_it_is_except_as_mathematics() -> None:
+    assert not comparison("auto").is_right("3 + 4", "7")
+    assert comparison("math").is_right("3 + 4", "7")
+
+
+@needs_math_verify
+@pytest.mark.slow
+def test_the_letters_of_a_word_are_no_product() -> None:
+    assert not comparison("auto").is_right("pairs", "Paris")
+
+
+def test_asking_for_math_verify_without_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'ragen-apo\[math\]'"):
+        comparison("math")
+    assert comparison("auto") == WITHOUT["auto"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "math"])
+@needs_math_verify
+def test_the_version_says_whether_and_which_math_verify_judges(mode: Mode) -> None:
+    used = comparison(mode)
+    assert used.version == f"1-{mode}-math-verify{used.library_version}"
+    assert Comparison(mode, None).version == f"1-{mode}"

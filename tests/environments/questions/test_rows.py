@@ -1,0 +1,158 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.errors import ConfigError, EnvironmentDataError
+from tests.environments.questions.files import question, write_rows
+
+
+def made(path: Path, **options: Any) -> TextEnvironment:
+    return make_environment("questions", {"data": str(path), **options})
+
+
+def names(environment: TextEnvironment, split: str) -> set[str]:
+    return {task.instruction for task in environment.tasks(split)}
+
+
+def test_a_line_becomes_a_task(tmp_path: Path) -> None:
+    row = {"question": "Capital of Peru?", "answer": "Lima", "category": "cities", "id": "pe"}
+    path = write_rows(tmp_path / "own.jsonl", [row, *(question(n) for n in range(20))])
+    environment = made(path)
+    tasks = [*environment.tasks("train"), *environment.tasks("test")]
+    (task,) = (task for task in tasks if task.category == "cities")
+    assert task.instruction == "Capital of Peru?"
+    assert task.payload == {"answer": "Lima", "id": "pe"}
+    assert {task.category for task in tasks} == {"cities", "question"}
+    assert environment.properties.data == f"21 questions of {path}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "solution"),
+    [
+        ("48/2 = <<48/2=24>>24 clips.\n#### 1,024", "1,024", "48/2 = 24 clips."),
+        ("#### 42", "42", None),
+        (
+            r"It is half, so $\boxed{\frac{1}{2}}$.",
+            r"\frac{1}{2}",
+            r"It is half, so $\boxed{\frac{1}{2}}$.",
+        ),
+        (7, "7", None),
+        (0.5, "0.5", None),
+        ("  Lima ", "Lima", None),
+    ],
+)
+def test_the_answer_is_told_from_its_derivation(
+    answer: Any, right: str, solution: str | None, tmp_path: Path
+) -> None:
+    rows = [{"question": "Which?", "answer": answer}, *(question(n) for n in range(20))]
+    environment = made(write_rows(tmp_path / "own.jsonl", rows))
+    tasks = [*environment.tasks("train"), *environment.tasks("test")]
+    (task,) = (task for task in tasks if task.instruction == "Which?")
+    assert task.payload["answer"] == right
+    assert task.payload.get("solution") == solution
+
+
+def test_a_line_that_is_added_moves_no_other(tmp_path: Path) -> None:
+    rows = [question(number) for number in range(200)]
+    before = made(write_rows(tmp_path / "before.jsonl", rows))
+    after = made(write_rows(tmp_path / "after.jsonl", [question(999), *reversed(rows)]))
+    for split in ("train", "test"):
+        assert names(before, split) <= names(after, split)
+    assert len(names(after, "train")) + len(names(after, "test")) == 201
+
+
+def test_a_question_that_is_reworded_stays_in_its_split_by_its_id(tmp_path: Path) -> None:
+    rows = [{**question(number), "id": number} for number in range(100)]
+    reworded = [{**row, "question": f"Please: {row['question']}"} for row in rows]
+    before = made(write_rows(tmp_path / "before.jsonl", rows))
+    after = made(write_rows(tmp_path / "after.jsonl", reworded))
+    assert names(after, "test") == {f"Please: {name}" for name in names(before, "test")}
+
+
+def test_the_share_of_the_test_is_about_what_was_asked_for(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "own.jsonl", [question(number) for number in range(1000)])
+    # 1,000 draws with 0.3: a standard deviation of 14.5
+    assert 250 < len(made(path, test_share=0.3).tasks("test")) < 350
+
+
+def test_a_file_of_its_own_is_the_test_and_its_questions_are_not_trained_on(tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", [question(number) for number in range(10)])
+    test = write_rows(tmp_path / "test.jsonl", [question(number) for number in range(8, 12)])
+    environment = made(train, test_data=str(test))
+    assert [task.instruction for task in environment.tasks("test")] == [
+        question(number)["question"] for number in range(8, 12)
+    ]
+    assert len(environment.tasks("train")) == 8
+    assert "2 repeated ones were left out" in environment.properties.data
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "own.jsonl", [question(number) for number in range(30)])
+    before = made(path)
+    write_rows(path, [question(number) for number in range(31)])
+    after = made(path)
+    sizes = [sum(len(e.tasks(split)) for split in ("train", "test")) for e in (before, after)]
+    assert sizes == [30, 31]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"question": "Which?", "anwser": "Lima"}, "has no 'answer'; its keys: question, anwser"),
+        ({"answer": "Lima"}, "has no 'question'"),
+        ({"question": "Which?", "answer": None}, "has no 'answer'"),
+        ({"question": "Which?", "answer": "  "}, "'answer' is empty"),
+        ({"question": "Which?", "answer": "a way\n####  "}, "'answer' is empty"),
+        ({"question": " ", "answer": "Lima"}, "'question' is empty"),
+        ({"question": "Which?", "answer": ["Lima"]}, r"'answer' is \['Lima'\], expected text"),
+        ({"question": "Which?", "answer": True}, "'answer' is True, expected text"),
+        ({"question": "Which?", "answer": "x" * 501}, "has 501 characters, expected at most 500"),
+        ({"question": "\ud800", "answer": "Lima"}, "lone surrogate"),
+        ("not an object", "expected a JSON object"),
+        ({"question": "Which?", "answer": "Lima", "id": 3}, "the id '3' of .*line 4"),
+        ({"question": "What is  2 + 2?", "answer": "5"}, "is '5' instead of '4'"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(line: Any, message: str, tmp_path: Path) -> None:
+    rows = [{**question(number), "id": number} for number in range(6)]
+    path = write_rows(tmp_path / "own.jsonl", [*rows, line])
+    with pytest.raises(EnvironmentDataError, match=rf"own\.jsonl, line 7\D.*{message}"):
+        made(path)
+
+
+def test_a_line_that_is_no_json_is_named_and_empty_lines_count(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(question(1)) + "\n\n{'question': 3}\n", encoding="utf-8")
+    with pytest.raises(EnvironmentDataError, match="line 3 is not JSON"):
+        made(path)
+
+
+def test_a_file_without_questions_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(EnvironmentDataError, match="has no question"):
+        made(path)
+
+
+@pytest.mark.parametrize("option", ["data", "test_data"])
+def test_a_missing_file_is_an_error_that_names_the_option(option: str, tmp_path: Path) -> None:
+    there = str(write_rows(tmp_path / "own.jsonl", [question(number) for number in range(9)]))
+    options = {"data": there, "test_data": there, option: str(tmp_path / "no.jsonl")}
+    with pytest.raises(ConfigError, match=rf"environment\.{option}: .*no\.jsonl.*No such file"):
+        make_environment("questions", options)
+
+
+def test_a_split_without_questions_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "own.jsonl", [question(1)])
+    with pytest.raises(ConfigError, match="has none of 1 questions; change test_share"):
+        made(path)
+
+
+def test_an_answer_that_is_no_number_is_refused_where_numbers_are_compared(tmp_path: Path) -> None:
+    rows = [{"question": "Capital of Peru?", "answer": "Lima"}, *(question(n) for n in range(20))]
+    path = write_rows(tmp_path / "own.jsonl", rows)
+    with pytest.raises(EnvironmentDataError, match="line 1: the answer 'Lima' is no number"):
+        made(path, compare="number")
