@@ -62,6 +62,7 @@ def build_context(
         system_prompt=system_prompt(agent.system_prompt, rules=rules),
         window=context_window(agent.context),
         limits=TokenLimits(agent.max_context_tokens, agent.max_response_tokens),
+        end_ids=model.end_ids,
     )
 
 
@@ -101,7 +102,7 @@ def sampling_conditions(
         context_mode=config.agent.context.label,
         chat_template_hash=hashlib.sha256(template.encode()).hexdigest()[:16],
         system_prompt=context.system_prompt or "",
-        parser_version=PARSER_VERSION,
+        parser_version=PARSER_VERSION + ("-opened" if context.template.opening else ""),
         max_response_tokens=config.agent.max_response_tokens,
         max_context_tokens=config.agent.max_context_tokens,
         temperature=config.sampling.temperature,
