@@ -16,6 +16,10 @@ from ragen_apo.errors import ConfigError, ModelError, RagenApoError
 
 _SEES_ALL = "full_attention"
 _SEES_A_WINDOW = "sliding_attention"
+_OTHER_MODEL = (
+    "Or use a model whose layers all read the whole context (full attention only), with positions "
+    "that do not depend on the rest of it, such as Qwen2.5 or Llama"
+)
 
 
 def check_architecture(
@@ -44,7 +48,7 @@ def _refuse_several_models(config: Any, path: str | Path) -> None:
     """Refuses a model of text and images, whose sizes stand in a configuration within."""
     if getattr(config, "text_config", None) is not None:
         raise ModelError(
-            f"'{path}' is a {config.model_type} of several parts, for text and images or sound, "
+            f"'{path}' ({config.model_type}) has several parts, for text and for images or sound, "
             "and only models of text are supported. Take one, such as Qwen2.5-1.5B-Instruct, or "
             "save the part that reads text (text_config) as a model of its own, with the tokenizer"
         )
@@ -66,7 +70,7 @@ def _attention_limits(config: Any) -> Iterator[tuple[str, float]]:
         yield f"has layers of type {others}", 0
     if _SEES_A_WINDOW in layer_types:
         size = window if isinstance(window, int) else 0
-        yield f"has layers of type ['{_SEES_A_WINDOW}'] that see the last {size} tokens only", size
+        yield f"has layers ({_SEES_A_WINDOW}) that see the last {size} tokens only", size
 
 
 def _rotary_limits(config: Any) -> Iterator[tuple[str, float]]:
@@ -98,15 +102,14 @@ def _rotary_limits(config: Any) -> Iterator[tuple[str, float]]:
 def _too_long(
     reason: str, path: str | Path, *, limit: float, max_context_tokens: int | None
 ) -> RagenApoError:
-    why = (
-        f"'{path}' {reason}; generation with a ragged cache supports full attention only, with the "
-        "same positions in every pass"
-    )
     if limit == 0:
-        return ModelError(f"{why}. Use a model whose layers all read the whole context")
+        return ModelError(f"'{path}' {reason}, which is not supported. {_OTHER_MODEL}")
     if max_context_tokens is None:
-        return ModelError(f"{why}. Contexts of up to {limit} tokens are computed rightly")
+        return ModelError(
+            f"'{path}' {reason}; only contexts of up to {limit} tokens are computed rightly. Set "
+            f"agent.max_context_tokens to {limit}. {_OTHER_MODEL}"
+        )
     return ConfigError(
-        f"agent.max_context_tokens is {max_context_tokens}, and {why}. Lower it to {limit}, or use "
-        "a model whose layers all read the whole context"
+        f"agent.max_context_tokens is {max_context_tokens}, and '{path}' {reason}. Lower it to "
+        f"{limit}. {_OTHER_MODEL}"
     )

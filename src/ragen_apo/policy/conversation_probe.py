@@ -20,6 +20,7 @@ from ragen_apo.policy.attention import ATTENTION
 from ragen_apo.policy.chat_template import read_chat_template
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.model_checks import refusing_failures
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import generator
 
@@ -54,7 +55,8 @@ class _Row:
 
 def probe_conversation(model: LanguageModel) -> None:
     """Raises ModelError if sampling, training and transformers disagree about a conversation."""
-    found = measure_agreement(model)
+    with refusing_failures(model.model):
+        found = measure_agreement(model)
     tolerance = TOLERANCES[model.autocast or model.model.dtype]
     pairs = {
         "sampling and training here": found.engine_to_scoring,
@@ -71,19 +73,19 @@ def probe_conversation(model: LanguageModel) -> None:
 
 
 @torch.no_grad()
-def measure_agreement(model: LanguageModel) -> Agreement:
+def measure_agreement(model: LanguageModel, *, tokens_a_turn: int = TOKENS_A_TURN) -> Agreement:
     """Plays, scores and computes again; changes nothing of the model."""
     with model.constant_weights():
-        rows = _play(model)
+        rows = _play(model, tokens_a_turn=tokens_a_turn)
         scored, plain = _score(model, rows), _compute_plainly(model, rows)
     sampled = [torch.tensor(list(row.sampled.values())) for row in rows]
     return Agreement(_mean_distance(sampled, scored), _mean_distance(scored, plain))
 
 
-def _play(model: LanguageModel) -> list[_Row]:
+def _play(model: LanguageModel, *, tokens_a_turn: int) -> list[_Row]:
     """The rows side by side, each turn continuing its context."""
     prompts = _prompts(model)
-    longest = max(sum(len(prompt) + TOKENS_A_TURN for prompt in turns) for turns in prompts)
+    longest = max(sum(len(prompt) + tokens_a_turn for prompt in turns) for turns in prompts)
     engine = GenerationEngine(model, num_rows=len(prompts), capacity=longest)
     rows = [_Row([], {}) for _ in prompts]
     with engine.rollout():
@@ -91,7 +93,7 @@ def _play(model: LanguageModel) -> list[_Row]:
         for turn in range(NUM_TURNS):
             for slot, index in opened.items():
                 rows[index].token_ids += prompts[index][turn]
-                engine.submit(slot, prompts[index][turn], max_new_tokens=TOKENS_A_TURN)
+                engine.submit(slot, prompts[index][turn], max_new_tokens=tokens_a_turn)
             num_writing = len(opened)
             while num_writing:
                 for slot, response in engine.step(temperature=1.0):

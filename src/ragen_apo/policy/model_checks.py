@@ -7,8 +7,9 @@ the larger a model's logits are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragen_apo.errors import ModelError
+from ragen_apo.errors import ModelError, RagenApoError
 from ragen_apo.policy.attention import PromptSlice
 from ragen_apo.policy.chat_template import CONVERSATION, read_chat_template
 from ragen_apo.policy.passes import body_output
@@ -66,8 +67,24 @@ def probe_model(model: PreTrainedModel) -> None:
 
     Call it in inference mode. The model's attention is `attend` already.
     """
-    _refuse_changed_logits(model)
-    _refuse_lost_slices(model)
+    with refusing_failures(model):
+        _refuse_changed_logits(model)
+        _refuse_lost_slices(model)
+
+
+@contextlib.contextmanager
+def refusing_failures(model: PreTrainedModel) -> Iterator[None]:
+    """Turns what a model raises when it is called as this package does into a ModelError."""
+    try:
+        yield
+    except RagenApoError:
+        raise
+    except Exception as error:
+        # Architectures differ in what they need, and fail in any way.
+        raise ModelError(
+            f"{type(model).__name__} cannot be computed as this package computes models "
+            f"({type(error).__name__}: {error}). Use another architecture, such as Qwen or Llama."
+        ) from error
 
 
 def _refuse_changed_logits(model: PreTrainedModel) -> None:
