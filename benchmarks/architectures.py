@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.3,
     "pad_token_id": 0,
     "bos_token_id": None,
-    "eos_token_id": None,
+    "eos_token_id": 7,
 }
 WIDTH = {"head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -78,6 +78,7 @@ LONGROPE = {
     **ROPE,
 }
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.3}
+ENDS = {"bos_token_id": None, "eos_token_id": 7, "pad_token_id": 0}
 FULL = ["full_attention", "full_attention"]
 
 
@@ -91,7 +92,9 @@ class Case:
     sizes: bool = True
 
 
-def case(configuration: str, *groups: Mapping[str, Any], sizes: bool = True, **changes: Any) -> Case:
+def case(
+    configuration: str, *groups: Mapping[str, Any], sizes: bool = True, **changes: Any
+) -> Case:
     merged = {key: value for group in (*groups, changes) for key, value in group.items()}
     return Case(configuration, merged, sizes)
 
@@ -124,7 +127,7 @@ CASES = {
     "GLM": case("Glm", WIDTH),
     "GLM 4": case("Glm4", WIDTH),
     "Starcoder 2": case("Starcoder2", sliding_window=None),
-    "GPT-2": case("GPT2", GPT, sizes=False),
+    "GPT-2": case("GPT2", GPT, ENDS, sizes=False),
     "GPT-NeoX": case("GPTNeoX"),
     "DeepSeek-V3": case("DeepseekV3", ROUTED, LATENT),
     "Dots 1": case(
@@ -136,9 +139,7 @@ CASES = {
     "Arcee": case("Arcee"),
     "Helium": case("Helium", WIDTH),
     "Mistral, windows shorter than the context": case("Mistral", sliding_window=64),
-    "Gemma 3, text, windows shorter than the context": case(
-        "Gemma3Text", WIDTH, sliding_window=64
-    ),
+    "Gemma 3, text, windows shorter than the context": case("Gemma3Text", WIDTH, sliding_window=64),
     "Gemma 3, text and images": case(
         "Gemma3",
         sizes=False,
@@ -152,7 +153,7 @@ CASES = {
         original_max_position_embeddings=64,
     ),
     "Qwen3-Next": case("Qwen3Next", EXPERTS, WIDTH, shared_expert_intermediate_size=32),
-    "LFM2": case("Lfm2"),
+    "LFM2": case("Lfm2", layer_types=["conv", "full_attention"]),
     "Jamba": case("Jamba", num_experts=2, attn_layer_period=2, attn_layer_offset=1),
     "Gemma 2": case("Gemma2", WIDTH),
     "GPT-OSS": case("GptOss", WIDTH, num_local_experts=4),
@@ -160,7 +161,9 @@ CASES = {
     "Cohere": case("Cohere"),
     "Granite with scales": case("Granite", logits_scaling=8.0),
     "StableLM": case("StableLm"),
-    "Falcon": case("Falcon", sizes=False, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+    "Falcon": case(
+        "Falcon", sizes=False, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    ),
     "GPT-Neo": case(
         "GPTNeo",
         sizes=False,

@@ -230,7 +230,7 @@ def load_language_model(
             ) from error
         raise _not_loaded(path, error) from error
     refuse_foreign_weights(path, loading)
-    tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     check_architecture(model.config, path, max_context_tokens=max_context_tokens)
     torch.nn.Module.to(model, device)
     loaded = LanguageModel(
@@ -290,7 +290,8 @@ def _check_folder(path: str | Path) -> None:
         )
 
 
-def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub name; ModelError if there is none that can be read."""
     _check_folder(path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
