@@ -21,6 +21,7 @@ from ragen_apo.config.algorithms import ALGORITHMS
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
+from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.run_directory import open_run
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.estimator import SampleSchedule, next_num_samples
@@ -297,6 +298,31 @@ def test_rounding_between_sampling_and_scoring_is_small_and_larger_in_bfloat16(
         largest[precision] = float(str(last))
     assert largest["float32"] < 1e-5
     assert 1e-4 < largest["bfloat16 autocast"] < 0.1
+
+
+def test_the_page_on_models_has_every_architecture_and_what_is_measured_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import architectures
+
+    page = architectures.PAGE.read_text(encoding="utf-8")
+    _, tables = page.split(architectures.BEGIN)
+    cells = {line.split(" | ")[0].removeprefix("| "): line for line in tables.splitlines()}
+    assert set(architectures.CASES) <= set(cells), "run: python -m benchmarks.architectures"
+    tokenizer = train_tokenizer(architectures.TEXTS, vocab_size=400)
+    measured = {
+        name: architectures.outcome(name, architectures.CASES[name], tokenizer)
+        for name in ("Qwen3", "Mistral, windows shorter than the context", "Falcon")
+    }
+    assert max(float(difference) for difference in measured["Qwen3"]) < 1e-5
+    for name, found in measured.items():
+        assert len(cells[name].split(" | ")) == len(found) + 1
+    assert measured["Falcon"][0] in cells["Falcon"]
+    again = architectures.with_tables(page, architectures.tables(measured))
+    assert again.partition(architectures.BEGIN)[0] == page.partition(architectures.BEGIN)[0]
+    assert again.count(architectures.END) == 1
+    assert "| Qwen3 |" in again and "| Mixtral |" not in again
 
 
 @pytest.mark.parametrize("delayed", [False, True])

@@ -26,7 +26,16 @@ from ragen_apo.warm_start import phases, supervised
 from tests.command_line import Command, Result, assert_refused, snapshot
 
 COMPARISON = Path(__file__).resolve().parents[1] / "configs" / "compare_shop.yaml"
-VERBS = ("train", "estimate-values", "evaluate", "report", "compare", "play", "check")
+VERBS = (
+    "train",
+    "estimate-values",
+    "evaluate",
+    "report",
+    "compare",
+    "play",
+    "check",
+    "show-prompt",
+)
 
 
 # Help and a whole run

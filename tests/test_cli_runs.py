@@ -1,6 +1,7 @@
 """Runs that are damaged, edited or somebody else's, and starts that fail: nothing is lost."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -294,3 +295,17 @@ def test_a_start_that_failed_after_it_computed_something_is_kept(
     assert_refused(result, "Input/output error")
     assert (tmp_path / "new" / "initial").is_dir()
     assert (tmp_path / "new" / "config.yaml").is_file()
+
+
+def test_a_prompt_is_shown_token_by_token_with_its_mask(
+    command: Command, config: Path, run: Path
+) -> None:
+    result = command("show-prompt", config, "--run", run, "--agent.format_penalty", "-0.5")
+    assert result.status == 0
+    lines = result.out.splitlines()
+    assert "User" in lines[0] and lines[1].startswith("teacher: ")
+    first = next(index for index, line in enumerate(lines) if line.startswith("    0 "))
+    assert lines[first].split() == ["0", "2", "'<|user|>'"]
+    num_tokens, num_trained = map(int, re.findall(r"[0-9]+", lines[first - 1])[2:])
+    assert len(lines) - first == num_tokens
+    assert sum(line.split()[2] == "*" for line in lines[first:]) == num_trained > 0

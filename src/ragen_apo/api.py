@@ -31,6 +31,7 @@ from ragen_apo.run_directory import open_run as open_directory
 if TYPE_CHECKING:
     from ragen_apo.comparison.measure import Measurement
     from ragen_apo.report.episodes import Episode
+    from ragen_apo.stages.shown_prompt import ShownPrompt
 
 Factory = Callable[..., Any]
 """A function or class that takes the options of an environment and makes one."""
@@ -234,6 +235,34 @@ def estimate_values(
         return estimate_run_values(
             config, opened.files, version=reference, split=split, progress=shown
         )
+
+
+def show_prompt(
+    config: Configuration,
+    *,
+    run: Path | str | None = None,
+    task: int = 0,
+    environment: Environment | None = None,
+    **sections: Any,
+) -> ShownPrompt:
+    """A scripted episode as the agent would read and write it, token by token.
+
+    Args:
+        config: a configuration, whose model need not be trained; its weights are not loaded.
+        run: a run directory whose tokenizer is used in place of the configuration's.
+        task: which training task, counted from 0.
+        environment: as for `train`.
+        **sections: keys of the configuration to change, by section.
+
+    Raises:
+        ConfigError: there is no such task or no scripted policy to play it.
+        ModelError: the model has no tokenizer or no chat template that can be used.
+        RunDirectoryError: there is no run, or it has no model yet.
+    """
+    from ragen_apo.stages.shown_prompt import show_prompt as show
+
+    given = read_config(config, environment=environment, **sections)
+    return show(given, run=None if run is None else open_directory(Path(run)), task=task)
 
 
 def episodes(run: Run | Path | str) -> list[Episode]:

@@ -22,7 +22,8 @@ from ragen_apo.files import (
     directory_written_atomically,
     write_checksums,
 )
-from ragen_apo.policy.language_model import LanguageModel, check_positions, load_language_model
+from ragen_apo.policy.conversation_probe import probe_conversation
+from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
@@ -64,8 +65,9 @@ class Session:
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.
 
-        Raises ConfigError if an episode may be longer than the model's positions go, and
-        RunDirectoryError for a model of the run that is not what the run has saved.
+        Raises what `load_language_model` does for a model that cannot play episodes as long as the
+        configured ones, ModelError for one from elsewhere that is computed differently from
+        transformers, and RunDirectoryError for a model of the run that is not what it has saved.
         """
         self._refuse_damage(Path(folder))
         precision = self.config.machine.mixed_precision
@@ -76,10 +78,10 @@ class Session:
             autocast=None if precision == "none" else getattr(torch, precision),
             gradient_checkpointing=self.config.machine.gradient_checkpointing,
             trust_remote_code=self.config.policy.trust_remote_code,
+            max_context_tokens=self.config.agent.max_context_tokens,
         )
-        check_positions(
-            model.config, folder, max_context_tokens=self.config.agent.max_context_tokens
-        )
+        if not Path(folder).is_relative_to(self.run.path):
+            probe_conversation(model)  # those of the run descend from one that was probed
         return model
 
     def _refuse_damage(self, folder: Path) -> None:

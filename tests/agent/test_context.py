@@ -14,9 +14,11 @@ from ragen_apo.agent.context import (
     render_response,
     system_prompt,
 )
-from ragen_apo.errors import ContextError
+from ragen_apo.errors import ModelError
 from ragen_apo.types import Turn
 from tests import factories
+from tests.chat_templates import GEMMA, GLM, LLAMA_2, PHI, R1, UNTHINKING, with_template
+from tests.conftest import CHATML
 
 OBSERVATIONS = [
     "TASK: User wants to buy blue mug.\nAvailable: 497 products across 8 categories.",
@@ -93,13 +95,106 @@ def test_decoding_keeps_a_closing_tag_that_is_the_end_token(shop_tokenizer) -> N
     assert context.decode(encode(shop_tokenizer, RESPONSES[0])) == RESPONSES[0]
 
 
+TWO_TURNS = {
+    GEMMA: (
+        "<start_of_turn>user\npage<end_of_turn>\n<start_of_turn>model\nbuy<end_of_turn>\n"
+        "<start_of_turn>user\nnext<end_of_turn>\n<start_of_turn>model\n"
+    ),
+    PHI: "<|user|>\npage<|end|>\n<|assistant|>\nbuy<|end|>\n<|user|>\nnext<|end|>\n<|assistant|>\n",
+    LLAMA_2: "[INST] page [/INST]buy{end}[INST] next [/INST]",
+    GLM: "<|user|>\npage<|assistant|>buy<|user|>\nnext<|assistant|>",
+}
+"""Two turns, as the context holds them. Llama's space before a response is not in its prompt."""
+TURN_ENDS = {GEMMA: "<end_of_turn>", PHI: "<|end|>", LLAMA_2: "<|im_end|>", GLM: "<|user|>"}
+
+
+@pytest.mark.parametrize("template", TWO_TURNS, ids=["gemma", "phi", "llama 2", "glm"])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_the_token_that_ends_a_turn_stands_in_the_context_once(
+    chatml_tokenizer, template: str, sampled: bool
+) -> None:
+    """Also where it is not `tokenizer.eos_token`; GLM's is named by generation_config.json."""
+    tokenizer = with_template(chatml_tokenizer, template)
+    end_id = tokenizer.convert_tokens_to_ids(TURN_ENDS[template])
+    context = ContextManager(
+        tokenizer, system_prompt=None, end_ids=[tokenizer.eos_token_id, end_id]
+    )
+    written = [*encode(tokenizer, "buy"), *([end_id] if sampled else [])]
+    token_ids = [
+        *context.first_prompt("page"),
+        *written,
+        *context.next_prompt("next", last_response=written),
+    ]
+    # What was sampled stays; the template puts a space before the token only where it writes it.
+    end = "<|im_end|>" if sampled else " <|im_end|>"
+    assert tokenizer.decode(token_ids) == TWO_TURNS[template].format(end=end)
+    assert context.decode(written) == "buy"
+
+
+def test_an_end_of_the_text_is_no_end_of_the_turn_and_both_stand_in_the_context(
+    chatml_tokenizer,
+) -> None:
+    tokenizer = with_template(chatml_tokenizer, GEMMA)
+    context = ContextManager(tokenizer, system_prompt=None)
+    written = [*encode(tokenizer, "buy"), tokenizer.eos_token_id]
+    following = tokenizer.decode(context.next_prompt("next", last_response=written))
+    assert following.startswith("<end_of_turn>\n<start_of_turn>user\nnext")
+    assert context.decode(written) == "buy"
+
+
+def test_a_system_prompt_without_a_system_role_stands_before_the_first_observation_only(
+    chatml_tokenizer,
+) -> None:
+    context = ContextManager(with_template(chatml_tokenizer, GEMMA), system_prompt="You shop.")
+    first = context.tokenizer.decode(context.first_prompt("page"))
+    assert first.startswith("<start_of_turn>user\nYou shop.\n\npage<end_of_turn>")
+    following = context.tokenizer.decode(context.next_prompt("next", last_response=[40]))
+    assert "<start_of_turn>user\nnext<end_of_turn>" in following
+
+
+def test_a_thought_that_the_template_opened_is_read_and_not_written_again(
+    chatml_tokenizer,
+) -> None:
+    context = ContextManager(with_template(chatml_tokenizer, R1), system_prompt=None)
+    assert context.tokenizer.decode(context.first_prompt("page")).endswith("<think>\n")
+    text = context.write_response(thought="find mug", action="search mug")
+    assert text == "find mug</think><answer>search mug</answer>"
+    parsed = context.parse(text)
+    assert (parsed.thought, parsed.action, parsed.is_valid) == ("find mug", "search mug", True)
+    for faulty in (f"<think>{text}", "search mug", "<answer>search mug</answer>"):
+        assert not context.parse(faulty).is_valid, faulty
+
+
+def test_after_an_empty_thought_of_the_template_a_response_may_think_or_not(
+    chatml_tokenizer,
+) -> None:
+    context = ContextManager(with_template(chatml_tokenizer, UNTHINKING), system_prompt=None)
+    written = {
+        "": "<answer>buy 3</answer>",
+        "the mug": "<think>the mug</think><answer>buy 3</answer>",
+    }
+    for thought, text in written.items():
+        assert context.write_response(thought=thought, action="buy 3") == text
+        parsed = context.parse(text)
+        assert (parsed.thought, parsed.action, parsed.is_valid) == (thought, "buy 3", True)
+    assert not context.parse("the mug</think><answer>buy 3</answer>").is_valid
+
+
+@pytest.mark.parametrize("template", [CHATML, GEMMA, R1, UNTHINKING])
+@given(thought=st.text("ab <>/\n"), action=st.text("ab <>/\n"))
+def test_a_context_reads_what_it_writes(
+    chatml_tokenizer, template: str, thought: str, action: str
+) -> None:
+    context = ContextManager(with_template(chatml_tokenizer, template), system_prompt=None)
+    parsed = context.parse(context.write_response(thought=thought, action=action))
+    assert (parsed.thought, parsed.action) == (thought.strip(), action.strip())
+
+
 def test_a_template_that_drops_earlier_responses_is_refused(shop_tokenizer) -> None:
     forgetful = copy.deepcopy(shop_tokenizer)
     forgetful.chat_template = "<|user|>{{ messages[-1]['content'] }}<|assistant|>"
-    context = ContextManager(forgetful, system_prompt=None)
-    context.first_prompt("page")
-    with pytest.raises(ContextError, match="leaves out an earlier assistant message"):
-        context.next_prompt("page", last_response=[9])
+    with pytest.raises(ModelError, match="leaves out an earlier assistant message"):
+        ContextManager(forgetful, system_prompt=None)
 
 
 def turns(context: ContextManager, *, actions: Sequence[str], cut: int | None = None) -> list[Turn]:

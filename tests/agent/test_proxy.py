@@ -14,10 +14,11 @@ from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import ContextError
-from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.generation import GenerationEngine, StopRule
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_samples
+from tests.chat_templates import GEMMA, R1, UNTHINKING, with_template
 
 MAX_RESPONSE_TOKENS = 12
 MAX_TURNS = 3
@@ -296,6 +297,38 @@ def test_a_scripted_episode_has_the_tokens_that_the_model_would_have(
     agent = proxy(tiny_model, environments, num_rows=1, max_response_tokens=40)
     agent.engine.stop_rule.end_ids = {tiny_model.tokenizer.eos_token_id}
     assert play(agent, requests[:1]) == [scripted]
+
+
+@pytest.mark.parametrize("template", [GEMMA, R1, UNTHINKING], ids=["gemma", "r1", "unthinking"])
+def test_a_demonstration_is_what_a_policy_writes_under_templates_of_every_kind(
+    tiny_model: LanguageModel,
+    chatml_tokenizer,
+    environments: EnvironmentManager,
+    requests: list[EpisodeRequest],
+    say: Callable[..., None],
+    template: str,
+) -> None:
+    """A thought that the template opens is no format error, and is neither sampled nor taught."""
+    model = LanguageModel(tiny_model.model, with_template(chatml_tokenizer, template))
+    agent = proxy(model, environments, num_rows=1, capacity=1000, max_response_tokens=100)
+    agent.engine.stop_rule = StopRule(model)
+    (scripted,) = play_scripted_episodes(
+        environments.scripted_policies()["oracle"],
+        environments,
+        requests[:1],
+        policy_version="tiny",
+        context=agent.context,
+    )
+    assert scripted.success
+    assert not any(TurnFlag.FORMAT_ERROR.value in turn.flags for turn in scripted.turns)
+    say(model, [token for turn in scripted.turns for token in turn.response_token_ids])
+    assert play(agent, requests[:1]) == [scripted]
+    (sample,) = training_samples(scripted)
+    text = str(model.tokenizer.decode(list(sample.token_ids)))
+    assert text.count("<think>") == len(scripted.turns) * (2 if template is UNTHINKING else 1)
+    for turn in scripted.turns:
+        assert turn.response.startswith("<think>") == (template is not R1)
+        assert turn.thought
 
 
 class ThreeSearches:

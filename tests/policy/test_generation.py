@@ -26,6 +26,7 @@ from ragen_apo.policy.generation import (
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import SpareMemory
 from ragen_apo.seeding import generator
+from tests.chat_templates import GEMMA, with_template
 from tests.generating import respond
 
 CAPACITY = 128
@@ -569,6 +570,17 @@ def test_end_tokens_of_the_tokenizer_and_of_the_model_end_a_response(
     end_id = chat_model.tokenizer.eos_token_id
     assert all(rule.is_over([50, token]) for token in (40, 41, end_id))
     assert not rule.is_over([40, 50])
+
+
+def test_the_token_by_which_a_template_ends_a_turn_ends_a_response(
+    llama: LanguageModel, chatml_tokenizer
+) -> None:
+    """Gemma's and Phi's is not the end token of the tokenizer."""
+    model = LanguageModel(llama.model, with_template(chatml_tokenizer, GEMMA))
+    end_of_turn = model.tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    assert model.tokenizer.eos_token == "<|im_end|>"
+    assert set(model.end_ids) == {end_of_turn, model.tokenizer.eos_token_id}
+    assert StopRule(model).is_over([50, end_of_turn])
 
 
 PROBABILITIES = [0.5, 0.0, 0.25, 0.25, 0.0]

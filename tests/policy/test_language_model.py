@@ -1,6 +1,7 @@
 """Loading, saving and identifying a model; what is refused."""
 
 import copy
+import datetime
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, normalizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,6 +25,7 @@ from transformers import (
     MistralForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     StableLmConfig,
@@ -32,6 +35,7 @@ from transformers import (
 from ragen_apo.agent.context import ContextManager
 from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.errors import ConfigError, ModelError
+from ragen_apo.policy import language_model
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import (
     LanguageModel,
@@ -40,6 +44,8 @@ from ragen_apo.policy.language_model import (
     load_language_model,
 )
 from ragen_apo.seeding import generator
+from tests.chat_templates import SMOLLM_3, with_template
+from tests.conftest import CHATML
 from tests.generating import respond
 
 CPU = torch.device("cpu")
@@ -149,6 +155,24 @@ def change_the_vocabulary(model: LanguageModel) -> None:
     model.tokenizer.add_tokens(["sneaker-123"])
 
 
+def change_the_normaliser(model: LanguageModel) -> None:
+    model.tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+def change_the_merges(model: LanguageModel) -> None:
+    contents = json.loads(model.tokenizer.backend_tokenizer.to_str())
+    merges = contents["model"]["merges"]
+    merges[-2:] = merges[:-3:-1]
+    changed = Tokenizer.from_str(json.dumps(contents))
+    model.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=changed,
+        pad_token=model.tokenizer.pad_token,
+        eos_token=model.tokenizer.eos_token,
+        chat_template=model.tokenizer.chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -157,6 +181,8 @@ def change_the_vocabulary(model: LanguageModel) -> None:
         change_the_template,
         change_the_end_token,
         change_the_vocabulary,
+        change_the_normaliser,
+        change_the_merges,
     ],
 )
 def test_the_fingerprint_changes_with_whatever_decides_the_text(
@@ -166,6 +192,29 @@ def test_the_fingerprint_changes_with_whatever_decides_the_text(
     assert model.fingerprint() == tiny_model.fingerprint()
     change(model)
     assert model.fingerprint() != tiny_model.fingerprint()
+
+
+def test_the_fingerprint_stays_when_texts_are_tokenised(tiny_model: LanguageModel) -> None:
+    """A call with padding or a longest length leaves both in the tokenizer."""
+    before = tiny_model.fingerprint()
+    texts = ["red mug", "blue mug 17"]
+    tokenizer = copy.deepcopy(tiny_model.tokenizer)
+    tokenizer(texts, padding=True, truncation=True, max_length=2)
+    assert tokenizer.backend_tokenizer.truncation
+    assert LanguageModel(tiny_model.model, tokenizer).fingerprint() == before
+
+
+def test_the_date_that_a_template_prints_is_part_of_the_fingerprint(
+    tiny_model: LanguageModel, chatml_tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, dated = (
+        LanguageModel(tiny_model.model, with_template(chatml_tokenizer, template))
+        for template in (CHATML, SMOLLM_3)
+    )
+    before = [plain.fingerprint(), dated.fingerprint()]
+    monkeypatch.setattr(language_model, "TEMPLATE_DATE", datetime.date(2025, 1, 1))
+    assert plain.fingerprint() == before[0]
+    assert dated.fingerprint() != before[1]
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,19 @@
 """Adapters: what they change, what they leave alone, and what a saved model is without them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ConfigError
@@ -80,6 +88,45 @@ def test_an_unknown_layer_is_refused_with_the_names_there_are(qwen_folder: Path,
     with pytest.raises(ConfigError, match=f"no linear layer named {name}; expected") as caught:
         adapted(qwen_folder, target_modules=["q_proj", name])
     assert all(layer in str(caught.value) for layer in QWEN_LAYERS)
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+}
+
+
+def qwen_moe() -> PreTrainedModel:
+    sizes = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **sizes))
+
+
+def mixtral() -> PreTrainedModel:
+    return MixtralForCausalLM(MixtralConfig(**SIZES))
+
+
+@pytest.mark.parametrize(
+    ("build", "share"),
+    [
+        # A layer: attention 2 x 32 x 32 + 2 x 16 x 32 = 3072, experts 8 x 3 x 32 x 32 = 24576.
+        (qwen_moe, "11%"),
+        # The same attention, and experts of twice the width: 49152.
+        (mixtral, "6%"),
+    ],
+)
+def test_all_linear_layers_are_refused_where_experts_are_none_of_them(
+    build: Callable[[], PreTrainedModel], share: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{share} of its weights would be adapted") as caught:
+        add_adapters(build(), LoraConfig(), seed=0)
+    assert "[k_proj, o_proj, q_proj, v_proj]" in str(caught.value)
+    model = build()
+    add_adapters(model, LoraConfig(target_modules=["q_proj", "v_proj"]), seed=0)
+    assert trained_tensors(model)
 
 
 def test_without_peft_the_message_says_how_to_install_it(

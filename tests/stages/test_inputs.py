@@ -62,6 +62,16 @@ def test_what_is_there_is_accepted() -> None:
     check("--warm_start.enabled", "false", "--warm_start.demonstrations.teacher", "nobody")
 
 
+def test_weights_in_bfloat16_are_trained_by_adapters_only() -> None:
+    """AdamW on them loses most updates; frozen ones under adapters never change."""
+    half = ("--machine.dtype", "bfloat16")
+    message = refusal(*half)
+    assert message.startswith("machine.dtype is bfloat16 and all weights are trained")
+    assert "machine.mixed_precision to bfloat16" in message
+    check("--machine.mixed_precision", "bfloat16")
+    check(*half, "--policy.path=somewhere", "--policy.lora={}", "--warm_start.enabled=false")
+
+
 def test_an_evaluation_split_that_does_not_exist_is_refused() -> None:
     assert refusal("--evaluation.split", "nope").startswith("evaluation.split: ")
     assert "nope" in refusal("--evaluation.split", "nope")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits, system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
@@ -56,12 +58,24 @@ def build_context(
     agent: AgentConfig, model: LanguageModel, environments: EnvironmentManager
 ) -> ContextManager:
     """The context manager with the configured system prompt, window and limits."""
+    return context_of_tokenizer(agent, model.tokenizer, environments, end_ids=model.end_ids)
+
+
+def context_of_tokenizer(
+    agent: AgentConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    environments: EnvironmentManager,
+    *,
+    end_ids: Sequence[int] = (),
+) -> ContextManager:
+    """As `build_context`; scripted episodes need no model."""
     rules = environments.properties.rules
     return ContextManager(
-        model.tokenizer,
+        tokenizer,
         system_prompt=system_prompt(agent.system_prompt, rules=rules),
         window=context_window(agent.context),
         limits=TokenLimits(agent.max_context_tokens, agent.max_response_tokens),
+        end_ids=end_ids,
     )
 
 
@@ -101,7 +115,7 @@ def sampling_conditions(
         context_mode=config.agent.context.label,
         chat_template_hash=hashlib.sha256(template.encode()).hexdigest()[:16],
         system_prompt=context.system_prompt or "",
-        parser_version=PARSER_VERSION,
+        parser_version=PARSER_VERSION + ("-opened" if context.template.opening else ""),
         max_response_tokens=config.agent.max_response_tokens,
         max_context_tokens=config.agent.max_context_tokens,
         temperature=config.sampling.temperature,

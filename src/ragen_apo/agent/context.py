@@ -4,6 +4,9 @@ Consumes the tokenizer's chat template and the turns so far; produces the tokens
 the context, or the whole context where a window has moved. Only the text between two responses is
 tokenised, sampled tokens stay as they were sampled. Special tokens come from the template alone,
 not from the messages (see `plain_text`).
+
+Of a response, what the template has written already (`<think>`) stands in the prompt: it is neither
+sampled nor demonstrated, and the parser reads it first.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.agent.plain_text import PlainTextEncoder
 from ragen_apo.errors import ContextError
-from ragen_apo.policy.language_model import CLOSING_TAG
+from ragen_apo.policy.chat_template import read_chat_template
+from ragen_apo.policy.tokenizer import TAGS
 from ragen_apo.types import Task, Turn
 
 _RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
-_SENTINEL = "\u241f"
-"""Stands for a response when the template is rendered to find the text around it."""
+OPEN_THOUGHT, CLOSE_THOUGHT, OPEN_ANSWER, CLOSE_ANSWER = TAGS
 _NUM_CACHED_PAGES = 4096
 
 
@@ -66,7 +69,7 @@ def system_prompt(configured: str, *, rules: str) -> str | None:
 
 def render_response(*, thought: str, action: str) -> str:
     """The response with this thought and action; the inverse of `parse_response`."""
-    return f"<think>{thought}</think><answer>{action}</answer>"
+    return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}{OPEN_ANSWER}{action}{CLOSE_ANSWER}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,11 @@ class TokenLimits:
 
 
 class ContextManager:
-    """Makes the prompt of each response. Only scripted episodes can do without `limits`."""
+    """Makes the prompt of each response. Only scripted episodes can do without `limits`.
+
+    `end_ids` are the tokens that end a response (`LanguageModel.end_ids`), by default those that
+    the tokenizer and its template name. Raises ModelError where `read_chat_template` does.
+    """
 
     def __init__(
         self,
@@ -144,10 +151,13 @@ class ContextManager:
         system_prompt: str | None,
         window: ContextWindow | None = None,
         limits: TokenLimits | None = None,
+        end_ids: Sequence[int] = (),
     ) -> None:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.window, self.limits = window or ContextWindow(), limits
-        self._end_id = tokenizer.eos_token_id
+        self.template = read_chat_template(tokenizer)
+        self._end_ids = frozenset(end_ids or self.template.end_ids)
+        self._num_closing = max(len(self.template.closing_ids), 1)
         self._plain_text = PlainTextEncoder(tokenizer)
         # Episodes of one task read the same pages again and again.
         self._tokens_between = functools.lru_cache(_NUM_CACHED_PAGES)(self._between)
@@ -177,57 +187,64 @@ class ContextManager:
 
     def first_prompt(self, observation: str) -> list[int]:
         """The tokens before the first response: system prompt, observation, the opened response."""
-        messages = [{"role": "user", "content": observation}]
+        messages = [{"role": "user", "content": self._plain_text.mark(observation)}]
         if self.system_prompt:
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return self._plain_text.encode(self._render(messages))
+            system = self._plain_text.mark(self.system_prompt)
+            messages.insert(0, {"role": "system", "content": system})
+        return self._plain_text.encode(self.template.render(messages))
 
     def next_prompt(self, observation: str, *, last_response: Sequence[int]) -> list[int]:
         """The tokens between a response and the next one.
 
-        If the response ended with the template's end token, that token is not added a second time.
+        If the response ended with a token by which the template goes on, such as the end of a turn,
+        that token is not added a second time.
         """
-        token_ids = self._tokens_between(observation)
-        if last_response and last_response[-1] == self._end_id == token_ids[0]:
-            return list(token_ids[1:])
-        return list(token_ids)
+        token_ids = list(self._tokens_between(observation))
+        closing = token_ids[: self._num_closing]
+        if last_response and last_response[-1] in self._end_ids.intersection(closing):
+            return token_ids[closing.index(last_response[-1]) + 1 :]
+        return token_ids
 
     def _between(self, observation: str) -> tuple[int, ...]:
         """The template's tokens between two responses, with the observation."""
-        messages = [
-            {"role": "user", "content": "."},
-            {"role": "assistant", "content": _SENTINEL},
-            {"role": "user", "content": observation},
-        ]
-        text = self._render(messages)
-        _, found, between = text.partition(_SENTINEL)
-        if not found:
-            raise ContextError(
-                "the chat template leaves out an earlier assistant message, so turns cannot be "
-                "appended; use a template that renders every message."
-            )
-        return tuple(self._plain_text.encode(between))
+        text = self.template.between_responses(self._plain_text.mark(observation))
+        return tuple(self._plain_text.encode(text))
+
+    def parse(self, text: str) -> ParsedResponse:
+        """Reads a response, after what the template has written of it.
+
+        After an empty thought of the template's (`<think></think>`), a response with a thought of
+        its own has the agreed form, too.
+        """
+        whole = parse_response(self.template.opening + text)
+        return whole if whole.is_valid or not self._thought_is_over else parse_response(text)
+
+    def write_response(self, *, thought: str, action: str) -> str:
+        """The text that a policy would have to write for this thought and action.
+
+        It is the inverse of `parse`: what the template has written is left out.
+        """
+        text = render_response(thought=thought, action=action)
+        if self._thought_is_over:
+            return text.removeprefix(f"{OPEN_THOUGHT}{CLOSE_THOUGHT}")
+        return text.removeprefix(self.template.opening.rstrip())
+
+    @property
+    def _thought_is_over(self) -> bool:
+        return CLOSE_THOUGHT in self.template.opening
 
     def encode_response(self, text: str) -> list[int]:
         """The tokens of a scripted response; responses of the policy are never tokenised."""
         return self._plain_text.encode(self._plain_text.mark(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a response without the template's end token, for people and for parsing."""
-        if token_ids and token_ids[-1] == self._end_id and self.tokenizer.eos_token != CLOSING_TAG:
-            token_ids = token_ids[:-1]
+        """The text of a response without the token that ended it, for people and for parsing.
+
+        The closing tag stays, also where it is the token that ends a response.
+        """
+        if token_ids and token_ids[-1] in self._end_ids:
+            is_tag = self.tokenizer.convert_ids_to_tokens(token_ids[-1]) == CLOSE_ANSWER
+            token_ids = token_ids if is_tag else token_ids[:-1]
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         assert isinstance(text, str)
         return text
-
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        """The conversation up to the opened response, with marks for the encoder."""
-        marked = [
-            {"role": message["role"], "content": self._plain_text.mark(message["content"])}
-            for message in messages
-        ]
-        rendered = self.tokenizer.apply_chat_template(
-            marked, tokenize=False, add_generation_prompt=True
-        )
-        assert isinstance(rendered, str)
-        return rendered

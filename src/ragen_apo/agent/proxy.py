@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt, parse_response
+from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.environments.base import Reply, TextEnvironment
 from ragen_apo.policy.generation import GenerationEngine, Response, Row
@@ -157,7 +157,7 @@ class AgentProxy:
         ended: dict[int, Trajectory] = {}
         for row, episode, response in played:
             text = self.context.decode(response.token_ids)
-            parsed = parse_response(text)
+            parsed = self.context.parse(text)
             outcome = self.environments.step(episode.environment, parsed)
             episode.record(response, text, parsed, outcome)
             if outcome.terminated or outcome.truncated or not self._fits(episode):

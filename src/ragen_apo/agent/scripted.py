@@ -47,20 +47,22 @@ def _play_episode(
     environment, observation = environments.start(request.task, seed=request.seed)
     policy.begin(request.task, seed=request.seed)
     limits = context.limits if context else None
+    write = context.write_response if context else render_response
+    parse = context.parse if context else parse_response
     episode, outcome = Episode(request, environment, observation), None
     while outcome is None or not (outcome.terminated or outcome.truncated):
         if context:
             episode.prompt = context.prompt(episode.turns, episode.observation)
         episode.state_key = environment.state_key()
         reply = policy.act(episode.observation)
-        text = render_response(thought=reply.thought, action=reply.action)
+        text = write(thought=reply.thought, action=reply.action)
         tokens = tuple(context.encode_response(text)) if context else ()
         num_read_tokens = episode.num_read_tokens
         if limits and not limits.fit(num_read_tokens, num_response_tokens=len(tokens)):
             if outcome is None:
                 raise limits.refusal(request.task, num_read_tokens, num_response_tokens=len(tokens))
             break
-        outcome = environments.step(environment, parse_response(text))
+        outcome = environments.step(environment, parse(text))
         if reply.is_mistake:
             outcome = replace(outcome, flags=(*outcome.flags, TurnFlag.MISTAKE.value))
         episode.record(Response(tokens, (0.0,) * len(tokens), stopped=True), text, reply, outcome)

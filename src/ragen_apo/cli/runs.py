@@ -1,4 +1,5 @@
-"""The commands for runs: `train`, `warm-start`, `estimate-values`, `evaluate`, `report`, `compare`.
+"""The commands for runs: `train`, `warm-start`, `estimate-values`, `evaluate`, `report`, `compare`,
+and `show-prompt` for what a run will read.
 
 Each is a function of `ragen_apo.api` with its arguments checked and its result printed.
 """
@@ -19,6 +20,7 @@ from ragen_apo.cli.common import (
     print_policies,
 )
 from ragen_apo.errors import ConfigError
+from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
     from ragen_apo.api import Run
@@ -232,3 +234,43 @@ def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number 
 
     api.compare(config, out, parallel=parallel)
     console.print(f"comparison: {out / 'comparison.md'}", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    help_epilogue=examples(
+        "show-prompt configs/shop.yaml",
+        "show-prompt configs/webshop_qwen.yaml --policy.path FOLDER --task 3",
+        "show-prompt configs/shop.yaml --run runs/mine",
+    )
+)
+def show_prompt(
+    config: Path, *overrides: Overrides, run: Path | None = None, task: NumberOrZero = 0
+) -> None:
+    """Print a scripted episode as the agent would read and write it, token by token.
+
+    Each line is a token: its position, its id, `*` if it is trained, and its text. The episode is
+    the teacher's; no weights are loaded.
+
+    Args:
+        config: A YAML file; its model need not be trained.
+        overrides: Configuration keys to change, such as `--policy.path FOLDER` or
+            `--agent.system_prompt rules_and_format`.
+        run: A run directory whose tokenizer is used in place of the configuration's.
+        task: Which training task, counted from 0.
+    """
+    from ragen_apo import api
+    from ragen_apo.config import load_config
+
+    shown = api.show_prompt(load_config(config, overrides), run=run, task=task)
+    played = shown.trajectory
+    print(printable(f"task {played.task.task_id}: {played.task.instruction}"))
+    print(f"{shown.policy}: {len(played.turns)} turns, return {played.episode_return:+.2f}")
+    for number, tokens in enumerate(shown.contexts, 1):
+        num_trained = sum(token.is_trained for token in tokens)
+        print(
+            f"\ncontext {number} of {len(shown.contexts)}: {len(tokens)} tokens, "
+            f"{num_trained} of them trained (*)"
+        )
+        for place, token in enumerate(tokens):
+            mark = "*" if token.is_trained else " "
+            print(f"{place:5} {token.token_id:7} {mark} {printable(repr(token.text))}")

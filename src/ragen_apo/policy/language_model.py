@@ -33,19 +33,24 @@ from transformers import (
 
 from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.errors import ModelError
+from ragen_apo.policy.architecture import check_architecture
 from ragen_apo.policy.attention import ATTENTION
+from ragen_apo.policy.chat_template import (
+    TEMPLATE_DATE,
+    asks_for_the_date,
+    read_chat_template,
+)
 from ragen_apo.policy.lora import adapters_disabled, plain_weights
 from ragen_apo.policy.model_checks import (
-    check_chat,
-    check_positions,
+    check_embeddings,
     probe_model,
     refuse_foreign_weights,
-    refuse_short_attention,
 )
 from ragen_apo.policy.passes import body_output, can_recompute
+from ragen_apo.policy.tokenizer import TAGS, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
-CLOSING_TAG = "</answer>"
+CLOSING_TAG = TAGS[-1]
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best position is about 4 nats behind."""
@@ -73,11 +78,7 @@ class LanguageModel:
                 f"machine.gradient_checkpointing: {type(self.model).__name__} has no layers that "
                 "transformers can compute again; set it to false"
             )
-        if self.tokenizer.chat_template is None:
-            raise ModelError(
-                "the tokenizer has no chat template; expected one that renders system, user and "
-                "assistant messages. Use an instruction-tuned model or set tokenizer.chat_template."
-            )
+        read_chat_template(self.tokenizer)
         self.model.set_attn_implementation(ATTENTION)
         with self._mode(), torch.inference_mode():
             probe_model(self.model)
@@ -98,11 +99,15 @@ class LanguageModel:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a response, in ascending order."""
+        """The tokens that end a response, in ascending order.
+
+        They are named by the model (generation_config.json), the tokenizer and the chat template.
+        """
         generation = self.model.generation_config
         configured = generation.eos_token_id if generation else None
         found = configured if isinstance(configured, list) else [configured]
-        return tuple(sorted({t for t in [*found, self.tokenizer.eos_token_id] if t is not None}))
+        named = {token for token in found if token is not None}
+        return tuple(sorted(named | read_chat_template(self.tokenizer).end_ids))
 
     def hidden_states(self, token_ids_RT: Tensor, **kwargs: Any) -> Tensor:
         """The body's output [R, T, H]; without a mask, attention is causal over the whole row.
@@ -152,17 +157,19 @@ class LanguageModel:
         """The identity of a reference: a hash of all that its output depends on.
 
         That is the weights, the architecture's numbers (a rotary base is not among the weights),
-        the vocabulary, the chat template and the end tokens.
+        the tokenizer, the chat template with the date that it is told, and the end tokens.
         """
         architecture = self.config.to_diff_dict()
         rest = {
             "architecture": {k: v for k, v in architecture.items() if k not in _HOUSEKEEPING},
-            "vocabulary": sorted(self.tokenizer.get_vocab().items()),
+            "tokenizer": tokenizer_contents(self.tokenizer),
             "chat_template": str(self.tokenizer.chat_template),
             "end_ids": self.end_ids,
         }
         if self.autocast is not None:
             rest["autocast"] = str(self.autocast)
+        if asks_for_the_date(self.tokenizer):
+            rest["template_date"] = str(TEMPLATE_DATE)
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
         for name, tensor in sorted(plain_weights(self.model, adapters=self.adapters).items()):
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -195,10 +202,12 @@ def load_language_model(
     autocast: torch.dtype | None = None,
     gradient_checkpointing: bool = False,
     trust_remote_code: bool = False,
+    max_context_tokens: int | None = None,
 ) -> LanguageModel:
     """Loads a local folder or a hub name. Only safetensors weights are read.
 
-    Raises ModelError with the missing part: configuration, weights, tokenizer or chat template.
+    Raises ModelError with the missing part: configuration, weights, tokenizer or chat template; and
+    what `check_architecture` raises for contexts of `max_context_tokens`, None for any length.
     """
     try:
         # With `output_loading_info` it returns a pair, which its types do not say.
@@ -221,22 +230,22 @@ def load_language_model(
             ) from error
         raise _not_loaded(path, error) from error
     refuse_foreign_weights(path, loading)
-    tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
-    refuse_short_attention(model.config)
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+    check_architecture(model.config, path, max_context_tokens=max_context_tokens)
     torch.nn.Module.to(model, device)
     loaded = LanguageModel(
         model.eval(), tokenizer, autocast, gradient_checkpointing=gradient_checkpointing
     )
     num_tokens = model.get_input_embeddings().num_embeddings
-    check_chat(path, tokenizer, end_ids=loaded.end_ids, num_tokens=num_tokens)
+    check_embeddings(path, tokenizer, end_ids=loaded.end_ids, num_tokens=num_tokens)
     return loaded
 
 
 def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code: bool) -> None:
     """Checks a model before its weights are loaded; a hub name is looked up at the hub.
 
-    Raises ModelError for a model that is not there or has no tokenizer, ConfigError where
-    `check_positions` does.
+    Raises ModelError for a model that is not there or has no tokenizer, and what
+    `check_architecture` raises.
     """
     _check_folder(path)
     try:
@@ -244,7 +253,7 @@ def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code:
     except Exception as error:
         # A faulty config.json raises many types of exception.
         raise _not_loaded(path, error) from error
-    check_positions(config, path, max_context_tokens=max_context_tokens)
+    check_architecture(config, path, max_context_tokens=max_context_tokens)
 
 
 def _not_loaded(path: str | Path, error: Exception) -> ModelError:
@@ -281,7 +290,8 @@ def _check_folder(path: str | Path) -> None:
         )
 
 
-def _load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub name; ModelError if there is none that can be read."""
     _check_folder(path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)

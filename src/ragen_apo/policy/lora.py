@@ -26,6 +26,8 @@ _ADAPTER = "default"
 _MARK = ".lora_"
 """Occurs in the name of every tensor of an adapter, and `_BASE` in those of the layer below it."""
 _BASE = ".base_layer"
+_AXES_OF_FUSED_LAYERS = 3
+"""One matrix for each expert."""
 
 
 def require_peft() -> None:
@@ -41,7 +43,8 @@ def add_adapters(model: PreTrainedModel, settings: LoraConfig, *, seed: int) -> 
     """Puts new adapters into the model and freezes everything else; they are float32.
 
     Their weights are a function of seed and device. Raises ConfigError where `require_peft` does,
-    and for target modules that the body of the model does not have.
+    for target modules that the body of the model does not have, and for `all-linear` where most of
+    the model could get none.
     """
     require_peft()
     import peft
@@ -49,6 +52,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraConfig, *, seed: int) -> 
     linear = _linear_layers(model)
     wanted = settings.target_modules
     if wanted == [ALL_LINEAR]:
+        _refuse_fused_layers(model)
         wanted = list(linear)
     unknown = sorted(set(wanted) - set(linear))
     if unknown:
@@ -78,6 +82,28 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
         for name, module in model.base_model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
     }
+
+
+def _refuse_fused_layers(model: PreTrainedModel) -> None:
+    """Refuses a mixture of experts whose experts are one tensor, with no layer to adapt."""
+    layers = [m for m in model.base_model.modules() if isinstance(m, nn.Linear | Conv1D)]
+    num_adapted = sum(layer.weight.numel() for layer in layers)
+    fused = {
+        name: parameter.numel()
+        for name, parameter in model.base_model.named_parameters()
+        if parameter.ndim == _AXES_OF_FUSED_LAYERS
+    }
+    if fused:
+        share = num_adapted / (num_adapted + sum(fused.values()))
+        names = sorted({name.rpartition(".")[2] for name in fused})
+        kinds = sorted({kind.rpartition(".")[2] for kind in _linear_layers(model)})
+        raise ConfigError(
+            f"policy.lora.target_modules is {ALL_LINEAR}, and the experts of "
+            f"{type(model).__name__} ({', '.join(names)}) are no linear layers but one tensor a "
+            f"layer, which adapters do not reach: {share:.0%} of its weights would be adapted. If "
+            f"that is meant, name the layers: [{', '.join(kinds)}]; else train all weights "
+            "(policy.lora: null), or take a model without experts"
+        )
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -1,14 +1,15 @@
 """Checks that sampling and training here compute the same as the model in transformers.
 
-Every check raises ModelError (ConfigError where a key of the configuration is at fault) with the
-reason and a way out. `probe_model` compares in the format of the weights: with autocast, rounding
-alone would differ by more than what is looked for, the more so the larger a model's logits are.
+Every check raises ModelError with the reason and a way out. `probe_model` compares in the format of
+the weights: with autocast, rounding alone would differ by more than what is looked for, the more so
+the larger a model's logits are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragen_apo.errors import ConfigError, ModelError
+from ragen_apo.errors import ModelError, RagenApoError
 from ragen_apo.policy.attention import PromptSlice
+from ragen_apo.policy.chat_template import CONVERSATION, read_chat_template
 from ragen_apo.policy.passes import body_output
 
 PROBE = (0, 1, 2)
@@ -25,21 +27,6 @@ LARGE_LOGIT = 100.0
 """The probe's logits are scaled to this maximum: soft-capping hardly changes small ones."""
 TOLERANCE = 0.01
 """Relative to the largest entry; both sides are computed in one format, so they hardly differ."""
-CONVERSATION = (
-    {"role": "user", "content": "Which?"},
-    {"role": "assistant", "content": "This."},
-    {"role": "user", "content": "And now?"},
-)
-
-
-def check_positions(config: Any, path: str | Path, *, max_context_tokens: int) -> None:
-    """Raises ConfigError if an episode may be longer than the model's positions go."""
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and max_context_tokens > longest:
-        raise ConfigError(
-            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' was made for at most "
-            f"{longest} tokens (max_position_embeddings); lower it, or take another model"
-        )
 
 
 def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None:
@@ -60,35 +47,11 @@ def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None
     )
 
 
-def refuse_short_attention(config: Any) -> None:
-    """Refuses layers that see a part of the context only."""
-    layer_types = set(getattr(config, "layer_types", None) or [])
-    if not layer_types:
-        window = getattr(config, "sliding_window", None)
-        layer_types = {"full_attention" if window is None else f"sliding window of {window}"}
-    if layer_types != {"full_attention"}:
-        raise ModelError(
-            f"the model has layers of type {sorted(layer_types)}; generation with a ragged cache "
-            "supports full attention only. Use a model whose layers all read the whole context."
-        )
-
-
-def check_chat(
+def check_embeddings(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int], num_tokens: int
 ) -> None:
-    """Refuses a chat template that fails, and one whose tokens the model has no embedding for."""
-    try:
-        text = tokenizer.apply_chat_template(
-            list(CONVERSATION), tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:
-        # A template is a program: it may fail in any way.
-        raise ModelError(
-            f"the chat template of '{path}' fails on a conversation of two turns "
-            f"({type(error).__name__}: {error}); mend tokenizer.chat_template, or take the "
-            "instruction-tuned model's own"
-        ) from error
-    assert isinstance(text, str)
+    """Refuses a tokenizer that has tokens in conversations which the model has no embedding for."""
+    text = read_chat_template(tokenizer).render(CONVERSATION)
     needed = {*tokenizer.encode(text, add_special_tokens=False), *end_ids}
     if max(needed) >= num_tokens:
         token = tokenizer.convert_ids_to_tokens(max(needed))
@@ -104,8 +67,24 @@ def probe_model(model: PreTrainedModel) -> None:
 
     Call it in inference mode. The model's attention is `attend` already.
     """
-    _refuse_changed_logits(model)
-    _refuse_lost_slices(model)
+    with refusing_failures(model):
+        _refuse_changed_logits(model)
+        _refuse_lost_slices(model)
+
+
+@contextlib.contextmanager
+def refusing_failures(model: PreTrainedModel) -> Iterator[None]:
+    """Turns what a model raises when it is called as this package does into a ModelError."""
+    try:
+        yield
+    except RagenApoError:
+        raise
+    except Exception as error:
+        # Architectures differ in what they need, and fail in any way.
+        raise ModelError(
+            f"{type(model).__name__} cannot be computed as this package computes models "
+            f"({type(error).__name__}: {error}). Use another architecture, such as Qwen or Llama."
+        ) from error
 
 
 def _refuse_changed_logits(model: PreTrainedModel) -> None:

@@ -6,11 +6,13 @@ step. The think and answer tags are single tokens. The chat template adds one to
 message.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -61,6 +63,28 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     )
     wrapped.chat_template = CHAT_TEMPLATE
     return wrapped
+
+
+def tokenizer_contents(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """All that decides which tokens a text has and which text they have, as JSON values.
+
+    That is the serialised tokenizer (normaliser, merges, vocabulary) without what a call leaves
+    behind in it, its padding and truncation.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # one in Python, which has no form of its own
+        contents: dict[str, Any] = {
+            "class": type(tokenizer).__name__,
+            "vocabulary": sorted(tokenizer.get_vocab().items()),
+        }
+    else:
+        contents = json.loads(backend.to_str())
+        del contents["padding"], contents["truncation"]
+        # A folder that is read again marks the tokens with a role as special.
+        special = set(tokenizer.all_special_tokens)
+        for token in contents["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in special
+    return contents | {"cleans_up": bool(tokenizer.clean_up_tokenization_spaces)}
 
 
 def _numbers(texts: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """What a configuration asks of machine, model and environment, checked before anything is written.
 
 `check_run_inputs` consumes a configuration and its environment and raises ConfigError with the key
-that asks for what is not there: training tasks, the split of evaluations, a teacher, recordings.
+that asks for what is not there: training tasks, the split of evaluations, a teacher, recordings;
+or for weights that training could not change.
 `check_start` looks at everything else as well that can be known before a run directory is made.
 """
 
@@ -42,10 +43,12 @@ def check_start(config: RunConfig) -> None:
 def check_run_inputs(
     config: RunConfig, environment: HasTasks, *, recordings_are_kept: bool = False
 ) -> None:
-    """Raises ConfigError where the environment lacks something that the run will need.
+    """Raises ConfigError where the environment lacks something that the run will need, and for
+    weights in a number format that training cannot change.
 
     `recordings_are_kept`: the run has a copy of its recordings, so the configured ones may be gone.
     """
+    _check_number_format(config)
     training_tasks(config, environment)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)
@@ -53,6 +56,17 @@ def check_run_inputs(
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:
         _check_recordings(Path(path), environment)
+
+
+def _check_number_format(config: RunConfig) -> None:
+    """Adapters are float32 whatever the weights below them are, which then never change."""
+    if config.machine.dtype != "float32" and config.policy.lora is None:
+        raise ConfigError(
+            f"machine.dtype is {config.machine.dtype} and all weights are trained: an update is "
+            "smaller than the distance between two such numbers and would mostly be lost. Set "
+            "machine.dtype to float32 and machine.mixed_precision to bfloat16, which computes in "
+            "bfloat16 and keeps the weights in float32; or train adapters (policy.lora)"
+        )
 
 
 def _check_split(split: str, environment: HasTasks) -> None:

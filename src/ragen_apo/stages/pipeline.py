@@ -59,7 +59,7 @@ from ragen_apo.training.checkpoint import (
     load_latest_checkpoint,
 )
 from ragen_apo.types import Task
-from ragen_apo.warm_start.batches import play_demonstrations
+from ragen_apo.warm_start.batches import tokenizer_texts
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
 from ragen_apo.warm_start.supervised import run_supervised_phase
 
@@ -149,29 +149,14 @@ def _initial_model(session: Session) -> Path | str:
     if not folder.exists():
         small = config.policy.small
         model = build_small_model(
-            train_tokenizer(_tokenizer_texts(session), vocab_size=small.vocab_size),
+            train_tokenizer(
+                tokenizer_texts(config, session.environments), vocab_size=small.vocab_size
+            ),
             small,
             seed=config.seed,
         )
         session.save_model(model, folder)
     return folder
-
-
-def _tokenizer_texts(session: Session) -> list[str]:
-    """What the agent will read and write: the demonstrations' observations and responses."""
-    config = session.config.warm_start.demonstrations
-    policies = session.environments.scripted_policies()
-    trajectories = play_demonstrations(
-        policies[config.teacher if config.teacher in policies else "random"],
-        session.environments,
-        None,
-        session.environments.tasks("train"),
-        num_episodes_per_task=config.num_episodes_per_task,
-        seed=session.config.seed,
-    )
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    texts = [text for turn in turns for text in (turn.observation, turn.response)]
-    return texts + [trajectory.final_observation for trajectory in trajectories]
 
 
 def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str, Tensor]]:

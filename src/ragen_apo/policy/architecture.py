@@ -1,0 +1,115 @@
+"""What the configuration of a model tells about it, before its weights are loaded.
+
+`check_architecture` consumes a model's configuration and the longest context, and refuses what the
+generation engine and the scorer would compute differently from each other or from transformers:
+parts of the context that layers do not see, and positions that depend on the rest of a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ragen_apo.errors import ConfigError, ModelError, RagenApoError
+
+_SEES_ALL = "full_attention"
+_SEES_A_WINDOW = "sliding_attention"
+_OTHER_MODEL = (
+    "Or use a model whose layers all read the whole context (full attention only), with positions "
+    "that do not depend on the rest of it, such as Qwen2.5 or Llama"
+)
+
+
+def check_architecture(
+    config: Any, path: str | Path, *, max_context_tokens: int | None = None
+) -> None:
+    """Refuses a model that this package would compute wrongly in contexts of this length.
+
+    None stands for contexts as long as the model's positions go. Raises ConfigError where a shorter
+    `agent.max_context_tokens` would do, ModelError for everything else.
+    """
+    _refuse_several_models(config, path)
+    longest = getattr(config, "max_position_embeddings", None)
+    longest = longest if isinstance(longest, int) else None
+    num_tokens = max_context_tokens or longest or math.inf
+    for reason, limit in _limits(config):
+        if num_tokens > limit:
+            raise _too_long(reason, path, limit=limit, max_context_tokens=max_context_tokens)
+    if max_context_tokens is not None and longest is not None and max_context_tokens > longest:
+        raise ConfigError(
+            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' was made for at most "
+            f"{longest} tokens (max_position_embeddings); lower it, or take another model"
+        )
+
+
+def _refuse_several_models(config: Any, path: str | Path) -> None:
+    """Refuses a model of text and images, whose sizes stand in a configuration within."""
+    if getattr(config, "text_config", None) is not None:
+        raise ModelError(
+            f"'{path}' ({config.model_type}) has several parts, for text and for images or sound, "
+            "and only models of text are supported. Take one, such as Qwen2.5-1.5B-Instruct, or "
+            "save the part that reads text (text_config) as a model of its own, with the tokenizer"
+        )
+
+
+def _limits(config: Any) -> Iterator[tuple[str, float]]:
+    """Why contexts longer than so many tokens would be computed wrongly."""
+    yield from _attention_limits(config)
+    yield from _rotary_limits(config)
+
+
+def _attention_limits(config: Any) -> Iterator[tuple[str, float]]:
+    """A window that no context leaves hides nothing."""
+    window = getattr(config, "sliding_window", None)
+    layer_types = set(getattr(config, "layer_types", None) or [])
+    if not layer_types:
+        layer_types = {_SEES_ALL if window is None else _SEES_A_WINDOW}
+    if others := sorted(layer_types - {_SEES_ALL, _SEES_A_WINDOW}):
+        yield f"has layers of type {others}", 0
+    if _SEES_A_WINDOW in layer_types:
+        size = window if isinstance(window, int) else 0
+        yield f"has layers ({_SEES_A_WINDOW}) that see the last {size} tokens only", size
+
+
+def _rotary_limits(config: Any) -> Iterator[tuple[str, float]]:
+    """Rotary positions whose frequencies change with the longest position of a pass.
+
+    A pass holds rows of any length, and an early token is read in a pass of its own: it would be
+    rotated in one way when it is sampled and in another way when it is scored.
+    """
+    given = getattr(config, "rope_parameters", None)
+    if not isinstance(given, Mapping):
+        return
+    nested = [each for each in given.values() if isinstance(each, Mapping)]
+    for parameters in nested or [given]:
+        kind = str(parameters.get("rope_type", parameters.get("type", "")))
+        if kind == "longrope":
+            limit = parameters.get("original_max_position_embeddings")
+        elif "dynamic" in kind:
+            limit = getattr(config, "max_position_embeddings", None)
+        else:
+            continue
+        limit = limit if isinstance(limit, int) else 0
+        yield (
+            f"has rotary positions of type {kind}, whose frequencies change for all tokens of a "
+            f"pass once one of them is beyond position {limit}",
+            limit,
+        )
+
+
+def _too_long(
+    reason: str, path: str | Path, *, limit: float, max_context_tokens: int | None
+) -> RagenApoError:
+    if limit == 0:
+        return ModelError(f"'{path}' {reason}, which is not supported. {_OTHER_MODEL}")
+    if max_context_tokens is None:
+        return ModelError(
+            f"'{path}' {reason}; only contexts of up to {limit} tokens are computed rightly. Set "
+            f"agent.max_context_tokens to {limit}. {_OTHER_MODEL}"
+        )
+    return ConfigError(
+        f"agent.max_context_tokens is {max_context_tokens}, and '{path}' {reason}. Lower it to "
+        f"{limit}. {_OTHER_MODEL}"
+    )

@@ -1,0 +1,160 @@
+"""A short conversation that a model has when it is loaded: is it computed the same everywhere?
+
+Two rows of different length are played over two turns of the model's own chat template by the
+generation engine, then scored in whole rows as training does, then computed by transformers alone.
+All three use the number format in which the model will run. What a probe of three tokens cannot see
+shows here: positions, caches, masks, turns that continue a context, rows beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragen_apo.errors import ModelError
+from ragen_apo.policy.attention import ATTENTION
+from ragen_apo.policy.chat_template import read_chat_template
+from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.model_checks import refusing_failures
+from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.seeding import generator
+
+SAID = ("Red or blue?", "And now?")
+"""What the user says, turn by turn; few words, as a model may be large and a processor slow."""
+NUM_TURNS = len(SAID)
+TOKENS_A_TURN = 2
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""The largest mean difference of a log-probability in nats, by the format of the products.
+
+Those of SmolLM2-135M are 5e-6 in float32, 0.04 with mixed precision and 0.10 with bfloat16 weights;
+a wrong architecture's are several nats.
+"""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Mean differences of the log-probabilities of the sampled tokens, in nats."""
+
+    engine_to_scoring: float
+    scoring_to_transformers: float
+
+
+@dataclass
+class _Row:
+    """One conversation: all its tokens, and which were sampled with which log-probability."""
+
+    token_ids: list[int]
+    sampled: dict[int, float]
+    """By position."""
+
+
+def probe_conversation(model: LanguageModel) -> None:
+    """Raises ModelError if sampling, training and transformers disagree about a conversation."""
+    with refusing_failures(model.model):
+        found = measure_agreement(model)
+    tolerance = TOLERANCES[model.autocast or model.model.dtype]
+    pairs = {
+        "sampling and training here": found.engine_to_scoring,
+        "training here and transformers": found.scoring_to_transformers,
+    }
+    for pair, difference in pairs.items():
+        if not difference <= tolerance:
+            raise ModelError(
+                f"{pair} compute different log-probabilities with this "
+                f"{type(model.model).__name__}: {difference:.3g} nats apart on average in a "
+                f"conversation of two turns, expected at most {tolerance:g}. Its architecture is "
+                "not supported; use another one, such as Qwen or Llama (docs/models.md)"
+            )
+
+
+@torch.no_grad()
+def measure_agreement(model: LanguageModel, *, tokens_a_turn: int = TOKENS_A_TURN) -> Agreement:
+    """Plays, scores and computes again; changes nothing of the model."""
+    with model.constant_weights():
+        rows = _play(model, tokens_a_turn=tokens_a_turn)
+        scored, plain = _score(model, rows), _compute_plainly(model, rows)
+    sampled = [torch.tensor(list(row.sampled.values())) for row in rows]
+    return Agreement(_mean_distance(sampled, scored), _mean_distance(scored, plain))
+
+
+def _play(model: LanguageModel, *, tokens_a_turn: int) -> list[_Row]:
+    """The rows side by side, each turn continuing its context."""
+    prompts = _prompts(model)
+    longest = max(sum(len(prompt) + tokens_a_turn for prompt in turns) for turns in prompts)
+    engine = GenerationEngine(model, num_rows=len(prompts), capacity=longest)
+    rows = [_Row([], {}) for _ in prompts]
+    with engine.rollout():
+        opened = {engine.open_row(generator(index, "probe")): index for index in range(len(rows))}
+        for turn in range(NUM_TURNS):
+            for slot, index in opened.items():
+                rows[index].token_ids += prompts[index][turn]
+                engine.submit(slot, prompts[index][turn], max_new_tokens=tokens_a_turn)
+            num_writing = len(opened)
+            while num_writing:
+                for slot, response in engine.step(temperature=1.0):
+                    row = rows[opened[slot]]
+                    row.sampled |= dict(enumerate(response.logprobs, len(row.token_ids)))
+                    row.token_ids += response.token_ids
+                    num_writing -= 1
+    return rows
+
+
+def _prompts(model: LanguageModel) -> list[list[list[int]]]:
+    """The tokens of each row, turn by turn: a conversation, and a shorter one without its start."""
+    template = read_chat_template(model.tokenizer)
+    first = template.render([{"role": "user", "content": SAID[0]}])
+    following = [template.between_responses(said) for said in SAID]
+    texts = [[first, following[1]], following]
+    return [
+        [model.tokenizer.encode(text, add_special_tokens=False) for text in turns]
+        for turns in texts
+    ]
+
+
+def _score(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]:
+    """As training does: all rows in one pass, padded on the right."""
+    length = max(len(row.token_ids) for row in rows)
+    token_ids_RT = torch.full((len(rows), length), model.pad_id)
+    mask_RT = torch.zeros(len(rows), length, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        token_ids_RT[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        mask_RT[index, list(row.sampled)] = True
+    device = model.device
+    scores = score_tokens(model, token_ids_RT.to(device), mask_RT.to(device)).logprobs_BT.cpu()
+    return [scores[index, mask_RT[index]] for index in range(len(rows))]
+
+
+def _compute_plainly(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]:
+    """As transformers does with its own attention: each row alone, the whole model at once."""
+    found: list[Tensor] = []
+    for row in rows:
+        token_ids_1T = torch.tensor([row.token_ids], device=model.device)
+        places = torch.tensor(list(row.sampled), device=model.device)
+        with (
+            _own_attention(model),
+            torch.autocast(
+                model.device.type, dtype=model.autocast, enabled=model.autocast is not None
+            ),
+        ):
+            logits_TV = model.model(input_ids=token_ids_1T, use_cache=False).logits[0]
+        logprobs_NV = torch.log_softmax(logits_TV[places - 1].float(), dim=-1)
+        found.append(logprobs_NV.gather(1, token_ids_1T[0, places][:, None])[:, 0].cpu())
+    return found
+
+
+@contextmanager
+def _own_attention(model: LanguageModel) -> Iterator[None]:
+    model.model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.model.set_attn_implementation(ATTENTION)
+
+
+def _mean_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    return float((torch.cat(list(first)) - torch.cat(list(second))).abs().mean())

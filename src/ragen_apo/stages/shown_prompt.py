@@ -1,0 +1,112 @@
+"""One scripted episode as the agent of a configuration would read and write it, token by token.
+
+Consumes a configuration and, if there is one, a run whose tokenizer it takes; produces the tokens
+of each context and which of them would be trained. No weights are loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from ragen_apo.agent.assembly import build_environments, context_of_tokenizer
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.config import RunConfig
+from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.policy.language_model import check_model, load_tokenizer
+from ragen_apo.policy.tokenizer import train_tokenizer
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.seeding import derive_seed
+from ragen_apo.types import Task, Trajectory, training_samples
+from ragen_apo.warm_start.batches import tokenizer_texts
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """A token of a context."""
+
+    token_id: int
+    text: str
+    is_trained: bool
+    """Whether the policy writes it, so that the loss counts it; all others it only reads."""
+
+
+@dataclass(frozen=True)
+class ShownPrompt:
+    """A scripted episode and its tokens."""
+
+    trajectory: Trajectory
+    policy: str
+    """Name of the scripted policy that played it."""
+    contexts: tuple[tuple[ShownToken, ...], ...]
+    """One in the full context; with a window, one for each time that it has moved."""
+
+
+def show_prompt(
+    config: RunConfig, *, run: RunDirectory | None = None, task: int = 0
+) -> ShownPrompt:
+    """Plays a training task (counted from 0) with the teacher, or the environment's `random`.
+
+    The tokenizer is that of the run, else of `policy.path`, else the small one that a run would
+    train. Raises ConfigError for a task or a teacher that is not there, RunDirectoryError for a run
+    without a model, and what `check_model` and `read_chat_template` raise.
+    """
+    environments = build_environments(config.environment, config.agent)
+    chosen = _task(environments, task)
+    policy = _scripted_policy(config, environments)
+    tokenizer = _tokenizer(config, environments, run)
+    (trajectory,) = play_scripted_episodes(
+        environments.scripted_policies()[policy],
+        environments,
+        [EpisodeRequest(chosen, derive_seed(config.seed, "show-prompt", chosen.task_id))],
+        policy_version=policy,
+        context=context_of_tokenizer(config.agent, tokenizer, environments),
+    )
+    contexts = tuple(
+        tuple(
+            ShownToken(token_id, str(tokenizer.decode([token_id])), is_trained)
+            for token_id, is_trained in zip(sample.token_ids, sample.loss_mask, strict=True)
+        )
+        for sample in training_samples(trajectory)
+    )
+    return ShownPrompt(trajectory, policy, contexts)
+
+
+def _task(environments: EnvironmentManager, index: int) -> Task:
+    tasks = environments.tasks("train")
+    if not 0 <= index < len(tasks):
+        raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in 'train', got {index}")
+    return tasks[index]
+
+
+def _scripted_policy(config: RunConfig, environments: EnvironmentManager) -> str:
+    teacher, policies = config.warm_start.demonstrations.teacher, environments.scripted_policies()
+    for name in (teacher, "random"):
+        if name in policies:
+            return name
+    raise ConfigError(
+        f"the environment {config.environment.name!r} has neither the scripted policy {teacher!r} "
+        "(warm_start.demonstrations.teacher) nor 'random'; it has "
+        f"{', '.join(sorted(policies)) or 'none at all'}"
+    )
+
+
+def _tokenizer(
+    config: RunConfig, environments: EnvironmentManager, run: RunDirectory | None
+) -> PreTrainedTokenizerBase:
+    trust = config.policy.trust_remote_code
+    if run is not None:
+        folders = (run.policy, run.distilled, run.reference(0), run.initial)
+        found = next((folder for folder in folders if folder.exists()), None)
+        if found is None:
+            raise RunDirectoryError(f"{run.path} has no model yet; leave --run out, or train it")
+        return load_tokenizer(found, trust_remote_code=trust)
+    if config.policy.path is not None:
+        length = config.agent.max_context_tokens
+        check_model(config.policy.path, max_context_tokens=length, trust_remote_code=trust)
+        return load_tokenizer(config.policy.path, trust_remote_code=trust)
+    texts = tokenizer_texts(config, environments)
+    return train_tokenizer(texts, vocab_size=config.policy.small.vocab_size)
