@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -30,7 +30,7 @@ class ApiOptions:
     runs/api/MODEL-ENVIRONMENT."""
     environment: str | None = None
     """Name of an environment, path.py:function or module:function. Default: the configuration's."""
-    environment_option: tuple[str, ...] = ()
+    environment_option: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     """An option of the environment, as key=value; may be given several times."""
     config: Path | None = None
     """A YAML file, such as a run's, whose sections environment, agent, evaluation and whose seed

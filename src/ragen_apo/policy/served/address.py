@@ -38,15 +38,18 @@ class Address:
         return urlsplit(self.base_url).netloc
 
     @property
-    def is_private(self) -> bool:
-        """Whether nobody on the way can read along: encrypted, or on this machine."""
-        parts = urlsplit(self.base_url)
-        if parts.scheme == "https" or parts.hostname == "localhost":
-            return True
+    def is_local(self) -> bool:
+        """Whether the server runs on this machine."""
+        host = urlsplit(self.base_url).hostname or ""
         try:
-            return ipaddress.ip_address(parts.hostname or "").is_loopback
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody on the way can read along: encrypted, or on this machine."""
+        return self.is_local or urlsplit(self.base_url).scheme == "https"
 
 
 def read_address(base_url: str) -> Address:

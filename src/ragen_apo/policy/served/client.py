@@ -105,6 +105,7 @@ class ChatClient:
             timeout=httpx2.Timeout(timeout_seconds, connect=connecting),
             limits=httpx2.Limits(max_connections=max_connections),
             follow_redirects=False,
+            trust_env=not address.is_local,  # a proxy does not reach this machine
         )
 
     def answer(self, messages: Sequence[Message], *, draws: np.random.Generator) -> Answer:
