@@ -68,9 +68,9 @@ def cuts(handler: BaseHTTPRequestHandler) -> None:
 
 
 class ChatServer:
-    """Answers with `reply`, after the faults, each of which one request meets."""
+    """Answers with `reply`, after the faults, each of which one request meets (None: an answer)."""
 
-    def __init__(self, reply: Reply, faults: Sequence[Fault] = ()) -> None:
+    def __init__(self, reply: Reply, faults: Sequence[Fault | None] = ()) -> None:
         self.reply, self.faults = reply, list(faults)
         self.requests: list[dict[str, Any]] = []
         """The body of every request, in the order in which they came."""
@@ -120,7 +120,7 @@ class ChatServer:
             thread.join()
 
 
-def serving(reply: Reply, *faults: Fault) -> contextlib.AbstractContextManager[ChatServer]:
+def serving(reply: Reply, *faults: Fault | None) -> contextlib.AbstractContextManager[ChatServer]:
     """A running server."""
     return ChatServer(reply, faults).running()
 

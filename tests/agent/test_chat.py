@@ -106,9 +106,7 @@ def test_messages_are_what_the_context_manager_writes_as_tokens(
         read += ids
     prompt = context.prompt(turns, "the last page")
     read = [*([] if prompt.restarts else read), *prompt.token_ids]
-    messages = chat_messages(
-        turns, said, "the last page", system_prompt="the rules", window=window
-    )
+    messages = chat_messages(turns, said, "the last page", system_prompt="the rules", window=window)
     rendered = tokenizer.apply_chat_template(
         list(messages), tokenize=False, add_generation_prompt=True
     )

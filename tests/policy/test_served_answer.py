@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -76,7 +77,9 @@ def test_no_body_is_too_strange_for_a_complaint(body: bytes) -> None:
     assert "\n" not in read_complaint(body).message
 
 
-ATOMS = st.none() | st.integers(-1, 1) | st.just(float("nan")) | st.sampled_from(["", "a", "\ud800"])
+ATOMS = (
+    st.none() | st.integers(-1, 1) | st.just(float("nan")) | st.sampled_from(["", "a", "\ud800"])
+)
 
 
 def inside(names: list[str]) -> st.SearchStrategy[Any]:
@@ -96,7 +99,5 @@ BODY = ATOMS | st.fixed_dictionaries(
 
 @given(BODY)
 def test_a_body_is_an_answer_a_complaint_or_a_value_error(value: Any) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         assert isinstance(read_answer(json.dumps(value).encode()), Answer | Complaint)
-    except ValueError as error:
-        assert str(error)

@@ -1,4 +1,4 @@
-"""One question to a real server on this machine: what is sent, what is tried again, what ends it."""
+"""One question to a real server on this machine: what is sent, tried again, and final."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def refused(*faults: Fault, num_requests: int) -> str:
-    """The message of the error that these faults end in, after so many requests; without the key."""
+    """The message of the error that these faults end in; nothing of it holds the key."""
     with serving(says("calm"), *faults) as server, pytest.raises(ApiError) as caught:
         ask(server)
     assert len(server.requests) == num_requests
