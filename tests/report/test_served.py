@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -24,11 +25,11 @@ HOSTILE = "<img src=x>/tiny"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four episodes, one of them answered by something that is no action."""
+    """24 episodes, some of them answered by something that is no action."""
     out = tmp_path_factory.mktemp("served") / "evaluation"
 
     def sometimes(body: dict) -> str:
-        lost = "Yellow" in body["messages"][1]["content"]
+        lost = "brown" in body["messages"][1]["content"]
         return "I would buy it." if lost else perfect_shopper(body)
 
     with serving(sometimes) as server:
@@ -88,8 +89,9 @@ def test_the_page_shows_names_as_text_and_has_the_settings(run: RunData) -> None
 
 def test_advice_is_what_can_be_done_without_training(run: RunData) -> None:
     assert run.results["failures"]["unreadable"]["count"] > 0
-    advice = failure_words(run, "timeout").advice
-    assert "--max-turns" in advice
+    neutral = dataclasses.replace(run, results={**run.results, "failures": {}})
+    assert "`--max-turns`" in failure_words(neutral, "timeout").advice
+    assert "`--max-tokens`" in failure_words(neutral, "unreadable").advice
 
 
 def test_the_episodes_have_the_tokens_that_were_paid_for(run: RunData) -> None:

@@ -98,7 +98,7 @@ def evaluate_served(api: ApiOptions, *, split: str | None, episodes: int | None)
 
 def default_folder(model: str, environment: str) -> Path:
     """A folder named after model and environment, without characters that a path gives a sense."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model}-{environment}").strip("-.")
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", f"{model}-{environment}").strip("-.")
     return Path("runs", "api", name[-100:] or "model")
 
 
