@@ -256,6 +256,8 @@ def evaluate_api(
     given = read_config({} if config is None else config, environment=environment, **sections)
     address = read_address(base_url)
     key = key_for(address, variable=api_key_env)
+    if not model.strip():
+        raise ConfigError("model is empty; expected the name under which the server knows it")
     _require_range("max_tokens", max_tokens, least=1, most=1_000_000)
     _require_range("concurrency", concurrency, least=1, most=1000)
     _require_range("timeout_seconds", timeout_seconds, least=0.01, most=86_400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -78,6 +79,19 @@ def test_results_say_what_was_asked_of_whom_and_what_it_cost(out: Path) -> None:
         "episodes_out_of_context": 0,
     }
     assert json.loads((out / "evaluation" / "results.json").read_text()) == results
+
+
+def test_the_page_has_every_number_of_the_cost_and_every_file(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        results = evaluate(server, out)
+    page = (Path(__file__).parents[2] / "docs" / "evaluating_models.md").read_text()
+    cost = page.split("| field of `api` | meaning |")[1].split("\n\n")[0]
+    named = [
+        name for line in cost.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])
+    ]
+    assert sorted(named) == sorted(results["api"])
+    files = page.split("| file | content |")[1]
+    assert [name for name in snapshot(out) if name != ".lock" and f"`{name}`" not in files] == []
 
 
 def test_the_episodes_are_those_of_the_evaluation_of_a_run(out: Path) -> None:
@@ -298,6 +312,18 @@ def test_a_folder_with_something_else_is_refused(out: Path) -> None:
     with serving(perfect_shopper) as server, pytest.raises(RunDirectoryError, match="--out"):
         evaluate(server, out)
     assert list(snapshot(out)) == ["thesis.txt"]
+
+
+def test_what_a_killed_start_has_left_is_no_hindrance(out: Path) -> None:
+    out.mkdir()
+    (out / "evaluation.yaml.partial-0123abcd").write_text("seed")
+    with serving(perfect_shopper) as server:
+        assert evaluate(server, out)["success_rate"] == 1.0
+
+
+def test_a_model_without_a_name_is_refused(out: Path) -> None:
+    with pytest.raises(ConfigError, match="model is empty"):
+        ragen_apo.evaluate_api(" ", out, base_url="http://127.0.0.1:9/v1", progress=False)
 
 
 def test_the_folder_of_a_run_is_refused(out: Path) -> None:

@@ -30,6 +30,7 @@ from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines
 from ragen_apo.evaluation.summary import episode_rows, results_document
 from ragen_apo.files import (
     check_writable,
+    partial_files,
     write_json_atomically,
     write_json_lines_atomically,
     write_text_atomically,
@@ -162,8 +163,9 @@ def _require_free(run: RunDirectory) -> None:
             f"{run.path} is a run; the evaluation of a model behind an API needs a folder of its "
             "own: give another --out"
         )
-    is_new = not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir()))
-    if not (is_new or run.evaluation.is_file()):
+    half = set(partial_files(run.path))  # a start that was killed
+    is_free = not run.path.exists() or (run.path.is_dir() and not {*run.path.iterdir()} - half)
+    if not (is_free or run.evaluation.is_file()):
         raise RunDirectoryError(
             f"{run.path} exists already and is no evaluation of a model behind an API; give "
             "another --out"
