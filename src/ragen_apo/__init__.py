@@ -14,6 +14,7 @@ _INTERFACE = (
     "episodes",
     "estimate_values",
     "evaluate",
+    "evaluate_api",
     "open_run",
     "push_to_hub",
     "train",

@@ -5,6 +5,7 @@ from ragen_apo.api import compare as compare
 from ragen_apo.api import episodes as episodes
 from ragen_apo.api import estimate_values as estimate_values
 from ragen_apo.api import evaluate as evaluate
+from ragen_apo.api import evaluate_api as evaluate_api
 from ragen_apo.api import open_run as open_run
 from ragen_apo.api import push_to_hub as push_to_hub
 from ragen_apo.api import train as train

@@ -25,7 +25,12 @@ from ragen_apo.config.references import code_named_by, is_reference
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.progress import Progress, SilentProgress
-from ragen_apo.run_directory import RunDirectory, clear_failed_start, create_run
+from ragen_apo.run_directory import (
+    RunDirectory,
+    clear_failed_start,
+    create_run,
+    open_evaluated,
+)
 from ragen_apo.run_directory import open_run as open_directory
 
 if TYPE_CHECKING:
@@ -202,6 +207,77 @@ def evaluate(
     config = read_config(opened.config, evaluation=changes)
     with _console(progress) as shown:
         return evaluate_run(config, opened.files, progress=shown)
+
+
+def evaluate_api(
+    model: str,
+    out: Path | str,
+    *,
+    base_url: str,
+    config: Configuration | None = None,
+    environment: Environment | None = None,
+    max_tokens: int = 512,
+    concurrency: int = 8,
+    timeout_seconds: float = 300.0,
+    api_key_env: str | None = None,
+    progress: bool = True,
+    **sections: Any,
+) -> dict[str, Any]:
+    """Plays the episodes of an evaluation with a model behind an OpenAI-compatible API.
+
+    Writes results, episodes and every answer to `out`, and returns the results; `episodes` and
+    `write_report` read the folder. The same call goes on where an interrupted one stopped, without
+    a question that was answered (docs/evaluating_models.md).
+
+    Args:
+        model: the name under which the server knows it.
+        out: a new folder, or that of the same evaluation.
+        base_url: the root of the API, such as http://127.0.0.1:8000/v1; without keys.
+        config: whose sections environment, agent, evaluation and whose seed are used; without it
+            the defaults.
+        environment: as for `train`.
+        max_tokens: tokens of an answer at most.
+        concurrency: episodes that are played at a time; changes no result.
+        timeout_seconds: of one answer.
+        api_key_env: the environment variable with the key. Without it OPENAI_API_KEY, if it is
+            set, and only encrypted or to this machine.
+        progress: show progress on the console.
+        **sections: keys to change, by section: `evaluation={"num_episodes": 20}`.
+
+    Raises:
+        ConfigError: a setting, the address or the key cannot be used.
+        RunDirectoryError: `out` holds something else.
+        ApiError: the server cannot be reached, or refuses.
+    """
+    from ragen_apo.config.served import served_config
+    from ragen_apo.policy.served.address import key_for, read_address
+    from ragen_apo.policy.served.client import ChatClient, Sampling
+    from ragen_apo.stages.served_evaluation import evaluate_served_model
+
+    given = read_config({} if config is None else config, environment=environment, **sections)
+    address = read_address(base_url)
+    key = key_for(address, variable=api_key_env)
+    if not model.strip():
+        raise ConfigError("model is empty; expected the name under which the server knows it")
+    _require_range("max_tokens", max_tokens, least=1, most=1_000_000)
+    _require_range("concurrency", concurrency, least=1, most=1000)
+    _require_range("timeout_seconds", timeout_seconds, least=0.01, most=86_400)
+    chosen = served_config(given, model=model, base_url=address.base_url, max_tokens=max_tokens)
+    sampling = Sampling(model, chosen.evaluation.temperature, max_tokens)
+    client = ChatClient(
+        address, sampling, key=key, timeout_seconds=timeout_seconds, max_connections=concurrency
+    )
+    with client, _console(progress) as shown:
+        if key is not None and not address.is_private:
+            shown.say(f"The key travels unencrypted to {address.server}; https would hide it.")
+        return evaluate_served_model(
+            chosen, Path(out), client, concurrency=concurrency, progress=shown
+        )
+
+
+def _require_range(name: str, value: float, *, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be at least {least:g} and at most {most:,}, got {value!r}")
 
 
 def estimate_values(
@@ -384,7 +460,7 @@ def _trusting(config: RunConfig, trust_remote_code: bool) -> RunConfig:
 
 
 def _files(run: Run | Path | str) -> RunDirectory:
-    return run.files if isinstance(run, Run) else open_directory(Path(run))
+    return run.files if isinstance(run, Run) else open_evaluated(Path(run))
 
 
 def _console(progress: bool) -> AbstractContextManager[Progress]:

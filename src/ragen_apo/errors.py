@@ -29,6 +29,10 @@ class ContextError(RagenApoError):
     """A conversation cannot be rendered into tokens for this model."""
 
 
+class ApiError(RagenApoError):
+    """A server with a model cannot be reached, refuses, or answers what is no answer."""
+
+
 class ValueStoreError(RagenApoError):
     """The value store is unreadable or belongs to other conditions than those asked for."""
 

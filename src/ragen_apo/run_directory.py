@@ -79,6 +79,8 @@ class RunDirectory:
     policy = _File("policy")
     results = _File("evaluation", "results.json")
     episodes = _File("evaluation", "episodes.jsonl")
+    evaluation = _File("evaluation.yaml")
+    answers = _File("answers.jsonl")
     report = _File("report")
 
     @property
@@ -150,9 +152,21 @@ def clear_failed_start(run: RunDirectory, *, keep_directory: bool) -> None:
 def open_run(path: Path) -> RunDirectory:
     """An existing run. Raises RunDirectoryError if there is none."""
     run = RunDirectory(path)
-    if not run.config.is_file():
+    if run.config.is_file():
+        return run
+    if run.evaluation.is_file():
         raise RunDirectoryError(
-            f"{path} is not a run: it holds no config.yaml. Expected a directory made by "
-            "`ragen-apo train --run-dir`."
+            f"{path} is no run but the evaluation of a model behind an API, with which only "
+            "`ragen-apo report` goes on; to play more episodes, give `ragen-apo evaluate "
+            "--api-model` again."
         )
-    return run
+    raise RunDirectoryError(
+        f"{path} is not a run: it holds no config.yaml. Expected a directory made by "
+        "`ragen-apo train --run-dir`."
+    )
+
+
+def open_evaluated(path: Path) -> RunDirectory:
+    """What may hold an evaluation: a run, or an evaluation of a model behind an API."""
+    run = RunDirectory(path)
+    return run if run.evaluation.is_file() else open_run(path)

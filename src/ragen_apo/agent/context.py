@@ -85,6 +85,19 @@ class ContextWindow:
         """The number of turns that are not whole, of `num_turns`."""
         return 0 if self.num_turns is None else max(num_turns - self.num_turns, 0)
 
+    def observations(self, turns: Sequence[Turn], observation: str) -> list[str]:
+        """The texts that the agent reads, the present observation last.
+
+        Where turns are left out, the first text is the first observation (which states the task),
+        the lines of `mention` and the first observation of the window.
+        """
+        num_left_out = self.num_left_out(len(turns))
+        texts = [*(turn.observation for turn in turns), observation]
+        if num_left_out == 0:
+            return texts
+        mention = self.mention(turns[:num_left_out])
+        return ["\n".join([texts[0], *mention, texts[num_left_out]]), *texts[num_left_out + 1 :]]
+
     def mention(self, left_out: Sequence[Turn]) -> list[str]:
         """The lines that replace the turns that are left out: `...`, or the memory.
 
@@ -166,8 +179,7 @@ class ContextManager:
         """The prompt of the response to `observation`, after these turns of the episode.
 
         Until a turn is left out, the context continues. From then on each prompt is a new context:
-        system prompt; one message with the first observation (which states the task), the lines of
-        `mention` and the first observation of the window; then the turns that follow.
+        system prompt, and the window's observations with the responses between them.
         """
         num_left_out = self.window.num_left_out(len(turns))
         if not turns:
@@ -175,11 +187,8 @@ class ContextManager:
         if num_left_out == 0:
             added = self.next_prompt(observation, last_response=turns[-1].response_token_ids)
             return Prompt(tuple(added), restarts=False)
-        observations = [*(turn.observation for turn in turns), observation]
-        mention = self.window.mention(turns[:num_left_out])
-        opening = "\n".join([observations[0], *mention, observations[num_left_out]])
+        opening, *following = self.window.observations(turns, observation)
         token_ids = self.first_prompt(opening)
-        following = observations[num_left_out + 1 :]
         for turn, answer in zip(turns[num_left_out:], following, strict=True):
             token_ids += turn.response_token_ids
             token_ids += self.next_prompt(answer, last_response=turn.response_token_ids)

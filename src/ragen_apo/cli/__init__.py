@@ -2,6 +2,7 @@
 
     common.py   the application, its console, arguments that are checked
     runs.py     train, warm-start, estimate-values, evaluate, report, compare, show-prompt
+    served.py   evaluate with a model behind an API
     worlds.py   play, check, data
     models.py   model, push
 
@@ -36,7 +37,8 @@ def main() -> None:
         _fail(str(error), status=2)
     except KeyboardInterrupt:
         _fail(
-            "interrupted. Nothing that was saved is lost; train continues with --resume.",
+            "interrupted. Nothing that was saved is lost; train continues with --resume, compare "
+            "and evaluate --api-model with the same command.",
             status=130,
         )
     except BrokenPipeError:

@@ -19,11 +19,14 @@ from ragen_apo.cli.common import (
     examples,
     print_policies,
 )
+from ragen_apo.cli.served import ApiOptions, evaluate_served, refuse_api_options
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
     from ragen_apo.api import Run
+
+NO_API = ApiOptions()
 
 
 @app.command(
@@ -158,31 +161,43 @@ def estimate_values(
     help_epilogue=examples(
         "evaluate runs/mine --split all --episodes 497",
         "evaluate runs/mine --pass-k 4",
+        "evaluate --api-model smollm2 --base-url http://127.0.0.1:8000/v1 --environment shop",
     )
 )
 def evaluate(
-    run: Path,
+    run: Path | None = None,
     *,
     split: str | None = None,
     episodes: Number | None = None,
     pass_k: Number | None = None,
     trust_remote_code: TrustRemoteCode = False,
+    api: ApiOptions = NO_API,
 ) -> None:
     """Play a split with the trained policy, the reference and the baselines.
 
-    Writes RUN/evaluation/results.json and episodes.jsonl.
+    Writes RUN/evaluation/results.json and episodes.jsonl. Or plays it with a model behind an
+    OpenAI-compatible API: docs/evaluating_models.md.
 
     Args:
-        run: A run directory.
+        run: A run directory; with --api-model there is none.
         split: Tasks to play: for the shop train, test or all. Default: the configuration's.
         episodes: How many, in the split's order; see evaluation.num_episodes, which is the default.
         pass_k: Also sample each task this often and give pass@k.
         trust_remote_code: Run Python code that the run names: its model's, and an environment's
             (path.py:function).
+        api: The options of a model behind an API.
     """
-    from ragen_apo import api
+    if run is None:
+        if pass_k is not None:
+            raise ConfigError(
+                "--pass-k goes with a run; a model behind an API plays each task once"
+            )
+        evaluate_served(api, split=split, episodes=episodes)
+        return
+    refuse_api_options(api)
+    from ragen_apo.api import open_run
 
-    opened = api.open_run(run, trust_remote_code=trust_remote_code)
+    opened = open_run(run, trust_remote_code=trust_remote_code)
     _evaluate(opened, split=split, episodes=episodes, pass_k=pass_k)
 
 
@@ -207,7 +222,7 @@ def report(run: Path) -> None:
     """Write summary.csv, plots, failure_analysis.md, slides.pptx and report.html of a run.
 
     Args:
-        run: A run directory with an evaluation.
+        run: A run directory with an evaluation, or the folder of a model behind an API.
     """
     from ragen_apo import api
 

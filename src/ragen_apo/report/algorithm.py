@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, Traits, as_section, read_algorithm
 from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.served import cost, faults
 from ragen_apo.report.style import compact, one_line
 
 
@@ -101,6 +102,10 @@ def resumed(run: RunData) -> str | None:
 
 
 def circumstances(run: RunData) -> list[str]:
-    """What is special about how the run was made: `origin` to `resumed`, each where it applies."""
-    sentences = [origin(run), distilled(run), adapters(run), early_stop(run), resumed(run)]
+    """What is special about how the numbers were made, each where it applies.
+
+    `origin` to `resumed` of a run; `cost` and `faults` of a model behind an API.
+    """
+    made = [origin(run), distilled(run), adapters(run), early_stop(run), resumed(run)]
+    sentences = [*made, cost(run), faults(run)]
     return [sentence for sentence in sentences if sentence]

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.load import RunData, finite, mapping
-from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, percent, words
+from ragen_apo.report.served import served_model
+from ragen_apo.report.style import (
+    ABSENT,
+    compact,
+    decimal,
+    duration,
+    interval,
+    one_line,
+    percent,
+    words,
+)
 from ragen_apo.report.tables import (
     MethodRow,
     category_rows,
@@ -20,7 +30,10 @@ from ragen_apo.report.tables import (
 
 def headline(run: RunData) -> str:
     """The result in one sentence, with its interval."""
+    served = served_model(run)
     subject = f"{algorithm_of(run).label} solves" if run.trained else "Not trained:"
+    if served is not None:
+        subject = f"{one_line(served.name, 40)} solves"
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
     sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
     if interval(bounds) == ABSENT:
@@ -47,7 +60,10 @@ def key_sentences(run: RunData) -> list[str]:
         _most_frequent_failure(run),
         _time(run),
     ]
-    if not run.trained:
+    served = served_model(run)
+    if served is not None:
+        sentences.insert(0, f"{served.sentence}.")
+    elif not run.trained:
         name = algorithm_of(run).label
         sentences.insert(
             0, f"This run has no Stage 2 metrics: the policy was not trained by {name}."

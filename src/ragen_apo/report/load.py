@@ -19,7 +19,7 @@ from ragen_apo.config.moved import is_of_0_1, translated
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json, read_records
-from ragen_apo.run_directory import open_run
+from ragen_apo.run_directory import RunDirectory, open_evaluated
 
 
 class _Row(BaseModel, extra="allow", strict=True):
@@ -93,16 +93,17 @@ class RunData:
 def load_run(run_directory: Path) -> RunData:
     """Reads a run directory.
 
-    Raises RunDirectoryError when it is no run, has no evaluation, or a file cannot be read.
+    Or the folder of an evaluation of a model behind an API. Raises RunDirectoryError when it is
+    neither, has no evaluation, or a file cannot be read.
     """
-    run = open_run(run_directory)
+    run = open_evaluated(run_directory)
     for file in (run.results, run.episodes):
         if not file.exists():
             raise RunDirectoryError(
                 f"{run_directory} has no finished evaluation: {file} is missing, and a report "
-                f"is made from it. Run `ragen-apo evaluate {run_directory}` first."
+                f"is made from it. Run `{_command(run)}` first."
             )
-    config_text, config = _read_config(run.config)
+    config_text, config = _read_config(run.evaluation if _is_served(run) else run.config)
     return RunData(
         name="".join(c if c.isprintable() else "?" for c in run_directory.resolve().name),
         config_text=config_text,
@@ -115,6 +116,16 @@ def load_run(run_directory: Path) -> RunData:
         results=_read_object(run.results, _Results, "evaluate"),
         episodes=_read_rows(run.episodes, _Episode),
     )
+
+
+def _is_served(run: RunDirectory) -> bool:
+    return run.evaluation.is_file()
+
+
+def _command(run: RunDirectory) -> str:
+    """What makes the evaluation that is missing."""
+    model = "--api-model ..." if _is_served(run) else run.path
+    return f"ragen-apo evaluate {model}"
 
 
 def finite(value: object) -> float | None:

@@ -28,6 +28,7 @@ from ragen_apo.report.findings import (
     total_seconds,
 )
 from ragen_apo.report.load import RunData, finite, mapping, pair
+from ragen_apo.report.served import served_model
 from ragen_apo.report.tables import (
     category_rows,
     failure_rows,
@@ -64,6 +65,7 @@ def page(
     return templates.get_template("report.html").render(
         run=run,
         algorithm=algorithm_of(run),
+        served=served_model(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
         colors={

@@ -19,6 +19,7 @@ from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings
 from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.findings import evaluated_tasks, headline, key_sentences, total_seconds
 from ragen_apo.report.load import RunData, finite, mapping, series
+from ragen_apo.report.served import served_model
 from ragen_apo.report.shapes import (
     Box,
     Line,
@@ -60,13 +61,14 @@ ABLATIONS = {
 
 
 def slides(run: RunData) -> bytes:
-    """The presentation: system overview, results."""
+    """The presentation: system overview, results; of a model behind an API the results alone."""
     presentation = Presentation()
     presentation.slide_width, presentation.slide_height = Inches(WIDTH), Inches(HEIGHT)
     presentation.core_properties.title = one_line(f"ragen-apo: {run.name}", 255)
     presentation.core_properties.author = "ragen-apo"
     layout = presentation.slide_layouts[TITLE_ONLY]
-    _overview(presentation.slides.add_slide(layout), run)
+    if served_model(run) is None:
+        _overview(presentation.slides.add_slide(layout), run)
     _results(presentation.slides.add_slide(layout), run)
     stream = io.BytesIO()
     presentation.save(stream)
@@ -214,9 +216,12 @@ def _heading(slide: Any, run: RunData, title: str) -> None:
     # One line also in the wide font that viewers without ours take.
     size = 26 if len(title) <= 50 else 21 if len(title) <= 64 else 17
     set_title(slide, Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55), Line(title, size=size, bold=True))
-    about = [f"run {one_line(run.name, 60)}"]
-    for key in ("policy", "split"):
+    served = served_model(run)
+    about = [f"{'run' if served is None else 'evaluation'} {one_line(run.name, 60)}"]
+    for key in ("policy", "split") if served is None else ("split",):
         if run.results.get(key):
             about.append(f"{key} {one_line(run.results[key], 40)}")
+    if served is not None:
+        about.append(f"API of {served.server}")
     box = Box(MARGIN, 0.98, WIDTH - 2 * MARGIN, 0.35)
     add_text(slide, box, [Line("   ·   ".join(about), size=13, color=MUTED)])

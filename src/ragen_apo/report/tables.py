@@ -16,6 +16,8 @@ from ragen_apo.environments.base import PatternWords
 from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData, finite, mapping, pair, series
+from ragen_apo.report.served import ADVICE as SERVED_ADVICE
+from ragen_apo.report.served import served_model
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
@@ -102,9 +104,7 @@ class MethodRow:
 
 def method_rows(run: RunData) -> list[MethodRow]:
     """The evaluated policy, then its baselines: reference, heuristic, random, others by name."""
-    trained = f"{algorithm_of(run).label} (trained)"
-    method = trained if run.trained else "policy (not trained)"
-    rows = [MethodRow(method=method, evaluated=True, summary=run.results)]
+    rows = [MethodRow(method=_evaluated_method(run), evaluated=True, summary=run.results)]
     baselines = mapping(run.results.get("baselines"))
     known = [name for name in BASELINES if name in baselines]
     others = sorted(set(baselines) - set(known))
@@ -113,6 +113,13 @@ def method_rows(run: RunData) -> list[MethodRow]:
         label = f"{name} (warm start)" if warm else name
         rows.append(MethodRow(method=label, evaluated=False, summary=mapping(baselines[name])))
     return rows
+
+
+def _evaluated_method(run: RunData) -> str:
+    served = served_model(run)
+    if served is not None:
+        return served.label
+    return f"{algorithm_of(run).label} (trained)" if run.trained else "policy (not trained)"
 
 
 def summary_csv(run: RunData) -> str:
@@ -148,11 +155,12 @@ def failure_words(run: RunData, pattern: str) -> PatternWords:
     neutral = KNOWN_WORDS.get(pattern, UNKNOWN_WORDS)
     summary = mapping(mapping(run.results.get("failures")).get(pattern))
     declared = mapping(summary.get("words"))
+    served_advice = SERVED_ADVICE.get(pattern) if served_model(run) else None
     name = declared.get("name") or neutral.name or words(pattern)
     return PatternWords(
         name=one_line(name, 40),
         meaning=one_line(declared.get("meaning") or neutral.meaning),
-        advice=one_line(declared.get("advice") or neutral.advice),
+        advice=one_line(declared.get("advice") or served_advice or neutral.advice),
     )
 
 

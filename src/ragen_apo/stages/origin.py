@@ -88,7 +88,7 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
     now = _configuration(session.config)
     changes = [
         f"{key} was {json.dumps(before)} and is {json.dumps(after)}"
-        for key, before, after in _differences(status.get("configuration", now), now)
+        for key, before, after in differences(status.get("configuration", now), now)
         if not any(key == free or key.startswith(f"{free}.") for free in (*MAY_CHANGE, *but_for))
     ]
     if changes:
@@ -206,13 +206,13 @@ def _environment_versions(session: Session) -> dict[str, str]:
     return {"version": properties.version, "reward_version": properties.reward_version}
 
 
-def _differences(
+def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Each key, with dots, whose value has changed, and both values; null where it is absent."""
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name), after.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{name}.")
+            yield from differences(old, new, f"{prefix}{name}.")
         elif old != new:
             yield f"{prefix}{name}", old, new

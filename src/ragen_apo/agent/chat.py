@@ -1,0 +1,225 @@
+"""Episodes played by a model that reads chat messages: one behind an API.
+
+    requests -> messages -> [ask -> form -> parse -> step -> messages] ... -> trajectories
+
+Environment manager, window, parser and costs are those of `agent.proxy`, and so are tasks and
+seeds. Environments are stepped by the caller's thread alone; only the questions run side by side.
+An episode's questions depend on that episode alone, so their number changes no result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ragen_apo.agent.context import ContextWindow, parse_response
+from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
+from ragen_apo.agent.proxy import Episode, EpisodeRequest
+from ragen_apo.policy.generation import Response
+from ragen_apo.policy.language_model import CLOSING_TAG
+from ragen_apo.policy.served.answer import Answer
+from ragen_apo.policy.served.client import ContextFullError, Message
+from ragen_apo.types import Trajectory, Turn
+
+NO_ANSWER = "(no answer)"
+"""Stands for an empty answer in later messages: some servers refuse empty ones."""
+_TWO_THOUGHTS = re.compile(r"\s*<think>.*?</think>\s*(?=<think>)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the model is asked in one turn."""
+
+    episode: int
+    """The number of the episode in the evaluation, from 0."""
+    turn: int
+    """From 0."""
+    seed: int
+    """Of the episode's draws."""
+    messages: tuple[Message, ...]
+
+
+class ChatModel(Protocol):
+    """Answers questions, several at a time."""
+
+    def answer(self, question: Question) -> Answer:
+        """The answer; raises ContextFullError if the conversation has become too long."""
+        ...
+
+    def stop(self) -> None:
+        """The evaluation ends: questions under way should come to an end."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatEpisode:
+    """A finished episode and what the server said in it."""
+
+    trajectory: Trajectory
+    answers: tuple[Answer, ...]
+    """One a turn."""
+    context_full: bool
+    """Whether the conversation did not fit into the model's context any more."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """An answer in the form of a response."""
+
+    text: str
+    """What is parsed and recorded."""
+    said: str
+    """What later messages quote as the model's own words."""
+
+
+def read_form(answer: Answer) -> Form:
+    """The part of an answer that is to be `<think>...</think><answer>...</answer>`.
+
+    It ends with the first closing tag, where the package's own sampler ends a response. A model
+    that thinks before it answers has the form behind its thoughts. Where server or chat template
+    have taken the first tag or the whole thought for such thinking, it is put back.
+    """
+    text, closing, _ = answer.content.partition(CLOSING_TAG)
+    text = _TWO_THOUGHTS.sub("", text + closing, count=1)
+    before, closes_thought, _ = text.partition("</think>")
+    if closes_thought and "<think>" not in before:
+        text = f"<think>{text}"
+    said = text.strip() or NO_ANSWER
+    if answer.reasoning and text.lstrip().startswith("<answer>"):
+        thought = re.sub(r"</?(?:think|answer)>", "", answer.reasoning).strip()
+        text = f"<think>{thought}</think>{text.lstrip()}"
+    return Form(text, said)
+
+
+def chat_messages(
+    turns: Sequence[Turn],
+    said: Sequence[str],
+    observation: str,
+    *,
+    system_prompt: str | None,
+    window: ContextWindow,
+) -> tuple[Message, ...]:
+    """The conversation up to the model's next answer; `said` are its earlier ones.
+
+    The same that `ContextManager.prompt` writes as tokens.
+    """
+    num_left_out = window.num_left_out(len(turns))
+    observations = window.observations(turns, observation)
+    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    messages.append({"role": "user", "content": observations[0]})
+    for words, answer in zip(said[num_left_out:], observations[1:], strict=True):
+        messages.append({"role": "assistant", "content": words})
+        messages.append({"role": "user", "content": answer})
+    return tuple(messages)
+
+
+@dataclass(eq=False)
+class _Conversation:
+    """An episode in progress."""
+
+    episode: Episode
+    outcome: Outcome
+    """Of the last turn; before the first one, that nothing has happened."""
+    answers: list[Answer] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    context_full: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome.terminated or self.outcome.truncated or self.context_full
+
+
+def play_chat_episodes(
+    model: ChatModel,
+    environments: EnvironmentManager,
+    requests: Sequence[EpisodeRequest],
+    *,
+    system_prompt: str | None,
+    window: ContextWindow,
+    concurrency: int,
+    policy_version: str,
+    on_finished: Callable[[ChatEpisode], None] | None = None,
+) -> list[ChatEpisode]:
+    """One episode a request, in their order; `concurrency` of them are played at a time.
+
+    An episode whose conversation becomes too long is truncated. Any other error of the model ends
+    the evaluation, after the answers under way.
+    """
+    waiting, finished = deque(enumerate(requests)), dict[int, ChatEpisode]()
+    under_way: dict[Future[Answer], _Conversation] = {}
+    with ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="question") as pool:
+
+        def ask(conversation: _Conversation) -> None:
+            question = _question(conversation, system_prompt=system_prompt, window=window)
+            under_way[pool.submit(model.answer, question)] = conversation
+
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < concurrency:
+                    ask(_begin(environments, *waiting.popleft()))
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    conversation = under_way.pop(future)
+                    _play_turn(environments, conversation, future)
+                    if not conversation.is_over:
+                        ask(conversation)
+                        continue
+                    over = _finish(environments, conversation, policy_version=policy_version)
+                    finished[conversation.episode.index] = over
+                    if on_finished:
+                        on_finished(over)
+        except BaseException:
+            model.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [finished[index] for index in range(len(requests))]
+
+
+def _begin(environments: EnvironmentManager, index: int, request: EpisodeRequest) -> _Conversation:
+    environment, observation = environments.start(request.task, seed=request.seed)
+    nothing = Outcome(observation, 0.0, terminated=False, truncated=False, success=False, flags=())
+    return _Conversation(Episode(request, environment, observation, index=index), nothing)
+
+
+def _question(
+    conversation: _Conversation, *, system_prompt: str | None, window: ContextWindow
+) -> Question:
+    episode = conversation.episode
+    messages = chat_messages(
+        episode.turns,
+        conversation.said,
+        episode.observation,
+        system_prompt=system_prompt,
+        window=window,
+    )
+    return Question(episode.index, len(episode.turns), episode.request.seed, messages)
+
+
+def _play_turn(
+    environments: EnvironmentManager, conversation: _Conversation, future: Future[Answer]
+) -> None:
+    """One environment step with the answer; none if the conversation has become too long."""
+    try:
+        answer = future.result()
+    except ContextFullError:
+        conversation.context_full = True
+        return
+    episode, form = conversation.episode, read_form(answer)
+    parsed = parse_response(form.text)
+    episode.state_key = episode.environment.state_key()
+    conversation.outcome = environments.step(episode.environment, parsed)
+    stopped = answer.finish_reason != "length"
+    episode.record(Response((), (), stopped=stopped), form.text, parsed, conversation.outcome)
+    conversation.answers.append(answer)
+    conversation.said.append(form.said)
+
+
+def _finish(
+    environments: EnvironmentManager, conversation: _Conversation, *, policy_version: str
+) -> ChatEpisode:
+    environments.release(conversation.episode.environment)
+    trajectory = conversation.episode.finished(conversation.outcome, policy_version=policy_version)
+    return ChatEpisode(trajectory, tuple(conversation.answers), conversation.context_full)

@@ -1,0 +1,143 @@
+"""The options of `evaluate` for a model behind an API, and what the command does with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from ragen_apo.cli.common import Number, console, print_policies
+from ragen_apo.errors import ConfigError
+
+_GROUP = Group("A model behind an API", sort_key=10)
+
+
+@Parameter(name="*", group=_GROUP)
+@dataclass(frozen=True)
+class ApiOptions:
+    """What is played, by which model, and where the results go."""
+
+    api_model: str | None = None
+    """Play with this model of a server, under its name there, instead of with a run."""
+    base_url: str | None = None
+    """Root of the server's OpenAI-compatible API, such as http://127.0.0.1:8000/v1."""
+    out: Path | None = None
+    """Folder of the evaluation, which goes on there if it was interrupted. Default:
+    runs/api/MODEL-ENVIRONMENT."""
+    environment: str | None = None
+    """Name of an environment, path.py:function or module:function. Default: the configuration's."""
+    environment_option: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """An option of the environment, as key=value; may be given several times."""
+    config: Path | None = None
+    """A YAML file, such as a run's, whose sections environment, agent, evaluation and whose seed
+    are used."""
+    max_turns: Number | None = None
+    """Short for --environment-option max_turns=N."""
+    temperature: float | None = None
+    """Sampling temperature. Default: evaluation.temperature, 0."""
+    max_tokens: Number = 512
+    """Tokens of an answer at most, a model's own thinking included."""
+    concurrency: Number = 8
+    """Episodes that are played at a time."""
+    timeout: float = 300.0
+    """Seconds for one answer, after which it is asked for again."""
+    api_key_env: str | None = None
+    """Environment variable with the key. Default: OPENAI_API_KEY, if it is set, and only over
+    https or to this machine."""
+
+
+def refuse_api_options(api: ApiOptions) -> None:
+    """Raises ConfigError if an option is given that only a model behind an API has."""
+    given = [
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(api)
+        if getattr(api, field.name) != field.default
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: for a model behind an API, which --api-model names; a run is "
+            "evaluated with its own configuration"
+        )
+
+
+def evaluate_served(api: ApiOptions, *, split: str | None, episodes: int | None) -> None:
+    """Evaluates and prints the table."""
+    from ragen_apo.api import evaluate_api, read_config
+
+    if api == ApiOptions():
+        raise ConfigError("give a run directory to evaluate, or --api-model and --base-url")
+    if not api.api_model or not api.base_url:
+        missing = "--base-url" if api.api_model else "--api-model"
+        raise ConfigError(
+            f"{missing} is missing: --api-model NAME and --base-url URL together say which model "
+            "plays, such as --api-model smollm2 --base-url http://127.0.0.1:8000/v1"
+        )
+    asked = {"split": split, "num_episodes": episodes, "temperature": api.temperature}
+    config = read_config(
+        {} if api.config is None else api.config,
+        environment=_environment(api),
+        evaluation={key: value for key, value in asked.items() if value is not None},
+    )
+    out = api.out or default_folder(api.api_model, config.environment.name)
+    results = evaluate_api(
+        api.api_model,
+        out,
+        base_url=api.base_url,
+        config=config,
+        max_tokens=api.max_tokens,
+        concurrency=api.concurrency,
+        timeout_seconds=api.timeout,
+        api_key_env=api.api_key_env,
+    )
+    _print(results, out)
+
+
+def default_folder(model: str, environment: str) -> Path:
+    """A folder named after model and environment, without characters that a path gives a sense."""
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", f"{model}-{environment}").strip("-.")
+    return Path("runs", "api", name[-100:] or "model")
+
+
+def _environment(api: ApiOptions) -> Mapping[str, Any] | None:
+    """The keys of the section that the command line says; None if it says none."""
+    options = _options(api.environment_option)
+    if api.max_turns is not None:
+        options["max_turns"] = api.max_turns
+    named = {} if api.environment is None else {"name": api.environment}
+    return {**options, **named} or None
+
+
+def _options(tokens: Sequence[str]) -> dict[str, Any]:
+    from ragen_apo.config.overrides import parse_options
+
+    for token in tokens:
+        if "=" not in token:
+            raise ConfigError(
+                f"--environment-option takes key=value, such as max_turns=5, got {token[:40]!r}"
+            )
+    return parse_options([f"--{token.removeprefix('--')}" for token in tokens])
+
+
+def _print(results: Mapping[str, Any], out: Path) -> None:
+    rows = {f"{results['policy']} (API)": results, **results["baselines"]}
+    print_policies(
+        f"{results['episodes']} episodes of split {results['split']!r}",
+        {
+            name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
+            for name, row in rows.items()
+        },
+    )
+    low, high = results["success_ci95"]
+    usage = results["api"]
+    for line in (
+        f"95% interval of the model: {low:.1%} to {high:.1%}",
+        f"{usage['answers']:,} answers: {usage['prompt_tokens']:,} prompt tokens, "
+        f"{usage['completion_tokens']:,} completion tokens; {usage['format_errors']:,} without a "
+        "readable action",
+        f"evaluation: {out}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)

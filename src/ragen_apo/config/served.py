@@ -1,0 +1,93 @@
+"""What an evaluation of a model behind an API depends on: the content of its evaluation.yaml.
+
+Only what changes its numbers. How many questions are asked at a time, time limits and keys are no
+part of it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ragen_apo.config.agent import AgentConfig, ContextConfig
+from ragen_apo.config.environment import EnvironmentConfig
+from ragen_apo.config.run import RunConfig
+from ragen_apo.config.section import NonNegative, Penalty, Section, Seed, Size
+
+TOLD = "rules_and_format"
+"""What a model that was not trained here has to be told: the rules and the form of a response."""
+
+
+class ServedAgentConfig(Section):
+    """The keys of the section `agent` that hold for a model behind an API."""
+
+    format_penalty: Penalty
+    """Reward of a response without readable `<think>` and `<answer>`."""
+    invalid_action_penalty: Penalty
+    """Reward added when the environment could not execute the action."""
+    system_prompt: str
+    """`rules_and_format`, or the text itself."""
+    context: ContextConfig
+    """What the model reads besides system prompt, first and present observation."""
+
+
+class ServedEvaluationConfig(Section):
+    """Which episodes are played, and how an answer is drawn."""
+
+    split: str
+    """Tasks to play."""
+    num_episodes: Size
+    """Tasks in the split's order, one episode each."""
+    temperature: NonNegative
+    """Sampling temperature; 0 is greedy."""
+
+
+class ApiConfig(Section):
+    """The model and its server."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """The name under which the server knows the model."""
+    base_url: str
+    """The root of the API, without keys."""
+    max_tokens: Size
+    """Tokens of an answer at most."""
+
+
+class ServedConfig(Section):
+    """Everything that the numbers of such an evaluation depend on."""
+
+    seed: Seed
+    environment: EnvironmentConfig
+    agent: ServedAgentConfig
+    evaluation: ServedEvaluationConfig
+    api: ApiConfig
+
+
+def served_config(config: RunConfig, *, model: str, base_url: str, max_tokens: int) -> ServedConfig:
+    """The parts of a run's configuration that hold for a model behind an API.
+
+    Its system prompt is `rules_and_format` unless the configuration has a text of its own: `none`
+    and `rules` are for models that have been taught the form.
+    """
+    agent, evaluation = config.agent, config.evaluation
+    return ServedConfig(
+        seed=config.seed,
+        environment=config.environment,
+        agent=ServedAgentConfig(
+            format_penalty=agent.format_penalty,
+            invalid_action_penalty=agent.invalid_action_penalty,
+            system_prompt=_told(agent),
+            context=agent.context,
+        ),
+        evaluation=ServedEvaluationConfig(
+            split=evaluation.split,
+            num_episodes=evaluation.num_episodes,
+            temperature=evaluation.temperature,
+        ),
+        api=ApiConfig(model=model, base_url=base_url, max_tokens=max_tokens),
+    )
+
+
+def _told(agent: AgentConfig) -> str:
+    return TOLD if agent.system_prompt in ("none", "rules", TOLD) else agent.system_prompt

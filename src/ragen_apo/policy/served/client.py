@@ -1,0 +1,273 @@
+"""One question to a server with an OpenAI-compatible API, asked until it is answered.
+
+    messages -> POST BASE/chat/completions -> [failed: wait, again] -> Answer
+
+What passes (429, 5xx, a cut connection, no answer in time) is tried again, after the exponential
+backoff with jitter that lets many clients back in one by one, and not before the server's
+`Retry-After`. What stays (a wrong key, an unknown model) ends in one ApiError. No error carries the
+exception of the HTTP library, whose request holds the key.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import httpx2
+import numpy as np
+
+from ragen_apo.errors import ApiError
+from ragen_apo.policy.served.address import MIN_SECRET_CHARACTERS, Address
+from ragen_apo.policy.served.answer import Answer, Complaint, read_answer, read_complaint
+from ragen_apo.printable import printable, shortened
+
+Message = Mapping[str, str]
+"""`role` (system, user, assistant) and `content`."""
+
+MAX_CONNECT_SECONDS = 20.0
+MAX_ANSWER_BYTES = 1 << 25
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+"""Statuses after which the same request may succeed."""
+_LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+"""The limit of an answer's tokens: as most servers call it, and as newer models of OpenAI want."""
+
+
+class ContextFullError(ApiError):
+    """The conversation, with the longest answer, does not fit into the model's context."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How long a question is asked again."""
+
+    max_attempts: int = 7
+    first_seconds: float = 1.0
+    """The longest pause after the first failure; it doubles with each one."""
+    longest_seconds: float = 60.0
+    max_retry_after_seconds: float = 300.0
+    """A server that asks for a longer pause ends the evaluation, which can go on later."""
+
+    def pause(self, attempt: int, *, retry_after: float, draws: np.random.Generator) -> float:
+        """Seconds before the next attempt; `attempt` counts the failed ones from 0."""
+        longest = min(self.longest_seconds, self.first_seconds * 2**attempt)
+        return retry_after + longest * (0.5 + 0.5 * draws.random())
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What every question asks of the model."""
+
+    model: str
+    temperature: float
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An attempt without an answer."""
+
+    sentence: str
+    passes: bool = False
+    retry_after: float = 0.0
+    context_full: bool = False
+    wants_other_limit: bool = False
+
+
+class ChatClient:
+    """Asks one server for answers of one model; threads may share it. A context manager."""
+
+    def __init__(
+        self,
+        address: Address,
+        sampling: Sampling,
+        *,
+        key: str | None = None,
+        timeout_seconds: float = 300.0,
+        retries: Retries | None = None,
+        max_connections: int = 8,
+    ) -> None:
+        self._address, self._sampling, self._key = address, sampling, key
+        self._timeout_seconds, self._retries = timeout_seconds, retries or Retries()
+        self._limit_name, self._has_answered = _LIMIT_NAMES[0], False
+        self._stopped = threading.Event()
+        headers = {"Content-Type": "application/json"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        connecting = min(timeout_seconds, MAX_CONNECT_SECONDS)
+        self._http = httpx2.Client(
+            headers=headers,
+            timeout=httpx2.Timeout(timeout_seconds, connect=connecting),
+            limits=httpx2.Limits(max_connections=max_connections),
+            follow_redirects=False,
+            trust_env=not address.is_local,  # a proxy does not reach this machine
+        )
+
+    def answer(self, messages: Sequence[Message], *, draws: np.random.Generator) -> Answer:
+        """The model's answer; `draws` spread the pauses of clients that fail together.
+
+        Raises ContextFullError, or ApiError for what no other attempt mends.
+        """
+        failure, attempt = None, 0
+        while failure is None or (failure.passes and attempt < self._retries.max_attempts):
+            if failure is not None:
+                self._pause(failure, attempt - 1, draws)
+            limit_name = self._limit_name
+            failure = self._attempt(messages, limit_name)
+            if isinstance(failure, Answer):
+                self._has_answered = True
+                return failure
+            if failure.wants_other_limit and limit_name == _LIMIT_NAMES[0]:
+                self._limit_name, failure = _LIMIT_NAMES[1], None
+                continue
+            attempt += 1
+        if failure.context_full:
+            raise ContextFullError(failure.sentence)
+        tried = f" {attempt} attempts were made." if attempt > 1 else ""
+        raise ApiError(f"{failure.sentence}{tried}")
+
+    def stop(self) -> None:
+        """Ends pauses and further attempts; answers under way still come."""
+        self._stopped.set()
+
+    def __enter__(self) -> ChatClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._http.close()
+
+    def _pause(self, failure: _Failure, attempt: int, draws: np.random.Generator) -> None:
+        if failure.retry_after > self._retries.max_retry_after_seconds:
+            raise ApiError(
+                f"{failure.sentence} It asks to wait {failure.retry_after:.0f} s. Give the same "
+                "command again then; what was answered is kept"
+            )
+        seconds = self._retries.pause(attempt, retry_after=failure.retry_after, draws=draws)
+        if self._stopped.wait(seconds):
+            raise ApiError(f"{failure.sentence} No other attempt was made: the evaluation ended.")
+
+    def _attempt(self, messages: Sequence[Message], limit_name: str) -> Answer | _Failure:
+        body = {
+            "model": self._sampling.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": self._sampling.temperature,
+            limit_name: self._sampling.max_tokens,
+        }
+        server = self._address.server
+        try:
+            status, headers, content = self._post(json.dumps(body).encode())
+        except httpx2.ConnectTimeout:
+            sentence = (
+                f"{server} cannot be reached (no connection within {MAX_CONNECT_SECONDS:g} s)."
+            )
+            return _Failure(sentence, passes=self._has_answered)
+        except httpx2.TimeoutException:
+            limit = f"{self._timeout_seconds:g} s (--timeout)"
+            return _Failure(f"{server} gave no whole answer within {limit}.", passes=True)
+        except (httpx2.ConnectError, httpx2.ProxyError, httpx2.UnsupportedProtocol) as error:
+            sentence = f"{server} cannot be reached ({self._told(error)}). Is the server running?"
+            return _Failure(sentence, passes=self._has_answered)
+        except httpx2.HTTPError as error:
+            sentence = f"{server} broke the connection off ({self._told(error)})."
+            return _Failure(sentence, passes=True)
+        if status != httpx2.codes.OK:
+            return self._failure(status, headers, read_complaint(content))
+        try:
+            answer = read_answer(content)
+        except ValueError as error:
+            sentence = f"{server} sent what is no chat completion: {self._without_key(str(error))}."
+            return _Failure(f"{sentence} Is --base-url that of an OpenAI-compatible API?", True)
+        if isinstance(answer, Complaint):
+            status = int(answer.code) if answer.code.isdecimal() else 400
+            return self._failure(status, headers, answer)
+        return answer
+
+    def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body; the time limit is for all of them together."""
+        deadline, parts, size = time.monotonic() + self._timeout_seconds, [], 0
+        with self._http.stream("POST", self._address.chat_url, content=body) as response:
+            for part in response.iter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_ANSWER_BYTES:
+                    raise httpx2.ReadError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
+                if time.monotonic() > deadline:
+                    raise httpx2.ReadTimeout("the answer came too slowly")
+        # Before anything of it is cut to length: half a key would not be found any more.
+        content = self._without_key(b"".join(parts).decode("utf-8", errors="replace"))
+        return response.status_code, response.headers, content.encode()
+
+    def _failure(self, status: int, headers: Mapping[str, str], complaint: Complaint) -> _Failure:
+        server, model = self._address.server, self._sampling.model
+        message = self._without_key(complaint.message)
+        said = f"{status}: {message}" if message else str(status)
+        if status in (401, 403):
+            return _Failure(
+                f"{server} does not accept the key ({said}). The key is that in the environment "
+                "variable OPENAI_API_KEY, or in the one that --api-key-env names."
+                if self._key is not None
+                else f"{server} wants a key ({said}), and none was sent. Export OPENAI_API_KEY, or "
+                "name another variable with --api-key-env (over plain http to another machine, "
+                "always name it)."
+            )
+        if complaint.context_full:
+            return _Failure(f"{server}: {model} has no room ({said}).", context_full=True)
+        if complaint.code == "insufficient_quota" or status == 402:
+            return _Failure(
+                f"the account at {server} has no money or quota left ({said}). Give the same "
+                "command again when it has; what was answered is kept."
+            )
+        if status == 404:
+            return _Failure(
+                f"{server} knows no model {model!r}, or has no chat completions at this address "
+                f"({said}). Check --api-model, and --base-url, which mostly ends in /v1."
+            )
+        if 300 <= status < 400:
+            return _Failure(
+                f"{server} redirects to another address ({status}), where no key is sent unasked; "
+                "give that address as --base-url."
+            )
+        passes = status in PASSING
+        verdict = "has no answer now" if passes else "refuses the request"
+        return _Failure(
+            f"{server} {verdict} ({said}).",
+            passes=passes,
+            retry_after=_retry_after(headers) if status in (429, 503) else 0.0,
+            wants_other_limit=_LIMIT_NAMES[1] in complaint.message,
+        )
+
+    def _told(self, error: Exception) -> str:
+        text = self._without_key(" ".join(str(error).split())) or type(error).__name__
+        return shortened(printable(text), 200)
+
+    def _without_key(self, text: str) -> str:
+        """The text as the server said it, which may be the key that it was sent."""
+        if self._key is None or len(self._key) < MIN_SECRET_CHARACTERS:
+            return text
+        return text.replace(self._key, "[the key]")
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """The seconds in `Retry-After`, given as such or as a date; 0 if it is absent or unreadable."""
+    value: Any = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = _seconds_until(value)
+    return seconds if 0 <= seconds < float("inf") else 0.0
+
+
+def _seconds_until(date: str) -> float:
+    try:
+        moment = email.utils.parsedate_to_datetime(date)
+    except ValueError:
+        return 0.0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return (moment - datetime.now(timezone.utc)).total_seconds()

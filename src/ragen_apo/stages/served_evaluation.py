@@ -1,0 +1,262 @@
+"""Evaluates a model behind an API; its folder is read by the report as that of a run.
+
+evaluation.yaml    what the numbers depend on       answers.jsonl    every answer of the model
+evaluation/        results.json, episodes.jsonl     run.json         versions, seconds
+
+The same call goes on where an interrupted one stopped, and with more episodes than before. Another
+setting needs another folder.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ragen_apo
+from ragen_apo.agent.assembly import build_environments, context_window
+from ragen_apo.agent.chat import ChatEpisode, Question, play_chat_episodes
+from ragen_apo.agent.context import system_prompt
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.config.agent import AgentConfig
+from ragen_apo.config.served import ServedConfig
+from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
+from ragen_apo.errors import ApiError, ConfigError, RunDirectoryError
+from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines
+from ragen_apo.evaluation.summary import episode_rows, results_document
+from ragen_apo.files import (
+    check_writable,
+    partial_files,
+    write_json_atomically,
+    write_json_lines_atomically,
+    write_text_atomically,
+)
+from ragen_apo.policy.served.address import Address
+from ragen_apo.policy.served.answer import Answer
+from ragen_apo.policy.served.client import ChatClient
+from ragen_apo.policy.served.ledger import AnswerLedger, answer_key
+from ragen_apo.progress import Progress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.seeding import generator
+from ragen_apo.stages.origin import differences
+from ragen_apo.types import TurnFlag
+
+
+@dataclass(frozen=True)
+class KeptAnswers:
+    """A model whose answers are asked for once and then kept."""
+
+    client: ChatClient
+    ledger: AnswerLedger
+    config: ServedConfig
+
+    def answer(self, question: Question) -> Answer:
+        """The kept answer, or the server's; see `ChatModel`."""
+        key = answer_key(
+            {
+                **self.config.api.model_dump(),
+                "temperature": self.config.evaluation.temperature,
+                "episode": question.episode,
+                "seed": question.seed,
+                "turn": question.turn,
+                "messages": [dict(message) for message in question.messages],
+            }
+        )
+        known = self.ledger.get(key)
+        if known is not None:
+            return known
+        draws = generator(question.seed, "pauses", question.turn)
+        answer = self.client.answer(question.messages, draws=draws)
+        self.ledger.add(key, answer, episode=question.episode, turn=question.turn)
+        return answer
+
+    def stop(self) -> None:
+        self.client.stop()
+
+
+def evaluate_served_model(
+    config: ServedConfig,
+    folder: Path,
+    client: ChatClient,
+    *,
+    concurrency: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Plays the episodes and writes results.json and episodes.jsonl; returns the results.
+
+    Raises RunDirectoryError for a folder that holds something else, ApiError if the server cannot
+    be reached or refuses, OSError, before anything is asked, if nothing could be written.
+    """
+    run = RunDirectory(folder)
+    _require_free(run)
+    environments = build_environments(config.environment, _agent(config))
+    plan = _plan(config)
+    requests = plan.requests(environments)
+    if not requests:
+        raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
+    if not run.evaluation.exists():
+        write_text_atomically(run.evaluation, _yaml(config))
+    for file in (run.results, run.episodes):
+        check_writable(file)
+    with run.locked(), AnswerLedger(run.answers) as ledger:
+        if len(ledger) or run.results.exists():
+            _require_same_evaluation(run, config)
+        else:
+            write_text_atomically(run.evaluation, _yaml(config))
+        server = Address(config.api.base_url).server
+        kept = f"; {len(ledger):,} answers are kept already" if len(ledger) else ""
+        progress.say(f"{config.api.model} at {server} plays {len(requests):,} episodes{kept}.")
+        progress.start("evaluation", len(requests))
+        finished: list[ChatEpisode] = []
+
+        def note(episode: ChatEpisode) -> None:
+            finished.append(episode)
+            solved = sum(each.trajectory.success for each in finished)
+            progress.update(len(finished), f"{solved} solved")
+
+        started = time.perf_counter()
+        episodes = play_chat_episodes(
+            KeptAnswers(client, ledger, config),
+            environments,
+            requests,
+            system_prompt=system_prompt(
+                config.agent.system_prompt, rules=environments.properties.rules
+            ),
+            window=context_window(config.agent.context),
+            concurrency=concurrency,
+            policy_version=config.api.model,
+            on_finished=note,
+        )
+        seconds = time.perf_counter() - started
+        _require_a_turn(episodes, config)
+        results = _results(config, episodes, environments)
+        _write(run, config, episodes, results, data=environments.properties.data)
+        run.add_seconds("evaluation", seconds)
+    return results
+
+
+def _plan(config: ServedConfig) -> EvaluationPlan:
+    section = config.evaluation
+    return EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
+
+
+def _agent(config: ServedConfig) -> AgentConfig:
+    """The section as `build_environments` takes it; the limits of tokens are the server's."""
+    agent = config.agent
+    return AgentConfig(
+        format_penalty=agent.format_penalty, invalid_action_penalty=agent.invalid_action_penalty
+    )
+
+
+def _yaml(config: ServedConfig) -> str:
+    return dump_yaml(config.model_dump(by_alias=True))
+
+
+def _require_free(run: RunDirectory) -> None:
+    """Raises RunDirectoryError for a folder that is in use for something else."""
+    if run.config.exists():
+        raise RunDirectoryError(
+            f"{run.path} is a run; the evaluation of a model behind an API needs a folder of its "
+            "own: give another --out"
+        )
+    half = set(partial_files(run.path))  # a start that was killed
+    is_free = not run.path.exists() or (run.path.is_dir() and not {*run.path.iterdir()} - half)
+    if not (is_free or run.evaluation.is_file()):
+        raise RunDirectoryError(
+            f"{run.path} exists already and is no evaluation of a model behind an API; give "
+            "another --out"
+        )
+
+
+def _require_same_evaluation(run: RunDirectory, config: ServedConfig) -> None:
+    """Raises RunDirectoryError if the folder's answers are those of another evaluation.
+
+    The number of episodes may change: what they have in common is the same.
+    """
+    try:
+        before, _ = parse_yaml(read_yaml(run.evaluation))
+    except ValueError as error:
+        raise RunDirectoryError(f"{run.evaluation} {error}; give another --out") from error
+    now = json.loads(json.dumps(config.model_dump(by_alias=True)))
+    changes = [
+        f"{key} was {json.dumps(old)} and is {json.dumps(new)}"
+        for key, old, new in differences(before if isinstance(before, dict) else {}, now)
+        if key != "evaluation.num_episodes"
+    ]
+    if changes:
+        raise RunDirectoryError(
+            f"{run.path} holds another evaluation: {'; '.join(changes[:5])}. Its episodes and "
+            "these would not be one evaluation; give another --out"
+        )
+
+
+def _require_a_turn(episodes: Sequence[ChatEpisode], config: ServedConfig) -> None:
+    """An evaluation in which nothing was ever answered says nothing about the model."""
+    if not any(episode.answers for episode in episodes):
+        raise ApiError(
+            f"no task fits into the context of {config.api.model} together with an answer of "
+            f"{config.api.max_tokens} tokens; lower --max-tokens, or serve the model with a longer "
+            "context"
+        )
+
+
+def _results(
+    config: ServedConfig, episodes: Sequence[ChatEpisode], environments: EnvironmentManager
+) -> dict[str, Any]:
+    plan = _plan(config)
+    results = results_document(
+        [episode.trajectory for episode in episodes],
+        policy=config.api.model,
+        split=plan.split,
+        baselines=play_baselines(environments, plan),
+        failure_words=environments.properties.failure_words,
+    )
+    return {**results, "api": usage_summary(config, episodes)}
+
+
+def usage_summary(config: ServedConfig, episodes: Sequence[ChatEpisode]) -> dict[str, Any]:
+    """What the episodes have cost, and how many answers were none."""
+    answers = [answer for episode in episodes for answer in episode.answers]
+    turns = [turn for episode in episodes for turn in episode.trajectory.turns]
+    return {
+        "model": config.api.model,
+        "server": Address(config.api.base_url).server,
+        "answers": len(answers),
+        "prompt_tokens": sum(answer.prompt_tokens or 0 for answer in answers),
+        "completion_tokens": sum(answer.completion_tokens or 0 for answer in answers),
+        "answers_without_usage": sum(answer.completion_tokens is None for answer in answers),
+        "empty_answers": sum(not answer.content.strip() for answer in answers),
+        "refused_answers": sum(answer.refused for answer in answers),
+        "cut_off_answers": sum(TurnFlag.RESPONSE_TRUNCATED.value in turn.flags for turn in turns),
+        "format_errors": sum(TurnFlag.FORMAT_ERROR.value in turn.flags for turn in turns),
+        "episodes_out_of_context": sum(episode.context_full for episode in episodes),
+    }
+
+
+def _write(
+    run: RunDirectory,
+    config: ServedConfig,
+    episodes: Sequence[ChatEpisode],
+    results: dict[str, Any],
+    *,
+    data: str,
+) -> None:
+    rows = episode_rows([each.trajectory for each in episodes], policy=config.api.model)
+    for row, episode in zip(rows, episodes, strict=True):
+        for turn, answer in zip(row["turns"], episode.answers, strict=True):
+            turn["num_prompt_tokens"] = answer.prompt_tokens
+            turn["num_response_tokens"] = answer.completion_tokens
+    write_json_lines_atomically(run.episodes, rows)
+    write_json_atomically(run.results, results)
+    write_text_atomically(run.evaluation, _yaml(config))
+    versions = {
+        "ragen_apo": ragen_apo.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    noted = {"versions": versions, **({"data": data} if data else {})}
+    write_json_atomically(run.status, run.read_status() | noted)

@@ -1,0 +1,395 @@
+"""Evaluations of a model behind a real local server: results, resuming, refusals, files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ragen_apo
+from ragen_apo.environments.base import make_environment
+from ragen_apo.errors import ApiError, ConfigError, RunDirectoryError
+from tests.chat_server import (
+    SHOP,
+    ChatServer,
+    completion,
+    cuts,
+    perfect_shopper,
+    refuses,
+    says,
+    sends,
+    serving,
+    stalls,
+)
+from tests.command_line import snapshot
+
+KEY = "sk-very-secret-0123456789"
+LOST = "<think>?</think><answer>search zzz</answer>"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "evaluation"
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def evaluate(server: ChatServer | str, out: Path, **changes: Any) -> dict[str, Any]:
+    url = server if isinstance(server, str) else server.url
+    evaluation = {"split": "all", "num_episodes": 6, **changes.pop("evaluation", {})}
+    options = {"environment": SHOP, "concurrency": 3, "progress": False, **changes}
+    return ragen_apo.evaluate_api("tiny", out, base_url=url, evaluation=evaluation, **options)
+
+
+# Results
+
+
+def test_a_perfect_shopper_solves_every_task(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        results = evaluate(server, out)
+    assert (results["success_rate"], results["episodes"], results["avg_steps"]) == (1.0, 6, 2.0)
+    assert len(server.requests) == 12
+    assert {"heuristic", "random"} <= results["baselines"].keys()
+
+
+def test_results_say_what_was_asked_of_whom_and_what_it_cost(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        results = evaluate(server, out)
+    assert results["policy"] == "tiny"
+    assert results["api"] == {
+        "model": "tiny",
+        "server": server.url.split("/")[2],
+        "answers": 12,
+        "prompt_tokens": 12 * 7,
+        "completion_tokens": 12 * 3,
+        "answers_without_usage": 0,
+        "empty_answers": 0,
+        "refused_answers": 0,
+        "cut_off_answers": 0,
+        "format_errors": 0,
+        "episodes_out_of_context": 0,
+    }
+    assert json.loads((out / "evaluation" / "results.json").read_text()) == results
+
+
+def test_the_page_has_every_number_of_the_cost_and_every_file(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        results = evaluate(server, out)
+    page = (Path(__file__).parents[2] / "docs" / "evaluating_models.md").read_text()
+    cost = page.split("| field of `api` | meaning |")[1].split("\n\n")[0]
+    named = [
+        name for line in cost.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])
+    ]
+    assert sorted(named) == sorted(results["api"])
+    files = page.split("| file | content |")[1]
+    assert [name for name in snapshot(out) if name != ".lock" and f"`{name}`" not in files] == []
+
+
+def test_the_episodes_are_those_of_the_evaluation_of_a_run(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out)
+    tasks = make_environment("shop", {"num_products": 24, "max_turns": 3}).tasks("all")[:6]
+    assert [each.task.task_id for each in ragen_apo.episodes(out)] == [t.task_id for t in tasks]
+
+
+def test_a_model_is_told_the_rules_and_the_form(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out)
+    system, user = server.requests[0]["messages"]
+    assert system["role"] == "system"
+    rules = make_environment("shop", {}).properties.rules
+    assert system["content"].startswith(rules)
+    assert "<think>what you think</think><answer>one action</answer>" in system["content"]
+    assert user["content"].startswith("TASK: ")
+
+
+def test_a_system_prompt_of_ones_own_is_taken_as_it_is(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out, agent={"system_prompt": "Buy well."})
+    assert server.requests[0]["messages"][0]["content"] == "Buy well."
+
+
+def test_empty_answers_and_refusals_are_format_errors_that_are_counted(out: Path) -> None:
+    refusal = {"role": "assistant", "content": None, "refusal": "I do not shop"}
+    with serving(says(None), sends(completion(refusal))) as server:
+        results = evaluate(server, out, evaluation={"num_episodes": 2})
+    # two episodes of three turns
+    assert results["api"]["format_errors"] == results["api"]["empty_answers"] == 6
+    assert results["api"]["refused_answers"] == 1
+    assert results["failures"]["unreadable"]["count"] == 2
+
+
+def test_a_conversation_that_becomes_too_long_is_a_truncated_episode(out: Path) -> None:
+    full = refuses(400, "maximum context length is 64 tokens", code="context_length_exceeded")
+    with serving(perfect_shopper, full) as server:
+        results = evaluate(server, out)
+    assert results["api"]["episodes_out_of_context"] == 1
+    assert (results["successes"], results["episodes"]) == (5, 6)
+
+
+def test_a_context_in_which_no_task_fits_is_an_error(out: Path) -> None:
+    full = refuses(400, "maximum context length is 64 tokens")
+    with serving(perfect_shopper, *[full] * 6) as server, pytest.raises(ApiError) as caught:
+        evaluate(server, out)
+    assert "no task fits into the context of tiny" in str(caught.value)
+
+
+# One at a time or many, with faults or without
+
+
+def test_questions_side_by_side_change_no_result(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "many"]
+    with serving(perfect_shopper) as server:
+        results = [
+            evaluate(server, folder, concurrency=number)
+            for folder, number in zip(folders, [1, 6], strict=True)
+        ]
+    assert results[0] == results[1]
+    one, many = (folder / "evaluation" / "episodes.jsonl" for folder in folders)
+    assert one.read_bytes() == many.read_bytes()
+
+
+@pytest.mark.slow
+def test_faults_that_pass_change_no_result(tmp_path: Path) -> None:
+    faults = [refuses(429, Retry_After="1"), refuses(500), cuts, stalls(1.0), sends("nonsense {")]
+    with serving(perfect_shopper) as server:
+        expected = evaluate(server, tmp_path / "calm")
+    with serving(perfect_shopper, *faults) as server:
+        results = evaluate(server, tmp_path / "rough", timeout_seconds=0.5)
+    assert len(server.requests) == 12 + len(faults)
+    ports = results.pop("api"), expected.pop("api")
+    assert results == expected
+    assert ports[0]["prompt_tokens"] == ports[1]["prompt_tokens"]
+
+
+# Going on
+
+
+def test_an_evaluation_goes_on_without_a_question_that_was_answered(out: Path) -> None:
+    with serving(perfect_shopper, *[None] * 5, refuses(404, "gone")) as server:
+        with pytest.raises(ApiError, match="gone"):
+            evaluate(server, out, concurrency=1)
+        assert len(server.requests) == 6  # five answers and the refusal
+        results = evaluate(server, out)
+    assert results["success_rate"] == 1.0
+    assert results["api"]["answers"] == 12
+    assert len(server.requests) - 6 == 12 - 5
+
+
+def test_answers_under_way_are_kept_when_another_one_fails(out: Path) -> None:
+    """The second question fails at once; the first and third are answered and paid for later."""
+    entered, release = threading.Semaphore(0), threading.Event()
+
+    def slowly(body: Any) -> str:
+        entered.release()
+        assert release.wait(10)
+        return perfect_shopper(body)
+
+    def fails_when_others_wait(handler: Any) -> None:
+        for _ in range(2):
+            assert entered.acquire(timeout=10)
+        refuses(404, "gone")(handler)
+        release.set()
+
+    with serving(slowly, None, fails_when_others_wait) as server:
+        with pytest.raises(ApiError, match="gone"):
+            evaluate(server, out, concurrency=3)
+        assert len((out / "answers.jsonl").read_text().splitlines()) == 2
+        evaluate(server, out)
+    assert len(server.requests) == 12 + 1
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_was_killed_goes_on(out: Path) -> None:
+    """With SIGKILL, while the sixth question waits for its answer."""
+    waiting, release = threading.Event(), threading.Event()
+
+    def hangs(handler: Any) -> None:
+        waiting.set()
+        release.wait(30)
+        cuts(handler)
+
+    with serving(perfect_shopper, *[None] * 5, hangs) as server:
+        script = (
+            "import ragen_apo\n"
+            f"ragen_apo.evaluate_api('tiny', {str(out)!r}, base_url={server.url!r}, "
+            f"environment={SHOP!r}, concurrency=1, progress=False, "
+            "evaluation={'split': 'all', 'num_episodes': 6})"
+        )
+        process = subprocess.Popen([sys.executable, "-c", script])
+        try:
+            assert waiting.wait(120)
+        finally:
+            process.kill()
+            process.wait()
+            release.set()
+        assert not (out / "evaluation" / "results.json").exists()
+        results = evaluate(server, out)
+    assert results["success_rate"] == 1.0
+    assert len(server.requests) == 12 + 1
+
+
+def test_a_finished_evaluation_asks_nothing_again(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        results = evaluate(server, out)
+        before = len(server.requests)
+        assert evaluate(server, out) == results
+    assert len(server.requests) == before
+
+
+def test_more_episodes_ask_only_what_is_new(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out, evaluation={"num_episodes": 2})
+        results = evaluate(server, out)
+    assert results["episodes"] == 6
+    assert len(server.requests) == 12
+    assert "num_episodes: 6" in (out / "evaluation.yaml").read_text()
+
+
+def test_at_a_temperature_an_episode_that_begins_again_is_asked_again(out: Path) -> None:
+    """The split has 3 tasks, which are played twice: each answer is a draw of its own."""
+    with serving(perfect_shopper) as server:
+        evaluate(server, out, evaluation={"split": "test", "temperature": 0.5})
+    assert len(server.requests) == 12
+
+
+def test_an_answer_depends_on_the_messages(out: Path) -> None:
+    """Also where evaluation.yaml was edited."""
+    with serving(perfect_shopper) as server:
+        evaluate(server, out)
+        answers = out / "answers.jsonl"
+        file = out / "evaluation.yaml"
+        file.write_text(file.read_text().replace("rules_and_format", "Buy well."))
+        before = answers.read_text()
+        evaluate(server, out, agent={"system_prompt": "Buy well."})
+    assert answers.read_text().startswith(before)
+    assert len(server.requests) == 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"max_tokens": 5}, "api.max_tokens was 512 and is 5"),
+        ({"evaluation": {"temperature": 0.5}}, "evaluation.temperature was 0.0 and is 0.5"),
+        ({"evaluation": {"split": "test"}}, 'evaluation.split was "all" and is "test"'),
+        ({"environment": {**SHOP, "max_turns": 2}}, "environment.max_turns was 3 and is 2"),
+        ({"seed": 3}, "seed was 0 and is 3"),
+        ({"agent": {"system_prompt": "Buy."}}, 'is "Buy."'),
+    ],
+)
+def test_other_settings_need_another_folder(changes: dict[str, Any], told: str, out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out)
+        before = snapshot(out)
+        with pytest.raises(RunDirectoryError, match="give another --out") as caught:
+            evaluate(server, out, **changes)
+    assert told in str(caught.value)
+    assert snapshot(out) == before
+
+
+def test_a_first_attempt_without_an_answer_does_not_fix_the_settings(out: Path) -> None:
+    with serving(perfect_shopper, refuses(404, "no such model")) as server:
+        with pytest.raises(ApiError):
+            evaluate(server, out, concurrency=1, max_tokens=5)
+        assert evaluate(server, out)["success_rate"] == 1.0
+
+
+# Refusals
+
+
+def test_a_folder_with_something_else_is_refused(out: Path) -> None:
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    with serving(perfect_shopper) as server, pytest.raises(RunDirectoryError, match="--out"):
+        evaluate(server, out)
+    assert list(snapshot(out)) == ["thesis.txt"]
+
+
+def test_what_a_killed_start_has_left_is_no_hindrance(out: Path) -> None:
+    out.mkdir()
+    (out / "evaluation.yaml.partial-0123abcd").write_text("seed")
+    with serving(perfect_shopper) as server:
+        assert evaluate(server, out)["success_rate"] == 1.0
+
+
+def test_a_model_without_a_name_is_refused(out: Path) -> None:
+    with pytest.raises(ConfigError, match="model is empty"):
+        ragen_apo.evaluate_api(" ", out, base_url="http://127.0.0.1:9/v1", progress=False)
+
+
+def test_the_folder_of_a_run_is_refused(out: Path) -> None:
+    out.mkdir()
+    (out / "config.yaml").write_text("seed: 0")
+    with serving(perfect_shopper) as server, pytest.raises(RunDirectoryError, match="is a run"):
+        evaluate(server, out)
+
+
+def test_such_a_folder_is_no_run(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out)
+    with pytest.raises(RunDirectoryError, match="the evaluation of a model behind an API"):
+        ragen_apo.evaluate(out, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds must be at least"),
+        ({"evaluation": {"split": "tset"}}, "tset"),
+        ({"environment": "shopp"}, "shopp"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_before_anything_is_written(
+    changes: dict[str, Any], problem: str, out: Path
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        evaluate("http://127.0.0.1:9/v1", out, **changes)
+    assert not out.exists()
+
+
+def test_an_address_with_a_password_is_refused_without_being_repeated(out: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        evaluate("https://me:hunter2@host/v1", out)
+    assert "hunter2" not in str(caught.value)
+
+
+# The key
+
+
+def test_the_key_is_sent_and_stands_in_no_file(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+
+    def blabs(body: Any) -> str:
+        return f"{perfect_shopper(body)} {KEY}"
+
+    with serving(blabs) as server:
+        evaluate(server, out, api_key_env="MY_KEY")
+    ragen_apo.write_report(out)
+    assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+    assert [name for name, content in snapshot(out).items() if KEY.encode() in content] == []
+
+
+def test_without_a_key_none_is_sent(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out)
+    assert not any("Authorization" in headers for headers in server.headers)
+
+
+def test_a_server_that_wants_a_key_is_told_to_get_one(out: Path) -> None:
+    wanted = "wants a key .*Export OPENAI_API_KEY"
+    with (
+        serving(perfect_shopper, refuses(401, "no key")) as server,
+        pytest.raises(ApiError, match=wanted),
+    ):
+        evaluate(server, out, concurrency=1)
