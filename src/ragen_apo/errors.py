@@ -29,6 +29,10 @@ class ContextError(RagenApoError):
     """A conversation cannot be rendered into tokens for this model."""
 
 
+class ServerError(RagenApoError):
+    """An inference server does not answer, or does not answer what it was asked."""
+
+
 class ValueStoreError(RagenApoError):
     """The value store is unreadable or belongs to other conditions than those asked for."""
 
