@@ -4,7 +4,7 @@
 
 Each request carries the whole context of its row as token ids; the server finds the part that it
 knows in its prefix cache. At the start of a rollout the servers get the policy's present weights
-(`weights`), and the first request of a policy is compared with our own scoring (`agreement`).
+(`weights`), and a server that has got other weights is compared with our own scoring (`agreement`).
 
 What comes back is not reproducible: servers batch requests as they arrive and draw their own random
 numbers, so an episode played again differs, under the same seed as well. A response counts once its
@@ -142,9 +142,7 @@ class ServerEngine:
 
         Temperature 0 takes the most probable token. Raises ServerError.
         """
-        for server in [each for each in self._servers if each in self._unchecked]:
-            self._insist(server, lambda s=server: self._check(s, temperature or 1.0))
-            self._unchecked.discard(server)
+        self._check(temperature)
         for row in self._rows:
             if row.max_new_tokens and row.wanted is None:
                 self._send(row, temperature)
@@ -153,6 +151,7 @@ class ServerEngine:
             finished, failed = self._arrived()
             if failed:
                 self._recover(failed)
+                self._check(temperature)
                 for row, _ in failed:
                     self._send(row, temperature)
         for row, response in finished:
@@ -229,20 +228,25 @@ class ServerEngine:
         identity = self._identity
         assert identity
         for server in servers:
-            facts = self._insist(server, lambda s=server: self._weights.bring(s, identity))
-            require_room(server, facts, self.capacity)
-            self._served_names[server.base_url] = facts.model
+            brought = self._insist(server, lambda s=server: self._weights.bring(s, identity))
+            require_room(server, brought.facts, self.capacity)
+            self._served_names[server.base_url] = brought.facts.model
+            if brought.has_changed:
+                self._unchecked.add(server)
         self._weights.forget_files(identity)
 
-    def _check(self, server: VllmServer, temperature: float) -> None:
-        assert self._identity
-        require_agreement(
-            server,
-            self.model,
-            served_name=self._served_name(server),
-            salt=self._identity.salt,
-            temperature=temperature,
-        )
+    def _check(self, temperature: float) -> None:
+        """Compares each server with the policy that has got other weights since the last time."""
+        identity = self._identity
+        assert identity
+        for server in [each for each in self._servers if each in self._unchecked]:
+            asked = {
+                "served_name": self._served_name(server),
+                "salt": identity.salt,
+                "temperature": temperature or 1.0,
+            }
+            self._insist(server, lambda s=server, a=asked: require_agreement(s, self.model, **a))
+            self._unchecked.discard(server)
 
     def _served_name(self, server: VllmServer) -> str:
         assert self._identity

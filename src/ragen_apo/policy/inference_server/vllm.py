@@ -42,6 +42,8 @@ class ServerFacts:
     version: str
     model: str
     """The name under which it serves the model that it was started with."""
+    folder: str
+    """The model folder or hub name that it was started with."""
     max_context_tokens: int
     adapters: tuple[str, ...] = ()
     """The names of those that are loaded."""
@@ -79,6 +81,7 @@ class _Completion(BaseModel):
 
 class _Model(BaseModel):
     id: str
+    root: str | None = None
     max_model_len: int | None = None
     parent: str | None = None
 
@@ -97,6 +100,18 @@ class _Label(BaseModel):
 
 class _Success(BaseModel):
     success: bool
+
+
+class _Device(BaseModel):
+    device: str
+
+
+class _Setup(BaseModel):
+    device_config: _Device
+
+
+class _Info(BaseModel):
+    vllm_config: _Setup
 
 
 _Choice.model_rebuild()
@@ -124,9 +139,15 @@ class VllmServer:
         return ServerFacts(
             version=version,
             model=bases[0].id,
+            folder=bases[0].root or "",
             max_context_tokens=bases[0].max_model_len or 0,
             adapters=tuple(each.id for each in models if each.parent is not None),
         )
+
+    def runs_on_cpu(self) -> bool:
+        """Whether it is vLLM's build for CPUs; takes some seconds at first."""
+        info = self._ask("/server_info?config_format=json", _Info)
+        return info.vllm_config.device_config.device == "cpu"
 
     def label(self) -> str:
         """What the present weights were labelled with."""

@@ -22,6 +22,11 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from ragen_apo.files import directory_written_atomically
+from ragen_apo.policy.inference_server.untied import (
+    is_tied,
+    require_same_projection,
+    save_untied,
+)
 from ragen_apo.policy.inference_server.vllm import ServerFacts, VllmServer
 from ragen_apo.policy.inference_server.wire import RequestError
 from ragen_apo.policy.language_model import LanguageModel
@@ -51,6 +56,15 @@ class Identity:
     def salt(self) -> str:
         """Keeps prefix caches of different weights apart."""
         return f"{self.base} {self.adapter or ''}"
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A server that has the weights."""
+
+    facts: ServerFacts
+    has_changed: bool
+    """Whether it had others before."""
 
 
 class PolicyWeights:
@@ -83,27 +97,32 @@ class PolicyWeights:
         update_digest(digest, plain_weights(self._model.model, adapters=False))
         return f"{MARK}{digest.hexdigest()[:16]}"
 
-    def bring(self, server: VllmServer, identity: Identity) -> ServerFacts:
+    def bring(self, server: VllmServer, identity: Identity) -> Brought:
         """Gives the server what it lacks of the present weights; their identity is given.
 
         May be repeated after a failure. `forget_files` belongs after it. Raises RequestError.
         """
         facts = server.facts()
         loaded = [name for name in facts.adapters if name.startswith(MARK)]
-        if server.label() != identity.base:
+        has_base, has_adapter = server.label() == identity.base, identity.adapter in loaded
+        if not has_base:
+            untie = is_tied(self._model) and server.runs_on_cpu()
+            if untie:
+                require_same_projection(self._model, facts)
             for name in loaded:  # the server would read their files again
                 server.unload_adapter(name)
-            loaded = []
+            loaded, has_adapter = [], False
             # If this breaks off in between, nobody takes the half of it for weights.
             server.set_label(_LOADING)
-            server.load_weights(self._write_base(identity.base))
+            server.load_weights(self._write_base(identity.base, untie=untie))
             server.set_label(identity.base)
-        if identity.adapter is not None and identity.adapter not in loaded:
+        if identity.adapter is not None and not has_adapter:
             server.load_adapter(identity.adapter, self._write_adapter(identity.adapter))
         for name in loaded:
             if name != identity.adapter:
                 server.unload_adapter(name)
-        return facts
+        complete = has_base and (has_adapter or identity.adapter is None)
+        return Brought(facts, has_changed=not complete)
 
     def require(self, server: VllmServer, identity: Identity) -> None:
         """Raises RequestError unless the server has had these weights ever since `bring`."""
@@ -116,12 +135,12 @@ class PolicyWeights:
                 "of its own",
             )
 
-    def _write_base(self, label: str) -> Path:
+    def _write_base(self, label: str, *, untie: bool) -> Path:
         model = self._model.without_adapters() if self._acts else self._model
         folder = self._folder / label
         if not folder.exists():
             with directory_written_atomically(folder) as partial:
-                model.save(partial)
+                (save_untied if untie else LanguageModel.save)(model, partial)
         return folder
 
     def _write_adapter(self, name: str) -> Path:

@@ -34,7 +34,9 @@ _UNKNOWN_ROUTE = (
 class RequestError(Exception):
     """One attempt at a request failed; the message says what happened."""
 
-    def __init__(self, message: str, *, advice: str = "", status: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, advice: str = "", status: int | None = None, is_final: bool = False
+    ) -> None:
         super().__init__(message)
         self.advice = advice or (
             "Look at the server's log; docs/server.md has the version and the options that it needs"
@@ -42,10 +44,13 @@ class RequestError(Exception):
         """What the user can do about it, if it happens again and again."""
         self.status = status
         """What the server answered, if it did."""
+        self._is_final = is_final
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the server understood the request and will not serve it, however often."""
+        """Whether it is no use to ask again: the server understood and will not serve it."""
+        if self._is_final:
+            return True
         return self.status is not None and 400 <= self.status < 500 and self.status not in _PASSING
 
     @property
