@@ -37,6 +37,7 @@ class FakeVllm:
         self.spoil: Callable[[str, Any], Any] = lambda path, answer: answer
         """Gets every route and its answer before it is sent; may change it, or raise."""
         self.asked: list[tuple[str, Any]] = []
+        self.device = "cuda"
         self.scale_logprobs = True
         """False is vLLM's default: log-probabilities before the temperature."""
         self.lock = threading.Lock()
@@ -54,6 +55,7 @@ class FakeVllm:
         return [path for path, _ in self.asked]
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
+        path = path.partition("?")[0]
         self.asked.append((path, body))
         with self.lock:
             return self.spoil(path, self._routes()[path](body))
@@ -62,6 +64,7 @@ class FakeVllm:
         return {
             "/version": lambda _: {"version": "0.32.0"},
             "/v1/models": lambda _: {"data": self._models()},
+            "/server_info": lambda _: {"vllm_config": {"device_config": {"device": self.device}}},
             "/weight_info": lambda _: {"weight_version": self.label},
             "/update_weight_version": self._set_label,
             "/collective_rpc": self._reload,
@@ -72,7 +75,12 @@ class FakeVllm:
         }
 
     def _models(self) -> list[dict[str, Any]]:
-        base = {"id": SERVED_NAME, "max_model_len": self.max_model_len, "parent": None}
+        base = {
+            "id": SERVED_NAME,
+            "root": str(self.first_folder),
+            "max_model_len": self.max_model_len,
+            "parent": None,
+        }
         return [base, *({"id": name, "parent": SERVED_NAME} for name in self.adapters)]
 
     def _set_label(self, body: dict[str, Any]) -> Any:
@@ -88,7 +96,7 @@ class FakeVllm:
     def _load_adapter(self, body: dict[str, Any]) -> str:
         name, folder = body["lora_name"], Path(body["lora_path"])
         if name in self.adapters:
-            raise Refusal(400, f"The lora adapter '{name}' has already been loaded.")
+            raise RefusalError(400, f"The lora adapter '{name}' has already been loaded.")
         settings = json.loads((folder / "adapter_config.json").read_text())
         names = settings["target_modules"]
         wanted = LoraConfig(rank=settings["r"], alpha=settings["lora_alpha"], target_modules=names)
@@ -109,7 +117,7 @@ class FakeVllm:
     def _complete(self, body: dict[str, Any]) -> Any:
         name = body["model"]
         if name != SERVED_NAME and name not in self.adapters:
-            raise Refusal(404, f"The model `{name}` does not exist.")
+            raise RefusalError(404, f"The model `{name}` does not exist.")
         model = self.model if name == SERVED_NAME else self.adapters[name]
         prompt, max_tokens = body["prompt"], body["max_tokens"]
         engine = GenerationEngine(model, num_rows=1, capacity=len(prompt) + max_tokens)
@@ -135,7 +143,7 @@ class FakeVllm:
         return {"choices": [choice]}
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """An answer with another status than 200."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -143,15 +151,15 @@ class Refusal(Exception):
         self.status = status
 
 
-class Hangup(Exception):
+class HangupError(Exception):
     """The connection ends without an answer, as when the process dies."""
 
 
-class Stall(Exception):
+class StallError(Exception):
     """There is no answer for a while."""
 
 
-class Raw(Exception):
+class RawError(Exception):
     """Bytes that are no JSON."""
 
 
@@ -172,14 +180,14 @@ def handler(server: FakeVllm) -> type[BaseHTTPRequestHandler]:
         def _serve(self, body: dict[str, Any]) -> None:
             try:
                 self._send(200, json.dumps(server.answer(self.path, body)).encode())
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 content = {"error": {"message": str(refusal)}}
                 self._send(refusal.status, json.dumps(content).encode())
-            except Hangup:
+            except HangupError:
                 self.close_connection = True
-            except Stall as stall:
+            except StallError as stall:
                 time.sleep(float(str(stall)))
-            except Raw as raw:
+            except RawError as raw:
                 self._send(200, str(raw).encode())
             except BrokenPipeError:
                 pass

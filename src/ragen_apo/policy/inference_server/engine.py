@@ -150,10 +150,7 @@ class ServerEngine:
         while self._under_way and not finished:
             finished, failed = self._arrived()
             if failed:
-                self._recover(failed)
-                self._check(temperature)
-                for row, _ in failed:
-                    self._send(row, temperature)
+                self._recover(failed, temperature)
         for row, response in finished:
             row.context.extend(response.token_ids)
             row.max_new_tokens = 0
@@ -209,8 +206,10 @@ class ServerEngine:
         lost = [(row, changed[row.server]) for row, _ in responses if row.server in changed]
         return kept, [*failed, *lost]
 
-    def _recover(self, failed: Sequence[tuple[ServerRow, RequestError]]) -> None:
-        """Pauses and prepares the servers that the rows of failed requests turn to."""
+    def _recover(
+        self, failed: Sequence[tuple[ServerRow, RequestError]], temperature: float
+    ) -> None:
+        """Sends failed requests again, after a pause and to servers that have the weights."""
         for row, failure in failed:
             row.num_failures += 1
             if failure.is_refusal or row.num_failures > self._settings.retries:
@@ -219,21 +218,34 @@ class ServerEngine:
         for row, _ in failed:
             index = self._servers.index(row.server)
             row.server = self._servers[(index + 1) % len(self._servers)]
-        self._bring(
-            [each for each in self._servers if any(row.server is each for row, _ in failed)]
+        rows = [row for row, _ in failed]
+        changed = self._bring(
+            [each for each in self._servers if any(r.server is each for r in rows)]
         )
+        self._check(temperature)
+        # What a changed server has under way may be of the weights before, or of both.
+        for future, row in list(self._under_way.items()):
+            if row.server in changed and row.request:
+                row.request.break_off()
+                del self._under_way[future]
+                rows.append(row)
+        for row in rows:
+            self._send(row, temperature)
 
-    def _bring(self, servers: Sequence[VllmServer]) -> None:
-        """Gives each server what it lacks of the rollout's weights."""
+    def _bring(self, servers: Sequence[VllmServer]) -> list[VllmServer]:
+        """Gives each server what it lacks of the rollout's weights; returns those that did."""
         identity = self._identity
         assert identity
+        changed: list[VllmServer] = []
         for server in servers:
             brought = self._insist(server, lambda s=server: self._weights.bring(s, identity))
             require_room(server, brought.facts, self.capacity)
             self._served_names[server.base_url] = brought.facts.model
             if brought.has_changed:
-                self._unchecked.add(server)
+                changed.append(server)
+        self._unchecked.update(changed)
         self._weights.forget_files(identity)
+        return changed
 
     def _check(self, temperature: float) -> None:
         """Compares each server with the policy that has got other weights since the last time."""

@@ -117,21 +117,24 @@ class Request:
         method = "GET" if self._body is None else "POST"
         self._connection.request(method, self._path, body=self._body, headers=headers)
         response = self._connection.getresponse()
-        content = bytearray()
-        while True:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise TimeoutError
-            connected.settimeout(remaining)
-            chunk = response.read1(_CHUNK_BYTES)
-            if not chunk:
-                break
-            content += chunk
-            if len(content) > MAX_ANSWER_BYTES:
-                raise RequestError(f"{self._path} sends more than {MAX_ANSWER_BYTES:,} bytes")
-        if response.length:
-            raise RequestError(f"{self._path}: the answer was cut off, {response.length} bytes")
-        return self._decoded(response, bytes(content))
+        with response:
+            content = bytearray()
+            while chunk := self._next_chunk(connected, response, deadline):
+                content += chunk
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise RequestError(f"{self._path} sends more than {MAX_ANSWER_BYTES:,} bytes")
+            if response.length:
+                raise RequestError(f"{self._path}: {response.length} bytes of the answer lack")
+            return self._decoded(response, bytes(content))
+
+    def _next_chunk(
+        self, connected: socket.socket, response: http.client.HTTPResponse, deadline: float
+    ) -> bytes:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        connected.settimeout(remaining)
+        return response.read1(_CHUNK_BYTES)
 
     def _decoded(self, response: http.client.HTTPResponse, content: bytes) -> Any:
         if response.status != http.client.OK:
