@@ -223,23 +223,16 @@ def test_a_tied_projection_on_a_cpu_is_refused_once_it_has_changed(
     ("error", "sentence"),
     [
         (HangupError(), "the connection failed"),
-        (StallError("3"), "no whole answer within 1 seconds"),
         (RawError("<html>busy</html>"), "the answer is not JSON"),
         (RawError('{"choices": []}'), "answered 0 choices, expected 1"),
         (RawError('{"object": "error"}'), "choices: Field required"),
         (RefusalError(500, "EngineDeadError"), "status 500: EngineDeadError"),
     ],
-    ids=["hangs up", "stalls", "no JSON", "no choice", "another record", "dead engine"],
+    ids=["hangs up", "no JSON", "no choice", "another record", "dead engine"],
 )
 def test_a_failure_that_goes_on_ends_with_address_cause_and_advice(
-    make_engine: Callable[..., ServerEngine],
-    model: LanguageModel,
-    fake: FakeVllm,
-    url: str,
-    error: Exception,
-    sentence: str,
+    engine: ServerEngine, fake: FakeVllm, url: str, error: Exception, sentence: str
 ) -> None:
-    engine = make_engine(model, timeout_seconds=1.0 if isinstance(error, StallError) else 20.0)
     respond(engine)
     fake.spoil = always(COMPLETIONS, error)
     with pytest.raises(ServerError) as caught:
