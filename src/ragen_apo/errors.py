@@ -33,6 +33,10 @@ class ApiError(RagenApoError):
     """A server with a model cannot be reached, refuses, or answers what is no answer."""
 
 
+class ServerError(RagenApoError):
+    """An inference server does not answer, or does not answer what it was asked."""
+
+
 class ValueStoreError(RagenApoError):
     """The value store is unreadable or belongs to other conditions than those asked for."""
 

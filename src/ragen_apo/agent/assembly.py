@@ -19,6 +19,7 @@ from ragen_apo.config.machine import MachineConfig
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.values.conditions import SamplingConditions
 
@@ -92,10 +93,12 @@ def context_window(context: ContextConfig) -> ContextWindow:
 def build_proxy(
     config: RunConfig, model: LanguageModel, environments: EnvironmentManager
 ) -> AgentProxy:
-    """The agent that plays with `model`; its engine reads the model's weights at every call."""
-    engine = GenerationEngine(
-        model, num_rows=config.training.num_rows, capacity=config.agent.max_context_tokens
-    )
+    """The agent that plays with `model`, by the weights that it has when a rollout begins."""
+    num_rows, capacity = config.training.num_rows, config.agent.max_context_tokens
+    if config.rollouts.engine == "vllm":
+        engine = ServerEngine(model, config.rollouts, num_rows=num_rows, capacity=capacity)
+    else:
+        engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
     return AgentProxy(engine, environments, build_context(config.agent, model, environments))
 
 

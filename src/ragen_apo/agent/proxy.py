@@ -4,7 +4,7 @@
 
 An episode continues as soon as its response is over, and a row whose episode is over takes the next
 request at once, so the batch stays full. The order of requests fixes the batches, and with them
-every bit of the result.
+every bit of the result where the policy samples in this process.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.environments.base import Reply, TextEnvironment
-from ragen_apo.policy.generation import GenerationEngine, Response, Row
+from ragen_apo.policy.engine import Engine, Response
 from ragen_apo.seeding import generator
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
 
@@ -96,7 +97,7 @@ class AgentProxy:
     """Plays episodes with a language model."""
 
     def __init__(
-        self, engine: GenerationEngine, environments: EnvironmentManager, context: ContextManager
+        self, engine: Engine[Any], environments: EnvironmentManager, context: ContextManager
     ) -> None:
         assert context.limits is not None, "build_context sets them"
         self.engine, self.environments, self.context = engine, environments, context
@@ -116,7 +117,7 @@ class AgentProxy:
         that a caller can save them.
         """
         waiting = deque(enumerate(requests))
-        active: dict[Row, Episode] = {}
+        active: dict[Any, Episode] = {}
         finished: dict[int, Trajectory] = {}
         with self.engine.rollout():
             while waiting or active:
@@ -132,7 +133,7 @@ class AgentProxy:
                     on_finished(sorted(ended.items()))
         return [finished[index] for index in range(len(requests))]
 
-    def _start(self, index: int, request: EpisodeRequest) -> tuple[Row, Episode]:
+    def _start(self, index: int, request: EpisodeRequest) -> tuple[Any, Episode]:
         environment, observation = self.environments.start(request.task, seed=request.seed)
         prompt = self.context.prompt((), observation)
         if not self.limits.fit(len(prompt.token_ids)):
@@ -142,7 +143,7 @@ class AgentProxy:
         self._submit(row, episode)
         return row, episode
 
-    def _submit(self, row: Row, episode: Episode) -> None:
+    def _submit(self, row: Any, episode: Episode) -> None:
         self.engine.submit(
             row,
             episode.prompt.token_ids,
@@ -151,7 +152,7 @@ class AgentProxy:
         )
 
     def _play_turns(
-        self, played: Sequence[tuple[Row, Episode, Response]], policy_version: str
+        self, played: Sequence[tuple[Any, Episode, Response]], policy_version: str
     ) -> dict[int, Trajectory]:
         """One environment step for each episode with a response; returns those that ended."""
         ended: dict[int, Trajectory] = {}

@@ -13,7 +13,7 @@ from ragen_apo.agent.context import ContextManager, parse_response, render_respo
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
 from ragen_apo.environments.base import ScriptedPolicy
-from ragen_apo.policy.generation import Response
+from ragen_apo.policy.engine import Response
 from ragen_apo.types import Trajectory, TurnFlag
 
 

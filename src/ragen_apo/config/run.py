@@ -12,6 +12,7 @@ from ragen_apo.config.distillation import DistillationConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.config.policy import PolicyConfig
+from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.config.section import Section, Seed
 from ragen_apo.config.training import (
     EvaluationConfig,
@@ -35,6 +36,7 @@ class RunConfig(Section):
     environment: EnvironmentConfig = EnvironmentConfig()
     agent: AgentConfig = AgentConfig()
     policy: PolicyConfig = PolicyConfig()
+    rollouts: RolloutsConfig = RolloutsConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     sampling: SamplingConfig = SamplingConfig()
     values: ValuesConfig = ValuesConfig()

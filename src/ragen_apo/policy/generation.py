@@ -31,6 +31,7 @@ from transformers import Cache
 
 from ragen_apo.errors import ContextError, ModelError
 from ragen_apo.policy.attention import PromptSlice
+from ragen_apo.policy.engine import Response
 from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 
@@ -43,16 +44,6 @@ _IDLE_SHARE = 1 / 4
 """The largest share of a pass's slots whose result is dropped."""
 TOKENS_PER_PASS = 4096
 """The most prompt tokens of a pass, unless one prompt alone has more; more only take memory."""
-
-
-@dataclass(frozen=True)
-class Response:
-    """The tokens sampled in one turn and the exact log-probabilities they were sampled with."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stopped: bool
-    """True if the closing tag or the end token was reached, False at the token limit."""
 
 
 @dataclass(eq=False)
@@ -93,6 +84,11 @@ class StopRule:
             vocabulary = model.tokenizer.get_vocab()
             self._may_close = {index for text, index in vocabulary.items() if ">" in text}
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether the closing tag is several tokens, so that text decides as well."""
+        return bool(self._may_close)
+
     def is_over(self, token_ids: Sequence[int]) -> bool:
         """Whether the response ends with its last token."""
         if token_ids[-1] in self.end_ids:
@@ -100,6 +96,14 @@ class StopRule:
         if token_ids[-1] not in self._may_close:
             return False
         return CLOSING_TAG in self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]))
+
+
+def too_long(num_tokens: int, *, capacity: int) -> ContextError:
+    """The error for a row whose context and longest response exceed an engine's capacity."""
+    return ContextError(
+        f"a context of {num_tokens} tokens does not fit the cache of {capacity}; "
+        "raise agent.max_context_tokens or shorten turns"
+    )
 
 
 class GenerationEngine:
@@ -174,10 +178,7 @@ class GenerationEngine:
         num_present = 0 if restarts else row.length + len(row.unread)
         needed = num_present + len(prompt) + max_new_tokens
         if needed > self.capacity:
-            raise ContextError(
-                f"a context of {needed} tokens does not fit the cache of {self.capacity}; "
-                "raise agent.max_context_tokens or shorten turns"
-            )
+            raise too_long(needed, capacity=self.capacity)
         if restarts:
             # The last token is read in any case: its logits are those of the first one to sample.
             num_kept = _num_shared(row.read, prompt[:-1])

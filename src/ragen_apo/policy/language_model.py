@@ -40,7 +40,7 @@ from ragen_apo.policy.chat_template import (
     asks_for_the_date,
     read_chat_template,
 )
-from ragen_apo.policy.lora import adapters_disabled, plain_weights
+from ragen_apo.policy.lora import adapters_disabled, plain_weights, update_digest
 from ragen_apo.policy.model_checks import (
     check_embeddings,
     probe_model,
@@ -96,6 +96,13 @@ class LanguageModel:
         """The token that pads rows on the right; no result depends on it."""
         token_id = self.tokenizer.pad_token_id
         return token_id if isinstance(token_id, int) else 0
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens that the model can read and write; its table may have more than the tokenizer."""
+        embeddings = self.model.get_input_embeddings()
+        assert isinstance(embeddings, torch.nn.Embedding)
+        return embeddings.num_embeddings
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -171,10 +178,7 @@ class LanguageModel:
         if asks_for_the_date(self.tokenizer):
             rest["template_date"] = str(TEMPLATE_DATE)
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(plain_weights(self.model, adapters=self.adapters).items()):
-            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(data.numpy().tobytes())
+        update_digest(digest, plain_weights(self.model, adapters=self.adapters))
         return digest.hexdigest()[:16]
 
     def save(self, directory: Path) -> None:

@@ -9,7 +9,8 @@ gives the original model.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -165,6 +166,40 @@ def plain_weights(model: nn.Module, *, adapters: bool) -> dict[str, Tensor]:
             merged = weight.float() + layer.get_delta_weight(_ADAPTER).float()
             weights[f"{name}.weight"] = merged.to(weight.dtype)
     return weights
+
+
+def update_digest(digest: hashlib._Hash, tensors: Mapping[str, Tensor]) -> None:
+    """Adds names, shapes, formats and all bits of the tensors to a hash, whatever their order."""
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(data.numpy().tobytes())
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the adapters under the names that peft gives them in its files."""
+    return {
+        f"base_model.model.{name.replace(f'.{_ADAPTER}', '')}": tensor.detach()
+        for name, tensor in model.state_dict().items()
+        if _MARK in name
+    }
+
+
+def adapter_settings(model: nn.Module) -> dict[str, Any]:
+    """What the file `adapter_config.json` of peft says of the adapters."""
+    layers = dict(_adapted_layers(model))
+    first = next(iter(layers.values()))
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": first.r[_ADAPTER],
+        "lora_alpha": first.lora_alpha[_ADAPTER],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": bool(getattr(first, "fan_in_fan_out", False)),
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+        "inference_mode": True,
+    }
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
+from ragen_apo.policy.inference_server.engine import read_facts
 from ragen_apo.policy.language_model import check_model
 from ragen_apo.policy.lora import require_peft
 from ragen_apo.task_order import missing_categories, training_tasks
@@ -24,7 +25,7 @@ from ragen_apo.values.store import ValueStore
 def check_start(config: RunConfig) -> None:
     """Refuses what can be refused in a moment, before there is a run directory.
 
-    Raises ConfigError, ModelError, ValueStoreError or EnvironmentDataError.
+    Raises ConfigError, ModelError, ServerError, ValueStoreError or EnvironmentDataError.
     """
     set_up_machine(config.machine)
     check_run_inputs(config, make_environment(config.environment.name, config.environment.options))
@@ -36,8 +37,23 @@ def check_start(config: RunConfig) -> None:
             max_context_tokens=config.agent.max_context_tokens,
             trust_remote_code=config.policy.trust_remote_code,
         )
+        if config.rollouts.engine == "vllm":  # one of a small model is started after it was made
+            describe_servers(config)
     if config.policy.lora is not None:
         require_peft()
+
+
+def describe_servers(config: RunConfig) -> list[str]:
+    """What the configured servers say of themselves, a sentence each.
+
+    Raises ServerError for one that does not answer or has no room for an episode.
+    """
+    settings, num_tokens = config.rollouts, config.agent.max_context_tokens
+    return [
+        f"rollouts by vLLM {facts.version} at {url}: {facts.model}, contexts of "
+        f"{facts.max_context_tokens} tokens"
+        for url, facts in read_facts(settings, num_tokens=num_tokens).items()
+    ]
 
 
 def check_run_inputs(

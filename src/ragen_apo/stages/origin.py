@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "machine.num_threads",
     "machine.device",
     "policy.trust_remote_code",
+    "rollouts",
     "training.micro_batch_size",
     "training.num_rows",
     "training.checkpoint_every",

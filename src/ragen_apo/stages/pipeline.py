@@ -36,7 +36,7 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.distillation import distil
-from ragen_apo.stages.inputs import check_run_inputs
+from ragen_apo.stages.inputs import check_run_inputs, describe_servers
 from ragen_apo.stages.memory import free_memory, plan_memory
 from ragen_apo.stages.origin import (
     count_attempt,
@@ -117,6 +117,8 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
         _note_peak_memory(run, session.device)
         count_attempt(run, by=-1)  # it ended where it was asked to: going on is no resumption
         return
+    for sentence in describe_servers(session.config):
+        session.progress.say(sentence)
     _stage_one(session, tasks)
     if position.phase != STAGE_TWO:
         if position.phase != DISTILLATION:

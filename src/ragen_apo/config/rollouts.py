@@ -1,0 +1,62 @@
+"""Who samples the episodes: the local engine, or inference servers beside it (docs/server.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ragen_apo.config.section import CountOrZero, Positive, Section, one_or_more
+
+
+class RolloutsConfig(Section):
+    """Who samples the tokens of Stage 1, Stage 2 and evaluations. All of it may change when a run
+    is resumed.
+    """
+
+    engine: Literal["local", "vllm"] = "local"
+    """`local`: this process, with results that are the same bits every time; `vllm`: the servers of
+    `base_url`, which get the policy's weights before each rollout (docs/server.md)."""
+    base_url: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[])
+    """Address of a vLLM server, such as http://127.0.0.1:8000, or a list of them that share the
+    episodes. A server serves one run at a time."""
+    model_folder: str | None = None
+    """Where weights are written for the servers to read; null for a temporary folder, which does
+    where they run on this machine. Servers elsewhere need a folder that has the same path there."""
+    timeout_seconds: Positive = 300.0
+    """How long a server may take to answer one request."""
+    retries: CountOrZero = 3
+    """How often a request that failed is sent again before the run ends with an error."""
+    retry_seconds: Positive = 2.0
+    """Pause before the first of them; each further one is twice as long."""
+
+    @model_validator(mode="after")
+    def _servers_have_addresses(self) -> RolloutsConfig:
+        if self.engine == "local" and self.base_url:
+            raise ValueError(
+                f"base_url ({', '.join(self.base_url)}) is for engine vllm, and engine is local; "
+                "set engine to vllm, or leave base_url out"
+            )
+        if self.engine == "vllm" and not self.base_url:
+            raise ValueError(
+                "engine vllm needs base_url, the address of a server, such as http://127.0.0.1:8000"
+            )
+        for url in self.base_url:
+            _check_address(url)
+        if len(set(self.base_url)) < len(self.base_url):
+            raise ValueError(f"base_url names a server twice: {', '.join(self.base_url)}")
+        return self
+
+
+def _check_address(url: str) -> None:
+    """ValueError unless it is http(s)://host[:port], maybe with a path before `/v1`."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"base_url: {url!r:.200} is no address ({error})") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"base_url must be like http://127.0.0.1:8000, got {url!r:.200}")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("base_url is an address alone, without user, password, query or fragment")

@@ -1,0 +1,119 @@
+"""Model folders whose vocabulary projection has weights of its own, equal to the embeddings.
+
+    python -m ragen_apo.policy.inference_server.untied SOURCE TARGET
+
+Many models project to the vocabulary by their token embeddings ("tied"). vLLM's build for CPUs
+packs that projection when it starts, and `reload_weights` replaces the embeddings and not the
+packed copy: the server then computes with two versions of them (seen with 0.32). In an untied
+folder the projection is a tensor like any other, and is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ragen_apo.errors import ModelError, RagenApoError
+from ragen_apo.files import directory_written_atomically
+from ragen_apo.policy.inference_server.vllm import ServerFacts
+from ragen_apo.policy.inference_server.wire import RequestError
+from ragen_apo.policy.language_model import LanguageModel, load_language_model
+
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+
+
+def is_tied(model: LanguageModel) -> bool:
+    """Whether the vocabulary projection is the table of embeddings."""
+    projection = model.model.get_output_embeddings()
+    return projection is not None and projection.weight is _embeddings(model)
+
+
+def _embeddings(model: LanguageModel) -> Tensor:
+    embeddings = model.model.get_input_embeddings().weight
+    assert isinstance(embeddings, Tensor)
+    return embeddings
+
+
+def save_untied(model: LanguageModel, folder: Path) -> None:
+    """Writes a model folder as `LanguageModel.save` does, in one file, with its own projection."""
+    model.save(folder)
+    if not is_tied(model):
+        return
+    if not (folder / _WEIGHTS).exists():
+        raise ModelError(
+            f"{folder} has its weights in several files, which cannot be untied; vLLM's build for "
+            "CPUs is not for a model of this size: use a GPU, or policy.lora"
+        )
+    tensors = load_file(folder / _WEIGHTS)
+    tensors[_projection_name(model)] = _embeddings(model).detach().cpu().clone()
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    text = json.dumps(config | {"tie_word_embeddings": False}, indent=2)
+    (folder / _CONFIG).write_text(text, encoding="utf-8")
+
+
+def _projection_name(model: LanguageModel) -> str:
+    projection = model.model.get_output_embeddings()
+    names = [name for name, module in model.model.named_modules() if module is projection]
+    return f"{names[0]}.weight"
+
+
+def require_same_projection(model: LanguageModel, facts: ServerFacts) -> None:
+    """Refuses a tied model on a server for CPUs, unless its projection is what it started with.
+
+    Raises RequestError.
+    """
+    folder = Path(facts.folder)
+    try:
+        config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        if not config.get("tie_word_embeddings", True) or _has_embeddings_of(model, folder):
+            return
+    except (OSError, ValueError, safetensors.SafetensorError):
+        pass  # not here to be compared: refused like one that differs
+    raise RequestError(
+        f"vLLM's build for CPUs keeps the vocabulary projection that it was started with where it "
+        f"is tied to the embeddings, and the policy's embeddings are not those of {facts.folder}",
+        advice=f"Make a copy with `python -m {__spec__.name} {facts.folder} COPY` and start the "
+        "server with --model COPY; or train with policy.lora or policy.freeze_embeddings from the "
+        "model that the server was started with",
+        is_final=True,
+    )
+
+
+def _has_embeddings_of(model: LanguageModel, folder: Path) -> bool:
+    """Whether the embeddings are those in a folder's one file, in the policy's number format."""
+    own = _embeddings(model)
+    with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as stored:
+        names = [n for n in stored.keys() if n.endswith("embed_tokens.weight")]  # noqa: SIM118
+        if len(names) != 1:
+            return False
+        return torch.equal(stored.get_tensor(names[0]).to(own.dtype), own.detach().cpu())
+
+
+def main(arguments: list[str]) -> int:
+    """Writes an untied copy of a model folder."""
+    if len(arguments) != 2:
+        sys.stderr.write(f"usage: python -m {__spec__.name} SOURCE TARGET\n")
+        return 2
+    source, target = arguments
+    try:
+        config = json.loads((Path(source) / _CONFIG).read_text(encoding="utf-8"))
+        dtype = getattr(torch, config.get("dtype", "float32"))
+        model = load_language_model(source, device=torch.device("cpu"), dtype=dtype)
+        with directory_written_atomically(Path(target)) as partial:
+            save_untied(model, partial)
+    except (OSError, ValueError, RagenApoError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

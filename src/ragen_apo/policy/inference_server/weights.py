@@ -1,0 +1,163 @@
+"""Which weights a policy has, and bringing a server to them.
+
+    model -> identity (base, adapter) -> files -> server, unless it has them already
+
+All weights but those of adapters are the base. A base is loaded from a folder in place of the
+server's own weights and labelled by its hash; an adapter is loaded beside it under a name that is
+its hash. So a server says itself which weights it has, and one that was started again, or that
+another run uses, is found out. An adapter is never loaded twice under one name with other content:
+vLLM would keep prefix caches of the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from ragen_apo.files import directory_written_atomically
+from ragen_apo.policy.inference_server.untied import (
+    is_tied,
+    require_same_projection,
+    save_untied,
+)
+from ragen_apo.policy.inference_server.vllm import ServerFacts, VllmServer
+from ragen_apo.policy.inference_server.wire import RequestError
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.lora import (
+    adapter_settings,
+    adapter_tensors,
+    has_adapters,
+    plain_weights,
+    update_digest,
+)
+
+MARK = "ragen-apo-"
+"""Begins all labels, adapters and folders of this package."""
+_LOADING = f"{MARK}loading"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a server must have for the policy."""
+
+    base: str
+    """The label of its weights."""
+    adapter: str | None
+    """The name of the adapter to sample with."""
+
+    @property
+    def salt(self) -> str:
+        """Keeps prefix caches of different weights apart."""
+        return f"{self.base} {self.adapter or ''}"
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A server that has the weights."""
+
+    facts: ServerFacts
+    has_changed: bool
+    """Whether it had others before."""
+
+
+class PolicyWeights:
+    """The weights of a policy, as they are at a time, for servers."""
+
+    def __init__(self, model: LanguageModel, folder: str | None) -> None:
+        """`folder` is where servers read; a temporary one is removed with this object."""
+        self._model = model
+        self._acts = model.adapters and has_adapters(model.model)
+        if folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=MARK))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        else:
+            self._folder = Path(folder).absolute()
+        self._frozen_base: str | None = None
+        """The label of the weights below adapters, which never change."""
+
+    def identity(self) -> Identity:
+        """Of the present weights, all of whose bits are read; those below adapters only once."""
+        if not self._acts:
+            return Identity(self._base_label(), adapter=None)
+        if self._frozen_base is None:
+            self._frozen_base = self._base_label()
+        digest = hashlib.sha256(json.dumps(adapter_settings(self._model.model)).encode())
+        update_digest(digest, adapter_tensors(self._model.model))
+        return Identity(self._frozen_base, adapter=f"{MARK}{digest.hexdigest()[:16]}")
+
+    def _base_label(self) -> str:
+        digest = hashlib.sha256()
+        update_digest(digest, plain_weights(self._model.model, adapters=False))
+        return f"{MARK}{digest.hexdigest()[:16]}"
+
+    def bring(self, server: VllmServer, identity: Identity) -> Brought:
+        """Gives the server what it lacks of the present weights; their identity is given.
+
+        May be repeated after a failure. `forget_files` belongs after it. Raises RequestError.
+        """
+        facts = server.facts()
+        loaded = [name for name in facts.adapters if name.startswith(MARK)]
+        has_base, has_adapter = server.label() == identity.base, identity.adapter in loaded
+        if not has_base:
+            untie = is_tied(self._model) and server.runs_on_cpu()
+            if untie:
+                require_same_projection(self._model, facts)
+            for name in loaded:  # the server would read their files again
+                server.unload_adapter(name)
+            loaded, has_adapter = [], False
+            # If this breaks off in between, nobody takes the half of it for weights.
+            server.set_label(_LOADING)
+            server.load_weights(self._write_base(identity.base, untie=untie))
+            server.set_label(identity.base)
+        if identity.adapter is not None and not has_adapter:
+            server.load_adapter(identity.adapter, self._write_adapter(identity.adapter))
+        for name in loaded:
+            if name != identity.adapter:
+                server.unload_adapter(name)
+        complete = has_base and (has_adapter or identity.adapter is None)
+        return Brought(facts, has_changed=not complete)
+
+    def require(self, server: VllmServer, identity: Identity) -> None:
+        """Raises RequestError unless the server has had these weights ever since `bring`."""
+        label = server.label()
+        if label != identity.base:
+            raise RequestError(
+                f"/weight_info: the server has weights labelled {label!r:.80}, and was given "
+                f"{identity.base!r}",
+                advice="It was started again, or another run uses it too; give each run servers "
+                "of its own",
+            )
+
+    def _write_base(self, label: str, *, untie: bool) -> Path:
+        model = self._model.without_adapters() if self._acts else self._model
+        folder = self._folder / label
+        if not folder.exists():
+            with directory_written_atomically(folder) as partial:
+                (save_untied if untie else LanguageModel.save)(model, partial)
+        return folder
+
+    def _write_adapter(self, name: str) -> Path:
+        folder = self._folder / name
+        if not folder.exists():
+            with directory_written_atomically(folder) as partial:
+                tensors = adapter_tensors(self._model.model)
+                save_file(
+                    {name: tensor.contiguous() for name, tensor in tensors.items()},
+                    partial / "adapter_model.safetensors",
+                )
+                settings = json.dumps(adapter_settings(self._model.model), indent=2)
+                (partial / "adapter_config.json").write_text(settings, encoding="utf-8")
+        return folder
+
+    def forget_files(self, identity: Identity) -> None:
+        """Removes what no server reads any more: all but the adapter that is in use."""
+        for folder in self._folder.glob(f"{MARK}*"):
+            if folder.name != identity.adapter:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""A tiny model, a fake server that was started with it, and an engine that asks the server."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragen_apo.config.rollouts import RolloutsConfig
+from ragen_apo.policy.inference_server.engine import ServerEngine
+from ragen_apo.policy.language_model import LanguageModel
+from tests.fake_vllm import FakeVllm, serving
+
+NUM_ROWS = 3
+CAPACITY = 120
+
+
+@pytest.fixture
+def model(tiny_model: LanguageModel) -> LanguageModel:
+    """A model whose weights a test may change; its head has opinions, so that gaps are large."""
+    changed = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        for weight in changed.model.parameters():
+            weight.mul_(3)
+    return changed
+
+
+@pytest.fixture
+def folder(model: LanguageModel, tmp_path: Path) -> Path:
+    """What the server is started with."""
+    path = tmp_path / "model"
+    model.save(path)
+    return path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[tuple[FakeVllm, str]]:
+    with serving(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def fake(server: tuple[FakeVllm, str]) -> FakeVllm:
+    return server[0]
+
+
+@pytest.fixture
+def url(server: tuple[FakeVllm, str]) -> str:
+    return server[1]
+
+
+MakeEngine = Callable[..., ServerEngine]
+
+
+@pytest.fixture
+def make_engine(url: str, tmp_path: Path) -> MakeEngine:
+    """An engine of a model that asks the server, or others."""
+
+    def make(model: LanguageModel, **options: object) -> ServerEngine:
+        keys = {"base_url": [url], "retries": 2, "retry_seconds": 0.01, "timeout_seconds": 20.0}
+        settings = RolloutsConfig.model_validate(
+            {"engine": "vllm", "model_folder": str(tmp_path / "served"), **keys, **options}
+        )
+        return ServerEngine(model, settings, num_rows=NUM_ROWS, capacity=CAPACITY)
+
+    return make
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine, model: LanguageModel) -> ServerEngine:
+    return make_engine(model)

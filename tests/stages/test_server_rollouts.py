@@ -1,0 +1,110 @@
+"""Runs whose episodes are sampled by a server: the weights follow, a failure loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_apo.config import RunConfig
+from ragen_apo.errors import ServerError
+from ragen_apo.files import read_json_lines
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.stages.inputs import check_start
+from ragen_apo.training.checkpoint import list_checkpoints
+from tests import factories
+from tests.factories import Sayings
+from tests.fake_vllm import FakeVllm, HangupError, serving
+
+pytestmark = pytest.mark.slow
+
+ROUNDING = 1e-4
+
+
+@pytest.fixture
+def server(finished_run: Path) -> Iterator[tuple[FakeVllm, str]]:
+    with serving(finished_run / "references" / "0") as found:
+        yield found
+
+
+def config(server: tuple[FakeVllm, str], *overrides: str) -> RunConfig:
+    """Three steps from the finished run's reference, with Stage 1 and evaluations."""
+    fake, url = server
+    return factories.config(
+        f"--policy.path={fake.first_folder}",
+        "--warm_start.enabled=false",
+        "--rollouts.engine=vllm",
+        f"--rollouts.base_url={url}",
+        "--rollouts.retries=0",
+        "--rollouts.retry_seconds=0.01",
+        "--reference.refresh_every_steps=null",
+        "--values.adaptive=false",
+        "--training.max_steps=3",
+        "--training.max_tasks=4",
+        "--training.tasks_per_step=4",
+        "--training.checkpoint_every=1",
+        "--training.eval_every=null",
+        "--evaluation.num_episodes=1",
+        *overrides,
+    )
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "adapters"])
+def test_each_step_samples_from_the_weights_of_the_step(
+    server: tuple[FakeVllm, str], tmp_path: Path, lora: bool
+) -> None:
+    keys = ["--policy.lora.rank=2"] if lora else []
+    said = Sayings()
+    run = factories.run(config(server, *keys), tmp_path / "run", progress=said)
+    rows = read_json_lines(run.metrics)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["logprob_gap_max"] < ROUNDING for row in rows)
+    assert all(row["gradient_norm"] > 0 for row in rows), "so the weights of the steps differ"
+    assert any(line.startswith("rollouts by vLLM 0.32.0 at http://") for line in said.lines)
+
+
+def test_a_server_that_dies_in_an_episode_ends_the_run_and_resume_goes_on(
+    server: tuple[FakeVllm, str], tmp_path: Path
+) -> None:
+    fake, _ = server
+    asked = config(server)
+
+    def die_in_step_two(path: str, answer: Any) -> Any:
+        if path == "/v1/completions" and list_checkpoints(tmp_path / "run" / "checkpoints"):
+            raise HangupError
+        return answer
+
+    fake.spoil = die_in_step_two
+    with pytest.raises(ServerError, match="go on with --resume"):
+        factories.run(asked, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    assert [row["step"] for row in read_json_lines(run.metrics)] == [1]
+    fake.spoil = lambda path, answer: answer
+    fake.restart()
+    factories.run(asked, run.path)
+    rows = read_json_lines(run.metrics)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["logprob_gap_max"] < ROUNDING for row in rows)
+
+
+def test_a_run_may_go_on_without_its_server(server: tuple[FakeVllm, str], tmp_path: Path) -> None:
+    fake, _ = server
+    fake.spoil = lambda path, answer: _raise() if path == "/v1/completions" else answer
+    with pytest.raises(ServerError):
+        factories.run(config(server), tmp_path / "run")
+    local = factories.changed(config(server), "--rollouts.engine=local", "--rollouts.base_url=[]")
+    run = factories.run(local, tmp_path / "run")
+    assert len(read_json_lines(run.metrics)) == 3
+
+
+def _raise() -> None:
+    raise HangupError
+
+
+def test_a_start_without_a_server_is_refused_before_there_is_a_run(
+    server: tuple[FakeVllm, str],
+) -> None:
+    with pytest.raises(ServerError, match="Start the server"):
+        check_start(config(server, "--rollouts.base_url=http://127.0.0.1:9"))
