@@ -1,9 +1,7 @@
 """The conversation that a model has when it is loaded."""
 
 import copy
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,7 @@ from ragen_apo.policy.conversation_probe import TOLERANCES, measure_agreement, p
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.session import Session
 from tests.policy.test_architecture import build, longrope
-
-SMOLLM2 = "RAGEN_APO_SMOLLM2"
-"""The environment variable that names a folder with SmolLM2-135M-Instruct."""
+from tests.pretrained import SMOLLM2, needs_smollm2
 
 
 def test_every_supported_architecture_computes_a_conversation_alike(
@@ -104,15 +100,13 @@ def test_a_session_probes_what_comes_from_elsewhere_and_not_its_own_references(
     assert session.load_model(own).config.model_type == "phi3"
 
 
+@needs_smollm2
 @pytest.mark.slow
 def test_a_real_pretrained_model_computes_a_conversation_alike() -> None:
-    folder = os.environ.get(SMOLLM2, "")
-    if not Path(folder).is_dir() or not folder:
-        pytest.skip(f"{SMOLLM2} names no folder with SmolLM2-135M-Instruct")
-    model = load_language_model(folder, device=torch.device("cpu"))
+    model = load_language_model(SMOLLM2, device=torch.device("cpu"))
     found = measure_agreement(model)
     assert found.engine_to_scoring < 1e-4
     assert found.scoring_to_transformers < 1e-4
-    assert load_language_model(folder, device=torch.device("cpu")).fingerprint() == (
+    assert load_language_model(SMOLLM2, device=torch.device("cpu")).fingerprint() == (
         model.fingerprint()
     )

@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 
 
 @needs_smollm2
+@pytest.mark.slow
 def test_the_converted_model_answers_as_a_trained_one() -> None:
     loaded = load_language_model(SMOLLM2, device=CPU)
     question = [{"role": "user", "content": "What is the capital of France?"}]
@@ -29,6 +30,7 @@ def test_the_converted_model_answers_as_a_trained_one() -> None:
 
 
 @needs_smollm2
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_a_real_model_is_not_refused(precision: torch.dtype | None) -> None:
     loaded = load_language_model(SMOLLM2, device=CPU, autocast=precision)
