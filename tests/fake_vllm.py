@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +41,7 @@ class FakeVllm:
         """False is vLLM's default: log-probabilities before the temperature."""
         self.lock = threading.Lock()
         self.seeds = itertools.count()
+        self.has_ended = threading.Event()
         self.restart()
 
     def restart(self) -> None:
@@ -186,7 +186,7 @@ def handler(server: FakeVllm) -> type[BaseHTTPRequestHandler]:
             except HangupError:
                 self.close_connection = True
             except StallError as stall:
-                time.sleep(float(str(stall)))
+                server.has_ended.wait(float(str(stall)))
             except RawError as raw:
                 self._send(200, str(raw).encode())
             except BrokenPipeError:
@@ -207,11 +207,12 @@ def serving(folder: Path) -> Iterator[tuple[FakeVllm, str]]:
     """A server of the model in a folder, and its address; it ends with the block."""
     fake = FakeVllm(folder)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler(fake)) as http:
-        http.daemon_threads = True
+        http.daemon_threads = False
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
             yield fake, f"http://127.0.0.1:{http.server_port}"
         finally:
+            fake.has_ended.set()
             http.shutdown()
             thread.join()

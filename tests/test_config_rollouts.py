@@ -23,7 +23,6 @@ def test_one_address_is_a_list_of_one() -> None:
     ("keys", "sentence"),
     [
         (["engine=vllm"], "engine vllm needs base_url"),
-        ([f"base_url={URL}"], "is for engine vllm, and engine is local"),
         (["engine=vllm", "base_url=127.0.0.1:8000"], "must be like http://127.0.0.1:8000"),
         (["engine=vllm", "base_url=http://127.0.0.1:99999"], "is no address"),
         (["engine=vllm", "base_url=http://me:secret@host"], "without user, password"),

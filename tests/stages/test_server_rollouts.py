@@ -94,7 +94,7 @@ def test_a_run_may_go_on_without_its_server(server: tuple[FakeVllm, str], tmp_pa
     fake.spoil = lambda path, answer: _raise() if path == "/v1/completions" else answer
     with pytest.raises(ServerError):
         factories.run(config(server), tmp_path / "run")
-    local = factories.changed(config(server), "--rollouts.engine=local", "--rollouts.base_url=[]")
+    local = factories.changed(config(server), "--rollouts.engine=local")
     run = factories.run(local, tmp_path / "run")
     assert len(read_json_lines(run.metrics)) == 3
 

@@ -20,7 +20,7 @@ class RolloutsConfig(Section):
     `base_url`, which get the policy's weights before each rollout (docs/server.md)."""
     base_url: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[])
     """Address of a vLLM server, such as http://127.0.0.1:8000, or a list of them that share the
-    episodes. A server serves one run at a time."""
+    episodes; `local` does not ask them. A server serves one run at a time."""
     model_folder: str | None = None
     """Where weights are written for the servers to read; null for a temporary folder, which does
     where they run on this machine. Servers elsewhere need a folder that has the same path there."""
@@ -33,11 +33,6 @@ class RolloutsConfig(Section):
 
     @model_validator(mode="after")
     def _servers_have_addresses(self) -> RolloutsConfig:
-        if self.engine == "local" and self.base_url:
-            raise ValueError(
-                f"base_url ({', '.join(self.base_url)}) is for engine vllm, and engine is local; "
-                "set engine to vllm, or leave base_url out"
-            )
         if self.engine == "vllm" and not self.base_url:
             raise ValueError(
                 "engine vllm needs base_url, the address of a server, such as http://127.0.0.1:8000"

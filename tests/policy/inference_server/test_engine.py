@@ -21,6 +21,8 @@ from tests.fake_vllm import FakeVllm, HangupError, RawError, RefusalError, Stall
 
 PROMPTS = ([5, 6, 7], [8, 9], [10, 11, 12, 13])
 COMPLETIONS = "/v1/completions"
+ROUNDING = 1e-3
+"""Of float32 with large weights; other weights differ by nats."""
 
 
 def respond(engine: ServerEngine, *, temperature: float = 1.0) -> list[Response]:
@@ -85,13 +87,13 @@ def test_tokens_come_with_the_log_probabilities_that_the_policy_gives_them(
 ) -> None:
     responses = respond(engine)
     assert all(1 <= len(response.token_ids) <= 12 for response in responses)
-    assert largest_gap(model, responses) < 1e-4
+    assert largest_gap(model, responses) < ROUNDING
 
 
 def test_another_temperature_is_sampled_and_reported(
     engine: ServerEngine, model: LanguageModel
 ) -> None:
-    assert largest_gap(model, respond(engine, temperature=0.7), temperature=0.7) < 1e-4
+    assert largest_gap(model, respond(engine, temperature=0.7), temperature=0.7) < ROUNDING
 
 
 def test_every_sampling_parameter_is_sent_and_no_seed(engine: ServerEngine, fake: FakeVllm) -> None:
@@ -135,7 +137,7 @@ def test_rows_are_shared_among_servers(
             for each in (fake, other)
         ]
     assert sorted(shares) == [1, 2]
-    assert largest_gap(model, responses) < 1e-4
+    assert largest_gap(model, responses) < ROUNDING
 
 
 # Weights
@@ -147,7 +149,7 @@ def test_a_rollout_samples_from_the_weights_that_the_policy_has_when_it_begins(
     before = respond(engine)
     change(model)
     assert largest_gap(model, before) > 0.1
-    assert largest_gap(model, respond(engine)) < 1e-4
+    assert largest_gap(model, respond(engine)) < ROUNDING
 
 
 def test_weights_that_have_not_changed_are_not_sent_again(
@@ -163,8 +165,8 @@ def test_two_policies_take_turns_on_a_server(
 ) -> None:
     one, two = make_engine(model), make_engine(tiny_model)
     for _ in range(2):
-        assert largest_gap(model, respond(one)) < 1e-4
-        assert largest_gap(tiny_model, respond(two)) < 1e-4
+        assert largest_gap(model, respond(one)) < ROUNDING
+        assert largest_gap(tiny_model, respond(two)) < ROUNDING
 
 
 def test_adapters_are_loaded_under_a_new_name_and_old_ones_go(
@@ -175,7 +177,7 @@ def test_adapters_are_loaded_under_a_new_name_and_old_ones_go(
     names = set()
     for _ in range(3):
         change(model, mark=".lora_")
-        assert largest_gap(model, respond(engine)) < 1e-4
+        assert largest_gap(model, respond(engine)) < ROUNDING
         assert len(fake.adapters) == 1
         names |= set(fake.adapters)
     assert len(names) == 3
@@ -189,7 +191,7 @@ def test_the_policy_without_its_adapters_is_another_one(
     change(model, mark=".lora_")
     reference = model.without_adapters()
     for policy in (model, reference, model):
-        assert largest_gap(policy, respond(make_engine(policy))) < 1e-4
+        assert largest_gap(policy, respond(make_engine(policy))) < ROUNDING
 
 
 def test_files_of_weights_do_not_stay(
@@ -253,7 +255,7 @@ def test_a_failure_that_passes_is_not_noticed(
 ) -> None:
     respond(engine)
     fake.spoil = once(COMPLETIONS, error)
-    assert largest_gap(model, respond(engine)) < 1e-4
+    assert largest_gap(model, respond(engine)) < ROUNDING
 
 
 Choice = dict[str, Any]
@@ -344,7 +346,7 @@ def test_a_server_that_was_started_again_gets_its_weights_again(
         return answer
 
     fake.spoil = restart
-    assert largest_gap(model, respond(engine)) < 1e-4
+    assert largest_gap(model, respond(engine)) < ROUNDING
 
 
 def test_a_response_of_other_weights_is_not_taken(
@@ -362,7 +364,7 @@ def test_a_response_of_other_weights_is_not_taken(
         return answer
 
     fake.spoil = restart
-    assert largest_gap(model, respond(engine)) < 1e-4
+    assert largest_gap(model, respond(engine)) < ROUNDING
 
 
 def test_an_adapter_that_a_restart_has_lost_is_loaded_again(
@@ -382,7 +384,7 @@ def test_an_adapter_that_a_restart_has_lost_is_loaded_again(
         return answer
 
     fake.spoil = restart
-    assert largest_gap(model, respond(engine)) < 1e-4
+    assert largest_gap(model, respond(engine)) < ROUNDING
 
 
 def test_weights_that_the_server_does_not_take_over_are_noticed_before_an_episode_is_played(
@@ -443,7 +445,7 @@ def test_another_server_answers_for_one_that_fails(
         engine = make_engine(model, base_url=[url, other_url])
         respond(engine)
         fake.spoil = always(COMPLETIONS, HangupError())
-        assert largest_gap(model, respond(engine)) < 1e-4
+        assert largest_gap(model, respond(engine)) < ROUNDING
 
 
 def test_an_interrupted_rollout_leaves_no_request_behind(
