@@ -249,10 +249,10 @@ def evaluate_api(
         RunDirectoryError: `out` holds something else.
         ApiError: the server cannot be reached, or refuses.
     """
-    from ragen_apo.config.served import served_config
-    from ragen_apo.policy.served.address import key_for, read_address
-    from ragen_apo.policy.served.client import ChatClient, Sampling
-    from ragen_apo.stages.served_evaluation import evaluate_served_model
+    from ragen_apo.config.api_model import api_model_config
+    from ragen_apo.policy.chat_api.address import key_for, read_address
+    from ragen_apo.policy.chat_api.client import ChatClient, Sampling
+    from ragen_apo.stages.api_evaluation import evaluate_api_model
 
     given = read_config({} if config is None else config, environment=environment, **sections)
     address = read_address(base_url)
@@ -262,7 +262,7 @@ def evaluate_api(
     _require_range("max_tokens", max_tokens, least=1, most=1_000_000)
     _require_range("concurrency", concurrency, least=1, most=1000)
     _require_range("timeout_seconds", timeout_seconds, least=0.01, most=86_400)
-    chosen = served_config(given, model=model, base_url=address.base_url, max_tokens=max_tokens)
+    chosen = api_model_config(given, model=model, base_url=address.base_url, max_tokens=max_tokens)
     sampling = Sampling(model, chosen.evaluation.temperature, max_tokens)
     client = ChatClient(
         address, sampling, key=key, timeout_seconds=timeout_seconds, max_connections=concurrency
@@ -270,7 +270,7 @@ def evaluate_api(
     with client, _console(progress) as shown:
         if key is not None and not address.is_private:
             shown.say(f"The key travels unencrypted to {address.server}; https would hide it.")
-        return evaluate_served_model(
+        return evaluate_api_model(
             chosen, Path(out), client, concurrency=concurrency, progress=shown
         )
 

@@ -19,8 +19,8 @@ from ragen_apo.agent.context import ContextManager, ContextWindow, parse_respons
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.errors import ApiError
 from ragen_apo.evaluation.evaluate import EvaluationPlan
-from ragen_apo.policy.served.answer import Answer
-from ragen_apo.policy.served.client import ContextFullError
+from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.policy.chat_api.client import ContextFullError
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.types import StopReason
 from tests import factories

@@ -19,10 +19,10 @@ from typing import Protocol
 from ragen_apo.agent.context import ContextWindow, parse_response
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
+from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.policy.chat_api.client import ContextFullError, Message
 from ragen_apo.policy.generation import Response
 from ragen_apo.policy.language_model import CLOSING_TAG
-from ragen_apo.policy.served.answer import Answer
-from ragen_apo.policy.served.client import ContextFullError, Message
 from ragen_apo.types import Trajectory, Turn
 
 NO_ANSWER = "(no answer)"

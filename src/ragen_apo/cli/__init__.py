@@ -2,7 +2,7 @@
 
     common.py   the application, its console, arguments that are checked
     runs.py     train, warm-start, estimate-values, evaluate, report, compare, show-prompt
-    served.py   evaluate with a model behind an API
+    api_model.py  evaluate with a model behind an API
     worlds.py   play, check, data
     models.py   model, push
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ragen_apo.cli.api_model import ApiOptions, evaluate_model_of_api, refuse_api_options
 from ragen_apo.cli.common import (
     Number,
     NumberOrZero,
@@ -19,7 +20,6 @@ from ragen_apo.cli.common import (
     examples,
     print_policies,
 )
-from ragen_apo.cli.served import ApiOptions, evaluate_served, refuse_api_options
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
 
@@ -192,7 +192,7 @@ def evaluate(
             raise ConfigError(
                 "--pass-k goes with a run; a model behind an API plays each task once"
             )
-        evaluate_served(api, split=split, episodes=episodes)
+        evaluate_model_of_api(api, split=split, episodes=episodes)
         return
     refuse_api_options(api)
     from ragen_apo.api import open_run

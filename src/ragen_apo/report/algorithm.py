@@ -7,8 +7,8 @@ stop.
 from __future__ import annotations
 
 from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, Traits, as_section, read_algorithm
+from ragen_apo.report.api_model import cost, faults
 from ragen_apo.report.load import RunData, finite, mapping
-from ragen_apo.report.served import cost, faults
 from ragen_apo.report.style import compact, one_line
 
 

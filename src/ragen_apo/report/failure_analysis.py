@@ -13,9 +13,9 @@ from typing import Any
 from ragen_apo.evaluation.failures import FailurePattern
 from ragen_apo.printable import printable
 from ragen_apo.report.algorithm import algorithm_of, circumstances
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.load import RunData, finite
-from ragen_apo.report.served import served_model
 from ragen_apo.report.style import compact, counted, interval, one_line, percent
 from ragen_apo.report.tables import failure_rows, failure_words, num_failures
 from ragen_apo.types import TurnFlag
@@ -57,8 +57,8 @@ def examples(run: RunData, summary: Mapping[str, Any]) -> list[Mapping[str, Any]
 def _introduction(run: RunData) -> str:
     failed, results = num_failures(run), run.results
     how = f"trained by {algorithm_of(run).label}" if run.trained else "not trained"
-    served = served_model(run)
-    opening = f"The policy was {how}" if served is None else served.sentence
+    asked = api_model(run)
+    opening = f"The policy was {how}" if asked is None else asked.sentence
     sentence = (
         f"{opening}. {failed} of {run.num_episodes} evaluated episodes failed; success "
         f"rate {percent(results.get('success_rate'))} (95% interval "

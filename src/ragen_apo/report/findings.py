@@ -6,8 +6,8 @@ A sentence whose numbers are missing is left out.
 from __future__ import annotations
 
 from ragen_apo.report.algorithm import algorithm_of, circumstances
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import RunData, finite, mapping
-from ragen_apo.report.served import served_model
 from ragen_apo.report.style import (
     ABSENT,
     compact,
@@ -30,10 +30,10 @@ from ragen_apo.report.tables import (
 
 def headline(run: RunData) -> str:
     """The result in one sentence, with its interval."""
-    served = served_model(run)
+    asked = api_model(run)
     subject = f"{algorithm_of(run).label} solves" if run.trained else "Not trained:"
-    if served is not None:
-        subject = f"{one_line(served.name, 40)} solves"
+    if asked is not None:
+        subject = f"{one_line(asked.name, 40)} solves"
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
     sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
     if interval(bounds) == ABSENT:
@@ -60,9 +60,9 @@ def key_sentences(run: RunData) -> list[str]:
         _most_frequent_failure(run),
         _time(run),
     ]
-    served = served_model(run)
-    if served is not None:
-        sentences.insert(0, f"{served.sentence}.")
+    asked = api_model(run)
+    if asked is not None:
+        sentences.insert(0, f"{asked.sentence}.")
     elif not run.trained:
         name = algorithm_of(run).label
         sentences.insert(

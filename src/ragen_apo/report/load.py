@@ -103,7 +103,7 @@ def load_run(run_directory: Path) -> RunData:
                 f"{run_directory} has no finished evaluation: {file} is missing, and a report "
                 f"is made from it. Run `{_command(run)}` first."
             )
-    config_text, config = _read_config(run.evaluation if _is_served(run) else run.config)
+    config_text, config = _read_config(run.evaluation if _is_of_api(run) else run.config)
     return RunData(
         name="".join(c if c.isprintable() else "?" for c in run_directory.resolve().name),
         config_text=config_text,
@@ -118,13 +118,13 @@ def load_run(run_directory: Path) -> RunData:
     )
 
 
-def _is_served(run: RunDirectory) -> bool:
+def _is_of_api(run: RunDirectory) -> bool:
     return run.evaluation.is_file()
 
 
 def _command(run: RunDirectory) -> str:
     """What makes the evaluation that is missing."""
-    model = "--api-model ..." if _is_served(run) else run.path
+    model = "--api-model ..." if _is_of_api(run) else run.path
     return f"ragen-apo evaluate {model}"
 
 

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from ragen_apo.report import style
 from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.coverage import coverage_facts, coverage_rows
 from ragen_apo.report.failure_analysis import examples, target_note
 from ragen_apo.report.findings import (
@@ -28,7 +29,6 @@ from ragen_apo.report.findings import (
     total_seconds,
 )
 from ragen_apo.report.load import RunData, finite, mapping, pair
-from ragen_apo.report.served import served_model
 from ragen_apo.report.tables import (
     category_rows,
     failure_rows,
@@ -65,7 +65,7 @@ def page(
     return templates.get_template("report.html").render(
         run=run,
         algorithm=algorithm_of(run),
-        served=served_model(run),
+        asked=api_model(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
         colors={

@@ -16,10 +16,10 @@ from pptx.util import Inches
 
 from ragen_apo.report import plots
 from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings_of
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.findings import evaluated_tasks, headline, key_sentences, total_seconds
 from ragen_apo.report.load import RunData, finite, mapping, series
-from ragen_apo.report.served import served_model
 from ragen_apo.report.shapes import (
     Box,
     Line,
@@ -67,7 +67,7 @@ def slides(run: RunData) -> bytes:
     presentation.core_properties.title = one_line(f"ragen-apo: {run.name}", 255)
     presentation.core_properties.author = "ragen-apo"
     layout = presentation.slide_layouts[TITLE_ONLY]
-    if served_model(run) is None:
+    if api_model(run) is None:
         _overview(presentation.slides.add_slide(layout), run)
     _results(presentation.slides.add_slide(layout), run)
     stream = io.BytesIO()
@@ -216,12 +216,12 @@ def _heading(slide: Any, run: RunData, title: str) -> None:
     # One line also in the wide font that viewers without ours take.
     size = 26 if len(title) <= 50 else 21 if len(title) <= 64 else 17
     set_title(slide, Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55), Line(title, size=size, bold=True))
-    served = served_model(run)
-    about = [f"{'run' if served is None else 'evaluation'} {one_line(run.name, 60)}"]
-    for key in ("policy", "split") if served is None else ("split",):
+    asked = api_model(run)
+    about = [f"{'run' if asked is None else 'evaluation'} {one_line(run.name, 60)}"]
+    for key in ("policy", "split") if asked is None else ("split",):
         if run.results.get(key):
             about.append(f"{key} {one_line(run.results[key], 40)}")
-    if served is not None:
-        about.append(f"API of {served.server}")
+    if asked is not None:
+        about.append(f"API of {asked.server}")
     box = Box(MARGIN, 0.98, WIDTH - 2 * MARGIN, 0.35)
     add_text(slide, box, [Line("   ·   ".join(about), size=13, color=MUTED)])

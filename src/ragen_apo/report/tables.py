@@ -15,9 +15,9 @@ from typing import Any
 from ragen_apo.environments.base import PatternWords
 from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
 from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.api_model import ADVICE as API_ADVICE
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import RunData, finite, mapping, pair, series
-from ragen_apo.report.served import ADVICE as SERVED_ADVICE
-from ragen_apo.report.served import served_model
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
@@ -116,9 +116,9 @@ def method_rows(run: RunData) -> list[MethodRow]:
 
 
 def _evaluated_method(run: RunData) -> str:
-    served = served_model(run)
-    if served is not None:
-        return served.label
+    asked = api_model(run)
+    if asked is not None:
+        return asked.label
     return f"{algorithm_of(run).label} (trained)" if run.trained else "policy (not trained)"
 
 
@@ -155,12 +155,12 @@ def failure_words(run: RunData, pattern: str) -> PatternWords:
     neutral = KNOWN_WORDS.get(pattern, UNKNOWN_WORDS)
     summary = mapping(mapping(run.results.get("failures")).get(pattern))
     declared = mapping(summary.get("words"))
-    served_advice = SERVED_ADVICE.get(pattern) if served_model(run) else None
+    api_advice = API_ADVICE.get(pattern) if api_model(run) else None
     name = declared.get("name") or neutral.name or words(pattern)
     return PatternWords(
         name=one_line(name, 40),
         meaning=one_line(declared.get("meaning") or neutral.meaning),
-        advice=one_line(declared.get("advice") or served_advice or neutral.advice),
+        advice=one_line(declared.get("advice") or api_advice or neutral.advice),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.policy.served.answer import Answer, Complaint, read_answer, read_complaint
+from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
 from tests.chat_server import completion
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ragen_apo.errors import ConfigError
-from ragen_apo.policy.served.address import Address, key_for, read_address
+from ragen_apo.policy.chat_api.address import Address, key_for, read_address
 
 REMOTE = Address("https://api.example.com/v1")
 KEY = "sk-very-secret-0123456789"

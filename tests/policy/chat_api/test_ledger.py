@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.policy.served.answer import Answer
-from ragen_apo.policy.served.ledger import AnswerLedger, answer_key
+from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.policy.chat_api.ledger import AnswerLedger, answer_key
 
 CALM = Answer("calm", reasoning="because 😀", finish_reason="stop", prompt_tokens=7)
 

@@ -23,8 +23,8 @@ import httpx2
 import numpy as np
 
 from ragen_apo.errors import ApiError
-from ragen_apo.policy.served.address import MIN_SECRET_CHARACTERS, Address
-from ragen_apo.policy.served.answer import Answer, Complaint, read_answer, read_complaint
+from ragen_apo.policy.chat_api.address import MIN_SECRET_CHARACTERS, Address
+from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
 from ragen_apo.printable import printable, shortened
 
 Message = Mapping[str, str]

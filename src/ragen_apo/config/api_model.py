@@ -19,7 +19,7 @@ TOLD = "rules_and_format"
 """What a model that was not trained here has to be told: the rules and the form of a response."""
 
 
-class ServedAgentConfig(Section):
+class ApiAgentConfig(Section):
     """The keys of the section `agent` that hold for a model behind an API."""
 
     format_penalty: Penalty
@@ -32,7 +32,7 @@ class ServedAgentConfig(Section):
     """What the model reads besides system prompt, first and present observation."""
 
 
-class ServedEvaluationConfig(Section):
+class ApiEvaluationConfig(Section):
     """Which episodes are played, and how an answer is drawn."""
 
     split: str
@@ -54,33 +54,35 @@ class ApiConfig(Section):
     """Tokens of an answer at most."""
 
 
-class ServedConfig(Section):
+class ApiModelConfig(Section):
     """Everything that the numbers of such an evaluation depend on."""
 
     seed: Seed
     environment: EnvironmentConfig
-    agent: ServedAgentConfig
-    evaluation: ServedEvaluationConfig
+    agent: ApiAgentConfig
+    evaluation: ApiEvaluationConfig
     api: ApiConfig
 
 
-def served_config(config: RunConfig, *, model: str, base_url: str, max_tokens: int) -> ServedConfig:
+def api_model_config(
+    config: RunConfig, *, model: str, base_url: str, max_tokens: int
+) -> ApiModelConfig:
     """The parts of a run's configuration that hold for a model behind an API.
 
     Its system prompt is `rules_and_format` unless the configuration has a text of its own: `none`
     and `rules` are for models that have been taught the form.
     """
     agent, evaluation = config.agent, config.evaluation
-    return ServedConfig(
+    return ApiModelConfig(
         seed=config.seed,
         environment=config.environment,
-        agent=ServedAgentConfig(
+        agent=ApiAgentConfig(
             format_penalty=agent.format_penalty,
             invalid_action_penalty=agent.invalid_action_penalty,
             system_prompt=_told(agent),
             context=agent.context,
         ),
-        evaluation=ServedEvaluationConfig(
+        evaluation=ApiEvaluationConfig(
             split=evaluation.split,
             num_episodes=evaluation.num_episodes,
             temperature=evaluation.temperature,

@@ -11,11 +11,11 @@ from pptx import Presentation
 
 import ragen_apo
 from ragen_apo.errors import RunDirectoryError
+from ragen_apo.report.api_model import api_model
 from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
-from ragen_apo.report.served import served_model
 from ragen_apo.report.slides import slides
 from ragen_apo.report.tables import failure_words, method_rows, summary_csv
 from tests.chat_server import SHOP, perfect_shopper, says, serving
@@ -26,7 +26,7 @@ HOSTILE = "<img src=x>/tiny"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 episodes, some of them answered by something that is no action."""
-    out = tmp_path_factory.mktemp("served") / "evaluation"
+    out = tmp_path_factory.mktemp("asked") / "evaluation"
 
     def sometimes(body: dict) -> str:
         lost = "brown" in body["messages"][1]["content"]
@@ -50,10 +50,10 @@ def run(folder: Path) -> RunData:
 
 
 def test_the_model_and_its_server_are_named(run: RunData) -> None:
-    served = served_model(run)
-    assert served is not None
-    assert served.name == HOSTILE
-    assert served.server.startswith("127.0.0.1:")
+    asked = api_model(run)
+    assert asked is not None
+    assert asked.name == HOSTILE
+    assert asked.server.startswith("127.0.0.1:")
     assert method_rows(run)[0].method == f"{HOSTILE} (API)"
     assert summary_csv(run).splitlines()[1].startswith(f"{HOSTILE} (API),")
     assert headline(run).startswith(f"{HOSTILE} solves ")
@@ -117,9 +117,9 @@ def test_credentials_that_somebody_wrote_into_the_settings_are_not_shown_as_the_
 ) -> None:
     (tmp_path / "evaluation.yaml").write_text("api: {model: m, base_url: 'http://a:b@host/v1'}")
     (tmp_path / "evaluation").symlink_to(folder / "evaluation")
-    served = served_model(load_run(tmp_path))
-    assert served is not None
-    assert served.server == "host"
+    asked = api_model(load_run(tmp_path))
+    assert asked is not None
+    assert asked.server == "host"
 
 
 def test_an_evaluation_that_was_interrupted_says_how_it_goes_on(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def refuse_api_options(api: ApiOptions) -> None:
         )
 
 
-def evaluate_served(api: ApiOptions, *, split: str | None, episodes: int | None) -> None:
+def evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int | None) -> None:
     """Evaluates and prints the table."""
     from ragen_apo.api import evaluate_api, read_config
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
 from ragen_apo.files import parse_json, read_records, sync_to_disk
-from ragen_apo.policy.served.answer import Answer
+from ragen_apo.policy.chat_api.answer import Answer
 
 
 @checked(frozen=True)

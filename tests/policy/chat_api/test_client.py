@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ragen_apo.errors import ApiError
-from ragen_apo.policy.served.address import Address
-from ragen_apo.policy.served.answer import Answer
-from ragen_apo.policy.served.client import ChatClient, ContextFullError, Retries, Sampling
+from ragen_apo.policy.chat_api.address import Address
+from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.policy.chat_api.client import ChatClient, ContextFullError, Retries, Sampling
 from tests.chat_server import (
     ChatServer,
     Fault,

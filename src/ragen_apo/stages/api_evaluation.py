@@ -23,7 +23,7 @@ from ragen_apo.agent.chat import ChatEpisode, Question, play_chat_episodes
 from ragen_apo.agent.context import system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.agent import AgentConfig
-from ragen_apo.config.served import ServedConfig
+from ragen_apo.config.api_model import ApiModelConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ApiError, ConfigError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines
@@ -35,10 +35,10 @@ from ragen_apo.files import (
     write_json_lines_atomically,
     write_text_atomically,
 )
-from ragen_apo.policy.served.address import Address
-from ragen_apo.policy.served.answer import Answer
-from ragen_apo.policy.served.client import ChatClient
-from ragen_apo.policy.served.ledger import AnswerLedger, answer_key
+from ragen_apo.policy.chat_api.address import Address
+from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.policy.chat_api.client import ChatClient
+from ragen_apo.policy.chat_api.ledger import AnswerLedger, answer_key
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
@@ -52,7 +52,7 @@ class KeptAnswers:
 
     client: ChatClient
     ledger: AnswerLedger
-    config: ServedConfig
+    config: ApiModelConfig
 
     def answer(self, question: Question) -> Answer:
         """The kept answer, or the server's; see `ChatModel`."""
@@ -78,8 +78,8 @@ class KeptAnswers:
         self.client.stop()
 
 
-def evaluate_served_model(
-    config: ServedConfig,
+def evaluate_api_model(
+    config: ApiModelConfig,
     folder: Path,
     client: ChatClient,
     *,
@@ -139,12 +139,12 @@ def evaluate_served_model(
     return results
 
 
-def _plan(config: ServedConfig) -> EvaluationPlan:
+def _plan(config: ApiModelConfig) -> EvaluationPlan:
     section = config.evaluation
     return EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
 
 
-def _agent(config: ServedConfig) -> AgentConfig:
+def _agent(config: ApiModelConfig) -> AgentConfig:
     """The section as `build_environments` takes it; the limits of tokens are the server's."""
     agent = config.agent
     return AgentConfig(
@@ -152,7 +152,7 @@ def _agent(config: ServedConfig) -> AgentConfig:
     )
 
 
-def _yaml(config: ServedConfig) -> str:
+def _yaml(config: ApiModelConfig) -> str:
     return dump_yaml(config.model_dump(by_alias=True))
 
 
@@ -172,7 +172,7 @@ def _require_free(run: RunDirectory) -> None:
         )
 
 
-def _require_same_evaluation(run: RunDirectory, config: ServedConfig) -> None:
+def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
     """Raises RunDirectoryError if the folder's answers are those of another evaluation.
 
     The number of episodes may change: what they have in common is the same.
@@ -194,7 +194,7 @@ def _require_same_evaluation(run: RunDirectory, config: ServedConfig) -> None:
         )
 
 
-def _require_a_turn(episodes: Sequence[ChatEpisode], config: ServedConfig) -> None:
+def _require_a_turn(episodes: Sequence[ChatEpisode], config: ApiModelConfig) -> None:
     """An evaluation in which nothing was ever answered says nothing about the model."""
     if not any(episode.answers for episode in episodes):
         raise ApiError(
@@ -205,7 +205,7 @@ def _require_a_turn(episodes: Sequence[ChatEpisode], config: ServedConfig) -> No
 
 
 def _results(
-    config: ServedConfig, episodes: Sequence[ChatEpisode], environments: EnvironmentManager
+    config: ApiModelConfig, episodes: Sequence[ChatEpisode], environments: EnvironmentManager
 ) -> dict[str, Any]:
     plan = _plan(config)
     results = results_document(
@@ -218,7 +218,7 @@ def _results(
     return {**results, "api": usage_summary(config, episodes)}
 
 
-def usage_summary(config: ServedConfig, episodes: Sequence[ChatEpisode]) -> dict[str, Any]:
+def usage_summary(config: ApiModelConfig, episodes: Sequence[ChatEpisode]) -> dict[str, Any]:
     """What the episodes have cost, and how many answers were none."""
     answers = [answer for episode in episodes for answer in episode.answers]
     turns = [turn for episode in episodes for turn in episode.trajectory.turns]
@@ -239,7 +239,7 @@ def usage_summary(config: ServedConfig, episodes: Sequence[ChatEpisode]) -> dict
 
 def _write(
     run: RunDirectory,
-    config: ServedConfig,
+    config: ApiModelConfig,
     episodes: Sequence[ChatEpisode],
     results: dict[str, Any],
     *,

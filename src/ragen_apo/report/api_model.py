@@ -47,7 +47,7 @@ _COUNTS = {
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ApiModel:
     """The model that played."""
 
     name: str
@@ -67,10 +67,10 @@ class ServedModel:
         )
 
 
-def served_model(run: RunData) -> ServedModel | None:
+def api_model(run: RunData) -> ApiModel | None:
     """The model behind an API; None for a run."""
     api = mapping(run.config.get("api"))
-    return ServedModel(str(api.get("model")), _server(api.get("base_url"))) if api else None
+    return ApiModel(str(api.get("model")), _server(api.get("base_url"))) if api else None
 
 
 def cost(run: RunData) -> str | None:
