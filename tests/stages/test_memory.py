@@ -92,6 +92,6 @@ def test_a_run_that_cannot_fit_is_refused_with_what_to_do(model: LanguageModel) 
 
 def test_the_sentence_names_all_parts(model: LanguageModel) -> None:
     sentence = plan(model).sentence(2**34)
-    assert sentence.startswith("memory: at most 0.")
-    assert "of 16.0 free" in sentence
+    assert sentence.startswith("memory: tensors of at most 0.")
+    assert "16.0 are free" in sentence
     assert "gradients and moments" in sentence

@@ -3,7 +3,8 @@
     weights + second model + gradients and moments + the larger of (a rollout, a training pass)
 
 The first three are certain. The others count every context as full, which few are, so the sum is an
-upper bound; what a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
+upper bound for the tensors. On a CPU the process needs about 0.5 GiB besides, for its libraries. What
+a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
 
 Axes of the sizes below: H hidden, K keys (of all key-value heads), I intermediate, V vocabulary.
 """
@@ -61,8 +62,8 @@ class MemoryPlan:
         }
         told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items())
         return (
-            f"memory: at most {self.total / _GIB:.1f} GiB of {available / _GIB:.1f} free, if all "
-            f"contexts were full ({told})"
+            f"memory: tensors of at most {self.total / _GIB:.1f} GiB, if all contexts were full "
+            f"({told}); {available / _GIB:.1f} are free"
         )
 
     def require(self, available: int) -> None:
