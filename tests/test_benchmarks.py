@@ -350,3 +350,13 @@ def test_the_walk_of_the_stopping_rule_equals_playing_every_sequence_of_results(
 def test_the_tables_of_the_page_on_the_algorithm_are_the_exact_ones() -> None:
     page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8").splitlines()
     assert {*stopping_rule.bias_table(), *stopping_rule.budget_table()} <= set(page)
+
+
+def test_the_rates_of_an_engine_count_sampled_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.rollout_engines import rates, row
+
+    played = [factories.episode(factories.turn(1.0, response_token_ids=range(10)))] * 4
+    found = rates(played, seconds=2.0)
+    assert (found.episodes_per_second, found.tokens_per_second) == (2.0, 20.0)
+    assert row("local", [found, found, found])[:3] == ["local", "2.00", "20"]

@@ -3,8 +3,8 @@
     weights + second model + gradients and moments + the larger of (a rollout, a training pass)
 
 The first three are certain. The others count every context as full, which few are, so the sum is an
-upper bound for the tensors. On a CPU the process needs about 0.5 GiB besides, for its libraries. What
-a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
+upper bound for the tensors. On a CPU the process needs about 0.5 GiB besides, for its libraries.
+What a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
 
 Axes of the sizes below: H hidden, K keys (of all key-value heads), I intermediate, V vocabulary.
 """
