@@ -161,7 +161,7 @@ def estimate_values(
     help_epilogue=examples(
         "evaluate runs/mine --split all --episodes 497",
         "evaluate runs/mine --pass-k 4",
-        "evaluate --api-model smollm2 --base-url http://127.0.0.1:8000/v1 --environment shop",
+        "evaluate --api-model NAME --base-url URL --environment shop",
     )
 )
 def evaluate(
