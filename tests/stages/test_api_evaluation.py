@@ -203,7 +203,8 @@ def test_answers_under_way_are_kept_when_another_one_fails(out: Path) -> None:
     with serving(slowly, None, fails_when_others_wait) as server:
         with pytest.raises(ApiError, match="gone"):
             evaluate(server, out, concurrency=3)
-        assert len((out / "answers.jsonl").read_text().splitlines()) == 2
+        # An episode may ask once more before the refusal has been read.
+        assert len((out / "answers.jsonl").read_text().splitlines()) >= 2
         evaluate(server, out)
     assert len(server.requests) == 12 + 1
 
