@@ -45,7 +45,7 @@ pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, t
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 
-test: setup ## run all tests, one process a core (under 6 minutes on two cores)
+test: setup ## run all tests, one process a core (13 minutes on two busy cores)
 	$(PYTEST)
 
 test-fast: setup ## run the quick tests, for every save (under a minute on two cores)
