@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ragen_apo.addresses import problem_with_address
 from ragen_apo.config.section import CountOrZero, Positive, Section, one_or_more
 
 
@@ -38,20 +38,8 @@ class RolloutsConfig(Section):
                 "engine vllm needs base_url, the address of a server, such as http://127.0.0.1:8000"
             )
         for url in self.base_url:
-            _check_address(url)
+            if problem := problem_with_address(url):
+                raise ValueError(f"base_url {problem}; expected it like http://127.0.0.1:8000")
         if len(set(self.base_url)) < len(self.base_url):
             raise ValueError(f"base_url names a server twice: {', '.join(self.base_url)}")
         return self
-
-
-def _check_address(url: str) -> None:
-    """ValueError unless it is http(s)://host[:port], maybe with a path before `/v1`."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"base_url: {url!r:.200} is no address ({error})") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ValueError(f"base_url must be like http://127.0.0.1:8000, got {url!r:.200}")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("base_url is an address alone, without user, password, query or fragment")

@@ -10,8 +10,9 @@ import ipaddress
 import os
 import re
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
+from ragen_apo.addresses import problem_with_address
 from ragen_apo.errors import ConfigError
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
@@ -19,6 +20,10 @@ MIN_SECRET_CHARACTERS = 8
 """A shorter key is a word such as EMPTY, which servers without keys are given."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXAMPLE = "such as https://api.openai.com/v1 or http://127.0.0.1:8000/v1"
+_KEYS = (
+    f"a key is read from the environment variable {DEFAULT_KEY_VARIABLE}, or from the one that "
+    "--api-key-env (in Python: api_key_env) names"
+)
 
 
 @dataclass(frozen=True)
@@ -55,32 +60,9 @@ class Address:
 def read_address(base_url: str) -> Address:
     """The address in a URL. Raises ConfigError, which does not repeat the URL."""
     text = base_url.strip().rstrip("/")
-    try:
-        parts = urlsplit(text)
-        problem = _problem_with(parts)
-    except ValueError:
-        problem = "is no URL (host or port cannot be read)"
-    if problem is None and not (text.isascii() and text.isprintable() and " " not in text):
-        problem = "holds spaces, control characters or letters that have to be escaped"
-    if problem is not None:
-        raise ConfigError(f"base_url {problem}; expected http:// or https://, {_EXAMPLE}")
+    if problem := problem_with_address(text):
+        raise ConfigError(f"base_url {problem}; expected http:// or https://, {_EXAMPLE}; {_KEYS}")
     return Address(text.removesuffix("/chat/completions").rstrip("/"))
-
-
-def _problem_with(parts: SplitResult) -> str | None:
-    """What is wrong with a URL as the root of an API; raises ValueError for a port that is none."""
-    if "@" in parts.netloc:
-        return (
-            "holds a user name or a password, which would stand in files and messages; put the "
-            f"key into the environment variable {DEFAULT_KEY_VARIABLE}, or name another one with "
-            "--api-key-env (in Python: api_key_env)"
-        )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "has no http:// or https:// and a host"
-    if parts.query or parts.fragment:
-        return "has a part after ? or #, where keys are written at times; leave it out"
-    assert parts.port is None or parts.port >= 0
-    return None
 
 
 def key_for(address: Address, *, variable: str | None) -> str | None:

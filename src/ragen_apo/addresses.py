@@ -1,0 +1,29 @@
+"""Addresses of servers, as people write them.
+
+Nothing here repeats an address: people paste keys into it, and messages end up in logs.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+
+def problem_with_address(url: str) -> str | None:
+    """Why `url` cannot be the root of a server's API (what follows its name), or None if it can.
+
+    It has to be `http(s)://host[:port][/path]`, without user, password, query and fragment.
+    """
+    if "@" in url:
+        return "holds a user name or a password, which would stand in files and messages"
+    if not (url.isascii() and url.isprintable() and " " not in url):
+        return "holds spaces, control characters or letters that have to be escaped"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "is no URL (its host or port cannot be read)"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return "has no http:// or https:// and a host"
+    if parts.query or parts.fragment:
+        return "has a part after ? or #, where keys are written at times; leave it out"
+    return None
