@@ -21,8 +21,8 @@ from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
 from ragen_apo.policy.chat_api.answer import Answer
 from ragen_apo.policy.chat_api.client import ContextFullError, Message
-from ragen_apo.policy.generation import Response
-from ragen_apo.policy.language_model import CLOSING_TAG
+from ragen_apo.policy.engine import Response
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, CLOSE_THOUGHT, OPEN_ANSWER, OPEN_THOUGHT
 from ragen_apo.types import Trajectory, Turn
 
 NO_ANSWER = "(no answer)"
@@ -83,15 +83,15 @@ def read_form(answer: Answer) -> Form:
     that thinks before it answers has the form behind its thoughts. Where server or chat template
     have taken the first tag or the whole thought for such thinking, it is put back.
     """
-    text, closing, _ = answer.content.partition(CLOSING_TAG)
+    text, closing, _ = answer.content.partition(CLOSE_ANSWER)
     text = _TWO_THOUGHTS.sub("", text + closing, count=1)
-    before, closes_thought, _ = text.partition("</think>")
-    if closes_thought and "<think>" not in before:
-        text = f"<think>{text}"
+    before, closes_thought, _ = text.partition(CLOSE_THOUGHT)
+    if closes_thought and OPEN_THOUGHT not in before:
+        text = f"{OPEN_THOUGHT}{text}"
     said = text.strip() or NO_ANSWER
-    if answer.reasoning and text.lstrip().startswith("<answer>"):
+    if answer.reasoning and text.lstrip().startswith(OPEN_ANSWER):
         thought = re.sub(r"</?(?:think|answer)>", "", answer.reasoning).strip()
-        text = f"<think>{thought}</think>{text.lstrip()}"
+        text = f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}{text.lstrip()}"
     return Form(text, said)
 
 

@@ -21,12 +21,11 @@ from transformers import PreTrainedTokenizerBase
 from ragen_apo.agent.plain_text import PlainTextEncoder
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.chat_template import read_chat_template
-from ragen_apo.policy.tokenizer import TAGS
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, CLOSE_THOUGHT, OPEN_ANSWER, OPEN_THOUGHT
 from ragen_apo.types import Task, Turn
 
 _RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
-OPEN_THOUGHT, CLOSE_THOUGHT, OPEN_ANSWER, CLOSE_ANSWER = TAGS
 _NUM_CACHED_PAGES = 4096
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from ragen_apo.cli.common import Number, console, print_policies
+from ragen_apo.cli.common import Number, console, print_evaluation
 from ragen_apo.errors import ConfigError
 
 _GROUP = Group("A model behind an API", sort_key=10)
@@ -123,18 +123,9 @@ def _options(tokens: Sequence[str]) -> dict[str, Any]:
 
 
 def _print(results: Mapping[str, Any], out: Path) -> None:
-    rows = {f"{results['policy']} (API)": results, **results["baselines"]}
-    print_policies(
-        f"{results['episodes']} episodes of split {results['split']!r}",
-        {
-            name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
-            for name, row in rows.items()
-        },
-    )
-    low, high = results["success_ci95"]
+    print_evaluation(results, policy=f"{results['policy']} (API)", whose="model")
     usage = results["api"]
     for line in (
-        f"95% interval of the model: {low:.1%} to {high:.1%}",
         f"{usage['answers']:,} answers: {usage['prompt_tokens']:,} prompt tokens, "
         f"{usage['completion_tokens']:,} completion tokens; {usage['format_errors']:,} without a "
         "readable action",

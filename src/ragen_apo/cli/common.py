@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -61,6 +61,19 @@ Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """Any number of `--key value`, whose names are checked later."""
 TrustRemoteCode = Annotated[bool, Parameter(negative=())]
 """Trust is said on the command line: a run directory may come from somebody else."""
+
+
+def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> None:
+    """The table of an evaluation's results.json, and the interval of whose success it is."""
+    print_policies(
+        f"{results['episodes']} episodes of split {results['split']!r}",
+        {
+            name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
+            for name, row in {policy: results, **results["baselines"]}.items()
+        },
+    )
+    low, high = results["success_ci95"]
+    console.print(f"95% interval of the {whose}: {low:.1%} to {high:.1%}", highlight=False)
 
 
 def print_policies(title: str, rows: Mapping[str, tuple[float, float, float]]) -> None:

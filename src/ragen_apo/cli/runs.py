@@ -18,7 +18,7 @@ from ragen_apo.cli.common import (
     app,
     console,
     examples,
-    print_policies,
+    print_evaluation,
 )
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
@@ -206,15 +206,7 @@ def _evaluate(run: Run, *, split: str | None, episodes: int | None, pass_k: int 
 
     results = api.evaluate(run, split=split, episodes=episodes, pass_k=pass_k)
     method = f"{run.config.algorithm.traits.label} (trained)"
-    print_policies(
-        f"{results['episodes']} episodes of split {results['split']!r}",
-        {
-            name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
-            for name, row in {method: results, **results["baselines"]}.items()
-        },
-    )
-    low, high = results["success_ci95"]
-    console.print(f"95% interval of the trained policy: {low:.1%} to {high:.1%}", highlight=False)
+    print_evaluation(results, policy=method, whose="trained policy")
 
 
 @app.command(help_epilogue=examples("report runs/mine"))

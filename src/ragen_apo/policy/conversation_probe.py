@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.attention import ATTENTION
-from ragen_apo.policy.chat_template import read_chat_template
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.model_checks import refusing_failures
@@ -106,7 +105,7 @@ def _play(model: LanguageModel, *, tokens_a_turn: int) -> list[_Row]:
 
 def _prompts(model: LanguageModel) -> list[list[list[int]]]:
     """The tokens of each row, turn by turn: a conversation, and a shorter one without its start."""
-    template = read_chat_template(model.tokenizer)
+    template = model.template
     first = template.render([{"role": "user", "content": SAID[0]}])
     following = [template.between_responses(said) for said in SAID]
     texts = [[first, following[1]], following]

@@ -32,8 +32,9 @@ from transformers import Cache
 from ragen_apo.errors import ContextError, ModelError
 from ragen_apo.policy.attention import PromptSlice
 from ragen_apo.policy.engine import Response
-from ragen_apo.policy.language_model import CLOSING_TAG, LanguageModel
+from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER
 
 _TAIL_TOKENS = 12
 """The number of last tokens that are searched for a closing tag of several tokens."""
@@ -76,7 +77,7 @@ class StopRule:
     def __init__(self, model: LanguageModel) -> None:
         self._tokenizer = model.tokenizer
         self.end_ids = set(model.end_ids)
-        tag_ids = model.tokenizer.encode(CLOSING_TAG, add_special_tokens=False)
+        tag_ids = model.tokenizer.encode(CLOSE_ANSWER, add_special_tokens=False)
         if len(tag_ids) == 1:
             self.end_ids.add(tag_ids[0])
             self._may_close: set[int] = set()
@@ -95,7 +96,7 @@ class StopRule:
             return True
         if token_ids[-1] not in self._may_close:
             return False
-        return CLOSING_TAG in self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]))
+        return CLOSE_ANSWER in self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]))
 
 
 def too_long(num_tokens: int, *, capacity: int) -> ContextError:

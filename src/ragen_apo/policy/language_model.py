@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from ragen_apo.policy.architecture import check_architecture
 from ragen_apo.policy.attention import ATTENTION
 from ragen_apo.policy.chat_template import (
     TEMPLATE_DATE,
+    ChatTemplate,
     asks_for_the_date,
     read_chat_template,
 )
@@ -47,10 +48,9 @@ from ragen_apo.policy.model_checks import (
     refuse_foreign_weights,
 )
 from ragen_apo.policy.passes import body_output, can_recompute
-from ragen_apo.policy.tokenizer import TAGS, tokenizer_contents
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
-CLOSING_TAG = TAGS[-1]
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best position is about 4 nats behind."""
@@ -71,6 +71,8 @@ class LanguageModel:
     """Whether layers are computed again for the backward pass: slower, with less memory."""
     adapters: bool = True
     """Whether adapters act, if the model has any (see `policy.lora`)."""
+    template: ChatTemplate = field(init=False)
+    """What the tokenizer's chat template does."""
 
     def __post_init__(self) -> None:
         if self.gradient_checkpointing and not can_recompute(self.model):
@@ -78,7 +80,7 @@ class LanguageModel:
                 f"machine.gradient_checkpointing: {type(self.model).__name__} has no layers that "
                 "transformers can compute again; set it to false"
             )
-        read_chat_template(self.tokenizer)
+        self.template = read_chat_template(self.tokenizer)
         self.model.set_attn_implementation(ATTENTION)
         with self._mode(), torch.inference_mode():
             probe_model(self.model)
@@ -114,7 +116,7 @@ class LanguageModel:
         configured = generation.eos_token_id if generation else None
         found = configured if isinstance(configured, list) else [configured]
         named = {token for token in found if token is not None}
-        return tuple(sorted(named | read_chat_template(self.tokenizer).end_ids))
+        return tuple(sorted(named | self.template.end_ids))
 
     def hidden_states(self, token_ids_RT: Tensor, **kwargs: Any) -> Tensor:
         """The body's output [R, T, H]; without a mask, attention is causal over the whole row.
@@ -240,8 +242,8 @@ def load_language_model(
     loaded = LanguageModel(
         model.eval(), tokenizer, autocast, gradient_checkpointing=gradient_checkpointing
     )
-    num_tokens = model.get_input_embeddings().num_embeddings
-    check_embeddings(path, tokenizer, end_ids=loaded.end_ids, num_tokens=num_tokens)
+    num_tokens = loaded.vocabulary_size
+    check_embeddings(path, loaded.template, end_ids=loaded.end_ids, num_tokens=num_tokens)
     return loaded
 
 
@@ -316,7 +318,7 @@ def build_small_model(
     looking at the previous tokens (see `_look_at_previous_tokens`). Responses end with the closing
     tag, one token of the project's own tokenizer, stored as the end token of generation.
     """
-    closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSING_TAG)
+    closing_tag_id = tokenizer.convert_tokens_to_ids(CLOSE_ANSWER)
     pad_id = tokenizer.pad_token_id
     assert isinstance(pad_id, int)
     config = LlamaConfig(

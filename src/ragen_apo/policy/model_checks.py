@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ragen_apo.errors import ModelError, RagenApoError
 from ragen_apo.policy.attention import PromptSlice
-from ragen_apo.policy.chat_template import CONVERSATION, read_chat_template
+from ragen_apo.policy.chat_template import CONVERSATION, ChatTemplate
 from ragen_apo.policy.passes import body_output
 
 PROBE = (0, 1, 2)
@@ -48,10 +48,10 @@ def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None
 
 
 def check_embeddings(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int], num_tokens: int
+    path: str | Path, template: ChatTemplate, *, end_ids: Sequence[int], num_tokens: int
 ) -> None:
     """Refuses a tokenizer that has tokens in conversations which the model has no embedding for."""
-    text = read_chat_template(tokenizer).render(CONVERSATION)
+    tokenizer, text = template.tokenizer, template.render(CONVERSATION)
     needed = {*tokenizer.encode(text, add_special_tokens=False), *end_ids}
     if max(needed) >= num_tokens:
         token = tokenizer.convert_ids_to_tokens(max(needed))

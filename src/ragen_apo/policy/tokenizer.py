@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+OPEN_THOUGHT, CLOSE_THOUGHT, OPEN_ANSWER, CLOSE_ANSWER = TAGS
 SPECIAL_TOKENS = (PAD, SYSTEM, USER, ASSISTANT)
 
 CHAT_TEMPLATE = (
@@ -58,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
-        eos_token=TAGS[-1],
+        eos_token=CLOSE_ANSWER,
         clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = CHAT_TEMPLATE

@@ -206,8 +206,14 @@ def _warm_start(
         if session.config.policy.freeze_embeddings and session.config.policy.path is not None:
             policy.freeze_embeddings()  # those of a model built here still have to be learned
         reached = PHASES.index(position.phase)
-        for index, make_phase in enumerate((copy_phase, demonstrations_phase)):
-            if index < reached or (index == reached and position.finished):
+        config = session.config.warm_start
+        phases = (
+            (config.copy_curriculum.max_steps, copy_phase),
+            (config.demonstrations.num_steps, demonstrations_phase),
+        )
+        for index, (num_steps, make_phase) in enumerate(phases):
+            is_over = index < reached or (index == reached and position.finished)
+            if is_over or num_steps == 0:
                 continue
             resuming = index == reached
             with session.timed(WARM_START[index]):

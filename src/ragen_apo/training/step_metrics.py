@@ -102,8 +102,10 @@ class StepMetrics:
         return metrics
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int]:
-    """What the trajectories alone say."""
+def rollout_metrics(
+    trajectories: Sequence[Trajectory], *, opening: str = ""
+) -> dict[str, float | int]:
+    """What the trajectories alone say; `opening` is what the template writes of every response."""
     num_episodes = len(trajectories)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     return {
@@ -116,7 +118,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
         "truncated_share": sum(t.truncated for t in trajectories) / num_episodes,
         "format_error_share": _share(turns, TurnFlag.FORMAT_ERROR),
         "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
-        **thought_shares(turns),
+        **thought_shares(turns, opening=opening),
     }
 
 

@@ -101,7 +101,8 @@ class Trainer:
         rollouts = self._gather(trajectories, step)
         keep_B = self._filtered(rollouts)
         learning_rate = self._learning_rate(step)
-        metrics = rollout_metrics(trajectories) | self._monitor_thoughts(trajectories, step)
+        metrics = rollout_metrics(trajectories, opening=self.policy.template.opening)
+        metrics |= self._monitor_thoughts(trajectories, step)
         if keep_B.any():
             kept = self.config.algorithm.normalized(rollouts).take(keep_B)
             metrics |= self._improve(kept, learning_rate=learning_rate)

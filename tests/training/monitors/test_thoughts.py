@@ -243,3 +243,15 @@ def test_shares_of_empty_and_of_unclosed_thoughts() -> None:
     others = ["<think>red</think>", "no thought", "</think>", "<answer>a</answer>", ""]
     found = thought_shares([factories.turn(response=text) for text in (*empty, *unclosed, *others)])
     assert found == {"empty_thought_share": 2 / 10, "unclosed_thought_share": 3 / 10}
+
+
+@pytest.mark.parametrize(
+    ("opening", "shares"),
+    [("<think>\n", (1 / 3, 1 / 3)), ("<think>\n\n</think>\n\n", (0.0, 0.0)), ("", (0.0, 0.0))],
+)
+def test_a_thought_that_the_template_opens_is_counted_as_opened(
+    opening: str, shares: tuple[float, float]
+) -> None:
+    texts = ["</think><answer>a</answer>", "on and on", "red</think><answer>a</answer>"]
+    found = thought_shares([factories.turn(response=text) for text in texts], opening=opening)
+    assert tuple(found.values()) == shares

@@ -27,7 +27,7 @@ from ragen_apo.files import parse_record
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.generation import StopRule
 from ragen_apo.policy.inference_server.wire import Request, RequestError
-from ragen_apo.policy.language_model import CLOSING_TAG
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER
 
 NO_LABEL = "default"
 """The label of a server that nobody has given weights."""
@@ -200,7 +200,7 @@ class VllmServer:
             "stop_token_ids": sorted(wanted.rule.end_ids) if wanted.rule else [],
         }
         if wanted.rule and wanted.rule.reads_text:
-            body |= {"stop": [CLOSING_TAG], "include_stop_str_in_output": True}
+            body |= {"stop": [CLOSE_ANSWER], "include_stop_str_in_output": True}
         return self.request("/v1/completions", body)
 
     def _ask(

@@ -47,23 +47,27 @@ from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
-from ragen_apo.policy.tokenizer import TAGS
+from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.types import TrainingSample, Trajectory, Turn
 
-OPENING, CLOSING = TAGS[:2]
 TIE_TOLERANCE = 1e-4
 """Nats. Scores this close count as equal: two scorings of the same tokens differ by as much."""
 
 TokenIds = tuple[int, ...]
 
 
-def thought_shares(turns: Sequence[Turn]) -> dict[str, float]:
-    """Shares of turns whose thought is closed with nothing in it, or opened and never closed."""
+def thought_shares(turns: Sequence[Turn], *, opening: str = "") -> dict[str, float]:
+    """Shares of turns whose thought is closed with nothing in it, or opened and never closed.
+
+    `opening` is what the chat template has written of every response: it may open the thought.
+    """
+    template_opens = OPEN_THOUGHT in opening and CLOSE_THOUGHT not in opening
     num_empty = num_unclosed = 0
     for turn in turns:
-        _, opened, rest = turn.response.partition(OPENING)
-        thought, closed, _ = rest.partition(CLOSING)
+        text = opening + turn.response if template_opens else turn.response
+        _, opened, rest = text.partition(OPEN_THOUGHT)
+        thought, closed, _ = rest.partition(CLOSE_THOUGHT)
         num_unclosed += bool(opened and not closed)
         num_empty += bool(closed and not thought.strip())
     return {
@@ -121,7 +125,7 @@ def thought_tokens(response_token_ids: TokenIds, tokenizer: PreTrainedTokenizerB
 
     def is_closed(length: int) -> bool:
         text = tokenizer.decode(list(response_token_ids[:length]), skip_special_tokens=False)
-        return CLOSING in text
+        return CLOSE_THOUGHT in text
 
     lengths = range(1, len(response_token_ids))
     return response_token_ids[: 1 + bisect_left(lengths, True, key=is_closed)]
