@@ -8,6 +8,7 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.ready-docs
 QUICKSTART := runs/quickstart
 SMOLLM2 := models/smollm2-135m
 PRETRAINED := runs/pretrained
@@ -16,7 +17,7 @@ VLLM_MODEL ?= $(SMOLLM2)
 VLLM_READY = $(VLLM_ENV)/.ready-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart pretrained test test-fast test-vllm lint types check
+.PHONY: help setup quickstart pretrained test test-fast test-vllm lint types docs check
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -70,4 +71,11 @@ lint: setup ## ruff (lint and format) and the import layers
 types: setup ## pyright
 	$(BIN)/pyright
 
-check: lint types test ## lint, types and test
+$(DOCS_READY): pyproject.toml constraints.txt | setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -e '.[docs]'
+	@touch $@
+
+docs: setup $(DOCS_READY) ## build the documentation into site/ (site/index.html), with every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+check: lint types test docs ## lint, types, test and docs

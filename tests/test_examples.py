@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import ragen_apo
 from ragen_apo.config.yaml_text import dump_yaml
@@ -34,7 +36,7 @@ def play(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> None
 
 
 def test_every_example_is_tested_here() -> None:
-    tested = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    tested = set(re.findall(r'"(\w+\.(?:py|ipynb))"', Path(__file__).read_text(encoding="utf-8")))
     assert {path.name for path in EXAMPLES.glob("*")} == tested
 
 
@@ -90,3 +92,31 @@ def test_the_lines_of_the_readme_run(
     exec(block[1], {})
     assert "--- turn 1" in capsys.readouterr().out
     assert (tmp_path / "runs" / "mine" / "report" / "report.html").is_file()
+
+
+def execute(name: str, parameters: dict[str, object]) -> str:
+    """What a notebook prints with other values in the cell that is marked `parameters`."""
+    notebook = nbformat.read(EXAMPLES / name, as_version=4)
+    (given,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert set(re.findall(r"^(\w+) =", given.source, re.MULTILINE)) == set(parameters)
+    given.source = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
+    NotebookClient(notebook, timeout=300).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "".join(output.get("text", "") for output in outputs)
+
+
+def test_the_notebook_of_the_quick_start_runs(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    told = execute("quick_start.ipynb", {"CONFIG": str(config), "RUN": str(run)})
+    assert re.search(r"^success \d+% \(\d+% to \d+%\), reference \d+%$", told, re.MULTILINE)
+    assert "--- turn 1" in told
+    assert (run / "report" / "report.html").is_file()
+
+
+def test_the_notebook_with_an_environment_of_ones_own_runs(tmp_path: Path) -> None:
+    told = execute(
+        "own_environment.ipynb",
+        {"RUN": str(tmp_path / "run"), "NUM_DEMONSTRATION_STEPS": 4, "NUM_STEPS": 1},
+    )
+    assert re.search(r"^success \d+%, before \d+%$", told, re.MULTILINE)
+    assert "degrees" in told
