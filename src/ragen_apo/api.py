@@ -381,8 +381,8 @@ def compare(
 ) -> list[Measurement]:
     """Trains several algorithms from the same reference with the same seeds, and compares them.
 
-    Writes comparison.md, comparison.csv and curves to `out` and returns what each run has cost and
-    reached. Runs in `out` that are done are reused.
+    Writes comparison.md, .csv, .tex and .pptx and curves to `out` and returns what each run has
+    cost and reached. Runs in `out` that are done are reused.
 
     Args:
         config: a comparison, as configs/compare_shop.yaml is one.

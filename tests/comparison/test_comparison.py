@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pptx import Presentation
+from pptx.enum.shapes import MSO_SHAPE_TYPE
+from pptx.util import Inches
 
 from ragen_apo.comparison.measure import Measurement, Point, measure, stage_one_tokens
 from ragen_apo.comparison.plan import BudgetConfig, load_comparison
@@ -15,6 +18,7 @@ from ragen_apo.comparison.write import write_comparison
 from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
+from ragen_apo.report.slides import WIDTH
 from ragen_apo.run_directory import RunDirectory
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -184,8 +188,10 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     assert [path.name for path in paths] == [
         "comparison.md",
         "comparison.csv",
+        "comparison.tex",
         "success_by_seconds.png",
         "success_by_tokens.png",
+        "comparison.pptx",
     ]
     page = paths[0].read_text()
     assert "60.0% is what every run reached" in page
@@ -202,7 +208,23 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     assert [each["seconds_to_90%"] for each in rows] == ["60.0", ""]
     assert [each["tokens_to_common"] for each in rows] == ["1000", "1500"]
     assert [float(each["mean_success"]) for each in rows] == pytest.approx([0.675, 0.4875])
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[2:])
+    assert r"A*-PO & 1 min 15 s & 1,250 & 1 min 00 s (1 of 2)" in paths[2].read_text()
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[3:5])
+
+
+def test_the_slides_of_a_comparison_have_the_curves_and_the_table(tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
+    path = write_comparison([MEASUREMENT], tmp_path, settings=settings)[-1]
+    curves, results = Presentation(str(path)).slides
+    assert sum(shape.shape_type == MSO_SHAPE_TYPE.PICTURE for shape in curves.shapes) == 2
+    (table,) = [shape.table for shape in results.shapes if shape.has_table]
+    cells = [[cell.text for cell in row.cells] for row in table.rows]
+    assert cells[0][:2] == ["run", "time to 95.0%"]
+    assert cells[1][0] == "A*-PO"
+    assert cells[1][-1] == "97.0% (97.0% to 97.0%)"
+    right = max(shape.left + shape.width for slide in (curves, results) for shape in slide.shapes)
+    assert right <= Inches(WIDTH)
 
 
 def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_all_files_of_a_report_are_written(folder: Path) -> None:
     names = {path.name for path in paths}
     assert names == {
         "summary.csv",
+        "summary.tex",
         "by_category.png",
         "failures.png",
         "failure_analysis.md",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.report.findings import headline, key_sentences
+from ragen_apo.report.latex import latex_table
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.style import duration, interval, one_line, percent
 from ragen_apo.report.tables import (
@@ -18,6 +19,7 @@ from ragen_apo.report.tables import (
     method_rows,
     monitor_rows,
     summary_csv,
+    summary_latex,
 )
 
 
@@ -51,6 +53,22 @@ def test_the_csv_has_the_methods_in_order_with_four_decimals(
         "random,0.0020,0.3333,4.0000\n"
         "zero-shot,0.5000,0.3333,4.0000\n"
     )
+
+
+def test_the_latex_table_has_a_line_for_each_method(build_run: Callable[..., Path]) -> None:
+    run = change_results(build_run(), baselines={}, episodes=100, success_rate=0.91)
+    lines = summary_latex(run).splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrrr}"
+    (row,) = [line for line in lines if line.startswith("A*-PO (trained) & 100 & 91.0\\% & ")]
+    assert row.endswith(r"\\")
+
+
+def test_hostile_names_stay_text_in_latex() -> None:
+    text = latex_table(("run", "x"), [(r"\input{/etc/passwd} $1 & 2% _#^~", "−1 ± 2\n")])
+    escaped = (
+        r"\textbackslash{}input\{/etc/passwd\} \$1 \& 2\% \_\#\textasciicircum{}\textasciitilde{}"
+    )
+    assert text.splitlines()[4] == escaped + r" & $-$1 $\pm$ 2 \\"
 
 
 def test_baselines_that_were_not_played_have_no_row(build_run: Callable[..., Path]) -> None:

@@ -14,14 +14,14 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.report import write, write_report
 
 FILES = [
-    "summary.csv", "learning_curves.png", "by_category.png", "failures.png",
+    "summary.csv", "summary.tex", "learning_curves.png", "by_category.png", "failures.png",
     "failure_analysis.md", "model_card.md", "slides.pptx", "report.html",
 ]  # fmt: skip
 OF_TRAINING = ("learning_curves.png", "model_card.md")
 
 
 @pytest.mark.slow
-def test_a_report_is_eight_files_and_nothing_is_left_beside_them(
+def test_a_report_is_nine_files_and_nothing_is_left_beside_them(
     build_run: Callable[..., Path],
 ) -> None:
     directory = build_run()

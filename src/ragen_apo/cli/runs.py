@@ -211,7 +211,7 @@ def _evaluate(run: Run, *, split: str | None, episodes: int | None, pass_k: int 
 
 @app.command(help_epilogue=examples("report runs/mine"))
 def report(run: Path) -> None:
-    """Write summary.csv, plots, failure_analysis.md, slides.pptx and report.html of a run.
+    """Write tables, plots, failure_analysis.md, slides.pptx and report.html of a run.
 
     Args:
         run: A run directory with an evaluation, or the folder of a model behind an API.
@@ -228,8 +228,8 @@ def report(run: Path) -> None:
 def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number = 1) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
-    Writes OUT/comparison.md, comparison.csv and curves. Runs in OUT that are done are reused, and
-    an interrupted comparison goes on when the command is given again.
+    Writes OUT/comparison.md, .csv, .tex and .pptx, and curves. Runs in OUT that are done are
+    reused, and an interrupted comparison goes on when the command is given again.
 
     Args:
         config: A comparison; see configs/compare_shop.yaml.

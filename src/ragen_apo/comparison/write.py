@@ -1,4 +1,4 @@
-"""Table and curves of a comparison: comparison.md, comparison.csv and two pictures."""
+"""What people get of a comparison: its table in three formats, two pictures and the slides."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from matplotlib.ticker import PercentFormatter
 
 from ragen_apo.comparison.measure import Measurement, Point
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
-from ragen_apo.files import write_bytes_atomically, write_text_atomically
+from ragen_apo.comparison.slides import comparison_slides
+from ragen_apo.files import write_bytes_atomically
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
+from ragen_apo.report.latex import latex_table
 from ragen_apo.report.style import (
     ABSENT,
     ACCENT,
@@ -31,6 +33,7 @@ from ragen_apo.report.style import (
 
 COLORS = (ACCENT, WARM, RED, "#3d5a98", "#7a4f9a", "#6b7a1f", "#a14d77", MUTED, FAINT)
 _COSTS = ("time", "tokens")
+AXES = ("seconds", "tokens")
 _LAPS = (("-", "o"), ("--", "s"), (":", "^"))
 """Line style and marker of the runs that get their colour the first, second and third time."""
 
@@ -38,15 +41,22 @@ _LAPS = (("-", "o"), ("--", "s"), (":", "^"))
 def write_comparison(
     measurements: Sequence[Measurement], out: Path, *, settings: ComparisonConfig
 ) -> list[Path]:
-    """Writes the four files and returns their paths."""
-    paths = [out / "comparison.md", out / "comparison.csv"]
-    write_text_atomically(paths[0], markdown(measurements, settings=settings))
-    write_text_atomically(paths[1], table(measurements, settings=settings))
-    for axis in ("seconds", "tokens"):
-        path = out / f"success_by_{axis}.png"
-        write_bytes_atomically(path, curves(measurements, axis=axis))
-        paths.append(path)
-    return paths
+    """Writes the files and returns their paths."""
+    header, *rows = rows_of_algorithms(measurements, settings=settings)
+    pictures = {axis: curves(measurements, axis=axis) for axis in AXES}
+    presentation = comparison_slides(
+        header, rows, pictures, about=explanation(measurements, settings=settings)
+    )
+    contents: dict[str, bytes] = {
+        "comparison.md": markdown(measurements, settings=settings).encode(),
+        "comparison.csv": table(measurements, settings=settings).encode(),
+        "comparison.tex": latex_table(header, rows).encode(),
+        **{f"success_by_{axis}.png": picture for axis, picture in pictures.items()},
+        "comparison.pptx": presentation,
+    }
+    for name, content in contents.items():
+        write_bytes_atomically(out / name, content)
+    return [out / name for name in contents]
 
 
 def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> str:
@@ -72,6 +82,33 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
 
 def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> str:
     """One row an algorithm: means over the seeds."""
+    header, *rows = rows_of_algorithms(measurements, settings=settings)
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    lines.insert(1, f"|{'---|' * len(header)}")
+    pictures = [f"![success by {axis}](success_by_{axis}.png)" for axis in AXES]
+    about = " ".join(explanation(measurements, settings=settings))
+    return "\n".join(["# Comparison", "", about, "", *lines, "", *pictures]) + "\n"
+
+
+def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> list[str]:
+    """What the numbers of the table mean, in sentences."""
+    common, shortest = _common(measurements)
+    return [
+        f"Means over seeds {', '.join(map(str, settings.seeds))}.",
+        "Seconds and generated tokens include Stage 1, not the warm start and the evaluations."
+        + _budget(settings.budget),
+        f"{percent(common)} is what every run reached.",
+        "Mean success: area under the curve of success against tokens, up to"
+        f" {compact(shortest)} tokens, where the shortest run ends.",
+        "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
+        " do.",
+    ]
+
+
+def rows_of_algorithms(
+    measurements: Sequence[Measurement], *, settings: ComparisonConfig
+) -> list[list[str]]:
+    """The header, then one row an algorithm, as text."""
     common, shortest = _common(measurements)
     targets = [percent(target, 0) for target in settings.target]
     has_pass = any(run.pass_at_most is not None for run in measurements)
@@ -79,19 +116,7 @@ def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig)
     header = ["run", *costs, "mean success", "success after training (range)"]
     header += ["pass@k"] if has_pass else []
     header += ["KL", "entropy", "peak memory"]
-    lines = [
-        "# Comparison",
-        "",
-        f"Means over seeds {', '.join(map(str, settings.seeds))}. Seconds and generated tokens"
-        f" include Stage 1, not the warm start and the evaluations.{_budget(settings.budget)}"
-        f" {percent(common)} is what every run reached. Mean success: area under the curve of"
-        f" success against tokens, up to {compact(shortest)} tokens, where the shortest run ends."
-        " Costs of a target are those of the first evaluation that reaches it, in the seeds that"
-        " do.",
-        "",
-        f"| {' | '.join(header)} |",
-        f"|{'---|' * len(header)}",
-    ]
+    rows = [header]
     for name in settings.runs:
         runs = [run for run in measurements if run.name == name]
         kl, entropy, passes, memory = (
@@ -112,9 +137,8 @@ def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig)
             f"{fmean(entropy):.3f}" if entropy else ABSENT,
             f"{max(memory) / 2**20:,.0f} MiB" if memory else ABSENT,
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    pictures = [f"![success by {axis}](success_by_{axis}.png)" for axis in ("seconds", "tokens")]
-    return "\n".join([*lines, "", *pictures]) + "\n"
+        rows.append(cells)
+    return rows
 
 
 def _budget(budget: BudgetConfig) -> str:

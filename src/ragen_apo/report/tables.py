@@ -1,6 +1,7 @@
 """The tables of a report: methods side by side, failure patterns, monitors at start and end.
 
-Consumes `RunData`; produces rows of plain values and the text of `summary.csv`.
+Consumes `RunData`; produces rows of plain values and the texts of
+`summary.csv` and `summary.tex`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.api_model import ADVICE as API_ADVICE
 from ragen_apo.report.api_model import api_model
+from ragen_apo.report.latex import latex_table
 from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
@@ -131,6 +133,12 @@ def summary_csv(run: RunData) -> str:
         numbers = [finite(row.summary.get(column)) for column in CSV_COLUMNS[1:]]
         writer.writerow([row.method, *("" if n is None else f"{n:.4f}" for n in numbers)])
     return stream.getvalue()
+
+
+def summary_latex(run: RunData) -> str:
+    """The comparison for a paper, with the intervals."""
+    rows = [[row.method, *summary_cells(row.summary).values()] for row in method_rows(run)]
+    return latex_table(("Method", "Episodes", "Success", "95% interval", "Reward", "Steps"), rows)
 
 
 def category_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:

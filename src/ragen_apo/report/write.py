@@ -17,7 +17,7 @@ from ragen_apo.report.model_card import model_card
 from ragen_apo.report.page import page
 from ragen_apo.report.plots import FIGURES, curve_pictures
 from ragen_apo.report.slides import slides
-from ragen_apo.report.tables import summary_csv
+from ragen_apo.report.tables import summary_csv, summary_latex
 from ragen_apo.run_directory import RunDirectory
 
 
@@ -47,6 +47,7 @@ def report_files(run: RunData) -> Mapping[str, bytes]:
     figures = [(title, pictures[n]) for n in pictures if (title := FIGURES[n].title)]
     return {
         "summary.csv": _encoded(summary_csv(run)),
+        "summary.tex": _encoded(summary_latex(run)),
         **{f"{name}.png": picture for name, picture in pictures.items()},
         "failure_analysis.md": _encoded(failure_analysis(run)),
         **({"model_card.md": _encoded(model_card(run))} if run.trained else {}),

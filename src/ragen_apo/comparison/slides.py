@@ -1,0 +1,67 @@
+"""Two slides of a comparison: the curves, and the table with what its numbers mean."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pptx import Presentation
+from pptx.util import Inches
+
+from ragen_apo.report.shapes import Box, Line, add_picture, add_table, add_text, set_title
+from ragen_apo.report.slides import HEIGHT, MARGIN, TITLE_ONLY, WIDTH
+from ragen_apo.report.style import MUTED
+
+MAX_ROWS = 10
+"""Algorithms on the slide; the files have all of them."""
+SHOWN = ("time to", "success")
+"""Beginnings of the columns that a slide has room for."""
+_HEADING = Box(MARGIN, 0.42, WIDTH - 2 * MARGIN, 0.55)
+_CURVES = (8.0, 5.0)
+"""Proportions of the pictures."""
+
+
+def comparison_slides(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    pictures: Mapping[str, bytes],
+    *,
+    about: Sequence[str],
+) -> bytes:
+    """The `.pptx` file. `pictures` are PNGs by what their axis counts, `about` are sentences."""
+    presentation = Presentation()
+    presentation.slide_width, presentation.slide_height = Inches(WIDTH), Inches(HEIGHT)
+    presentation.core_properties.title = "ragen-apo: comparison"
+    presentation.core_properties.author = "ragen-apo"
+    layout = presentation.slide_layouts[TITLE_ONLY]
+    _curves(presentation.slides.add_slide(layout), pictures)
+    _table(presentation.slides.add_slide(layout), header, rows, about)
+    stream = io.BytesIO()
+    presentation.save(stream)
+    return stream.getvalue()
+
+
+def _curves(slide: Any, pictures: Mapping[str, bytes]) -> None:
+    set_title(slide, _HEADING, Line("Success against cost", size=26, bold=True))
+    gap = 0.4
+    width = (WIDTH - 2 * MARGIN - gap * (len(pictures) - 1)) / len(pictures)
+    for number, (axis, picture) in enumerate(pictures.items()):
+        box = Box(MARGIN + number * (width + gap), 1.7, width, width * _CURVES[1] / _CURVES[0])
+        add_picture(slide, io.BytesIO(picture), box, description=f"Success against {axis}")
+
+
+def _table(
+    slide: Any, header: Sequence[str], rows: Sequence[Sequence[str]], about: Sequence[str]
+) -> None:
+    set_title(slide, _HEADING, Line("Means over the seeds", size=26, bold=True))
+    columns = [index for index, name in enumerate(header) if index == 0 or name.startswith(SHOWN)]
+    shown = [[cells[index] for index in columns] for cells in (header, *rows[:MAX_ROWS])]
+    width, wide = WIDTH - 2 * MARGIN, 2.9
+    narrow = (width - 2 * wide) / (len(columns) - 2)
+    box = Box(MARGIN, 1.2, width, 0.38 * len(shown))
+    widths = (wide, *[narrow] * (len(columns) - 2), wide)
+    add_table(slide, box, shown, widths=widths, strong_row=len(shown))
+    notes = [*about, "comparison.csv has every number."]
+    lines = [Line(text, size=12, color=MUTED, space_after=4) for text in notes]
+    add_text(slide, Box(MARGIN, box.bottom + 0.3, width, HEIGHT - box.bottom - 0.6), lines)
