@@ -35,6 +35,16 @@ from ragen_apo.types import StopReason, Task, Trajectory, Turn, make_task, train
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.reference_values import ReferenceValues
 
+TINY_ARCHITECTURE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+"""Keys of a transformers configuration, for architectures that are built and not loaded."""
+
 # Configurations
 
 TINY_CONFIG = """

@@ -19,16 +19,9 @@ from transformers import (
 )
 
 from ragen_apo.policy.language_model import LanguageModel
+from tests.factories import TINY_ARCHITECTURE
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-}
+SIZES = {**TINY_ARCHITECTURE, "initializer_range": 0.3}
 CAPACITY = 128
 
 BUILDERS: dict[str, Callable[[int], PreTrainedModel]] = {

@@ -22,17 +22,13 @@ from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import generator
+from tests.factories import TINY_ARCHITECTURE
 from tests.generating import respond
 
 LENGTH = 48
 """Of every context that is computed here."""
 SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    **TINY_ARCHITECTURE,
     "initializer_range": 0.3,
     "pad_token_id": 0,
     "bos_token_id": None,

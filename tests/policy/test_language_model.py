@@ -46,17 +46,10 @@ from ragen_apo.policy.language_model import (
 from ragen_apo.seeding import generator
 from tests.chat_templates import SMOLLM_3, with_template
 from tests.conftest import CHATML
+from tests.factories import TINY_ARCHITECTURE
 from tests.generating import respond
 
 CPU = torch.device("cpu")
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
 
 
 def lively(model: LanguageModel) -> LanguageModel:
@@ -278,13 +271,13 @@ def test_a_tokenizer_without_chat_template_is_refused(
 
 
 def mistral(vocab_size: int, **changes) -> MistralConfig:
-    return MistralConfig(vocab_size=vocab_size, **SIZES, **changes)
+    return MistralConfig(vocab_size=vocab_size, **TINY_ARCHITECTURE, **changes)
 
 
 def qwen(vocab_size: int) -> Qwen2Config:
     return Qwen2Config(
         vocab_size=vocab_size,
-        **SIZES,
+        **TINY_ARCHITECTURE,
         use_sliding_window=True,
         sliding_window=16,
         max_window_layers=1,
@@ -340,7 +333,10 @@ def test_logits_that_are_scaled_after_the_projection_are_refused(
     shop_tokenizer, tmp_path: Path
 ) -> None:
     config = GraniteConfig(
-        vocab_size=len(shop_tokenizer), **SIZES, logits_scaling=8.0, initializer_range=1.0
+        vocab_size=len(shop_tokenizer),
+        **TINY_ARCHITECTURE,
+        logits_scaling=8.0,
+        initializer_range=1.0,
     )
     save_model(GraniteForCausalLM(config), shop_tokenizer, tmp_path)
     with pytest.raises(ModelError, match="after the vocabulary projection"):
@@ -380,7 +376,7 @@ def test_a_model_with_logits_as_large_as_a_pretrained_ones_is_accepted_in_every_
     shop_tokenizer, tmp_path: Path, dtype: torch.dtype, autocast: torch.dtype | None
 ) -> None:
     """Rounding grows with the logits: SmolLM2's reach 33 and differ by 1.3 under autocast."""
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(shop_tokenizer), **SIZES))
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(shop_tokenizer), **TINY_ARCHITECTURE))
     with torch.no_grad():
         model.lm_head.weight *= 400.0
     save_model(model, shop_tokenizer, tmp_path)
@@ -476,11 +472,14 @@ def test_a_path_is_not_advised_to_be_downloaded(name: str) -> None:
 
 
 def stablelm(vocab_size: int) -> PreTrainedModel:
-    return StableLmForCausalLM(StableLmConfig(vocab_size=vocab_size, **SIZES))
+    return StableLmForCausalLM(StableLmConfig(vocab_size=vocab_size, **TINY_ARCHITECTURE))
 
 
 def falcon(vocab_size: int) -> PreTrainedModel:
-    sizes = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    sizes = {
+        key: TINY_ARCHITECTURE[key]
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    }
     return FalconForCausalLM(FalconConfig(vocab_size=vocab_size, **sizes))
 
 

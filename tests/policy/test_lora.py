@@ -25,6 +25,7 @@ from ragen_apo.policy.lora import add_adapters, freeze_all_but_adapters, trained
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import generator
 from ragen_apo.training.checkpoint import load_trained_tensors
+from tests.factories import TINY_ARCHITECTURE
 from tests.generating import respond
 
 CPU = torch.device("cpu")
@@ -90,14 +91,7 @@ def test_an_unknown_layer_is_refused_with_the_names_there_are(qwen_folder: Path,
     assert all(layer in str(caught.value) for layer in QWEN_LAYERS)
 
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-}
+SIZES = {**TINY_ARCHITECTURE, "vocab_size": 300}
 
 
 def qwen_moe() -> PreTrainedModel:
