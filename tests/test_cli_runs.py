@@ -81,6 +81,17 @@ def test_a_run_whose_configuration_was_emptied_or_cut_off_does_not_go_on_with_de
     assert snapshot(unfinished) == before
 
 
+def test_a_run_that_is_older_than_a_section_goes_on_with_its_defaults(
+    command: Command, unfinished: Path
+) -> None:
+    file = unfinished / "config.yaml"
+    text = file.read_text()
+    older = re.sub(r"^rollouts:\n(?: .*\n)+", "", text, flags=re.MULTILINE)
+    assert len(older) < len(text)
+    file.write_text(older)
+    assert command("train", "--run-dir", unfinished, "--resume").status == 0
+
+
 @pytest.mark.parametrize(
     ("line", "edited", "change"),
     [

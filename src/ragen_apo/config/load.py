@@ -19,6 +19,9 @@ from ragen_apo.errors import ConfigError
 
 MAX_PROBLEMS = 40
 """So many mistakes are described, each with what was probably meant; of others their number."""
+YOUNG_SECTIONS = ("rollouts", "tracking")
+"""Sections that runs of earlier versions do not have. They may change when a run is resumed, so
+their defaults lose nothing."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -50,7 +53,8 @@ def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 def load_run_config(path: Path) -> RunConfig:
     """The resolved configuration that a run keeps: unlike one that people write, it has every key.
 
-    Raises ConfigError if keys are missing; a file that was cut off must not mean defaults.
+    Sections that are younger than the run have their defaults. Raises ConfigError if other keys are
+    missing; a file that was cut off must not mean defaults.
     """
     values, problems = read_values(path)
     if is_of_0_1(values):
@@ -60,7 +64,11 @@ def load_run_config(path: Path) -> RunConfig:
             "ragen-apo 0.1."
         )
     config = config_of([values], source=str(path), problems=problems)
-    missing = list(_missing_keys(config.model_dump(by_alias=True), values))
+    missing = [
+        key
+        for key in _missing_keys(config.model_dump(by_alias=True), values)
+        if key not in YOUNG_SECTIONS
+    ]
     if missing:
         raise ConfigError(
             f"{path} lacks {len(missing)} of a run's keys, such as {', '.join(missing[:3])}: it "
