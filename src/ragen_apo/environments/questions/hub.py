@@ -62,7 +62,8 @@ def _loaded(name: DatasetName) -> Mapping[str, Any]:
             "file and name it as environment.data"
         ) from error
     try:
-        return dict(datasets.load_dataset(name.path, name.subset, revision=name.revision))
+        loaded: Any = datasets.load_dataset(name.path, name.subset, revision=name.revision)
+        return dict(loaded)
     except Exception as error:
         reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 500)
         raise ConfigError(
