@@ -119,10 +119,10 @@ def train_nodes(config: str, name: str, overrides: Sequence[str] = ()) -> str:
 
 
 @app.function(image=image, gpu=GPU, volumes=volumes, timeout=DAY_SECONDS)
-def evaluate(name: str, options: Sequence[str] = ()) -> str:
+def evaluate(name: str, options: str = "") -> str:
     """Evaluates a trained run again, with options of `ragen-apo evaluate`; its results.json."""
-    run = run_folder(name)
-    subprocess.run([*launcher(num_processes=1), "evaluate", str(run), *options], check=True)
+    run, command = run_folder(name), launcher(num_processes=1)
+    subprocess.run([*command, "evaluate", str(run), *shlex.split(options)], check=True)
     return (run / "evaluation" / "results.json").read_text(encoding="utf-8")
 
 

@@ -33,7 +33,7 @@ def test_a_run_is_trained_evaluated_and_reported(modal_app: ModuleType, tmp_path
     run = RunDirectory(tmp_path / "tiny")
     assert modal_app.train.local(TINY_CONFIG, "tiny", overrides) == str(run.path)
     assert run.policy.is_dir()
-    assert '"success_rate"' in modal_app.evaluate.local("tiny", ["--episodes", "2"])
+    assert '"success_rate"' in modal_app.evaluate.local("tiny", "--episodes 2")
     assert "<html" in modal_app.report.local("tiny")
 
 
