@@ -36,8 +36,15 @@ volumes = {
     "/models": modal.Volume.from_name("ragen-apo-models", create_if_missing=True),
 }
 secret = os.environ.get("RAGEN_APO_SECRET")
-secrets = [modal.Secret.from_name(secret)] if secret else []
-retries = modal.Retries(max_retries=10, initial_delay=0.0)
+training = {
+    "image": image,
+    "gpu": GPU,
+    "volumes": volumes,
+    "secrets": [modal.Secret.from_name(secret)] if secret else [],
+    "retries": modal.Retries(max_retries=10, initial_delay=0.0),
+    "timeout": DAY_SECONDS,
+    "single_use_containers": True,
+}
 
 
 def run_folder(name: str) -> Path:
@@ -60,7 +67,9 @@ def training_arguments(config: str, name: str, overrides: Sequence[str]) -> list
     return ["train", "--run-dir", str(run), "--config", file.name, *overrides]
 
 
-def launcher(*, num_processes: int, rank: int = 0, hosts: Sequence[str] = ("localhost",)) -> list:
+def launcher(
+    *, num_processes: int, rank: int = 0, hosts: Sequence[str] = ("localhost",)
+) -> list[str]:
     """The command before the arguments: one process, or torchrun for several on these hosts."""
     if num_processes <= 1 and len(hosts) == 1:
         return [sys.executable, "-m", "ragen_apo.cli"]
@@ -82,15 +91,7 @@ def num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-@app.function(
-    image=image,
-    gpu=GPU,
-    volumes=volumes,
-    secrets=secrets,
-    retries=retries,
-    timeout=DAY_SECONDS,
-    single_use_containers=True,
-)
+@app.function(**training)
 def train(config: str, name: str, overrides: Sequence[str] = ()) -> str:
     """Trains, evaluates and reports on all GPUs of one machine; returns the run's folder."""
     arguments = training_arguments(config, name, overrides)
@@ -98,18 +99,14 @@ def train(config: str, name: str, overrides: Sequence[str] = ()) -> str:
     return str(run_folder(name))
 
 
-@app.function(
-    image=image,
-    gpu=GPU,
-    volumes=volumes,
-    secrets=secrets,
-    retries=retries,
-    timeout=DAY_SECONDS,
-    single_use_containers=True,
-)
+@app.function(**training)
 @modal.clustered(size=NUM_NODES, rdma=True)
 def train_nodes(config: str, name: str, overrides: Sequence[str] = ()) -> str:
-    """The same on several machines, each with all GPUs of its host (such as H100:8)."""
+    """The same on several machines, each with all GPUs of its host (such as H100:8).
+
+    Never run: a container sees the files that others write on a volume only after their commit and
+    its reload, and a run expects one disk. Needs runs on a file system that is shared at once.
+    """
     cluster = modal.Cluster.from_context()
     command = launcher(
         num_processes=num_gpus(), rank=cluster.container_rank(), hosts=cluster.container_ips()

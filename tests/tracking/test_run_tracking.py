@@ -217,6 +217,11 @@ def test_an_unknown_tracker_is_an_error_that_names_the_known_ones() -> None:
         factories.config("--tracking=neptune")
 
 
+def test_a_project_that_trackers_would_refuse_is_refused_before() -> None:
+    with pytest.raises(ConfigError, match="project has at most 100 letters, .* got 'a/b'"):
+        factories.config("--tracking.project=a/b")
+
+
 @pytest.mark.parametrize("text", ["tensorboard", "[tensorboard]", "{trackers: [tensorboard]}"])
 def test_names_alone_stand_for_the_section(text: str) -> None:
     config: RunConfig = factories.config(f"--tracking={text}")

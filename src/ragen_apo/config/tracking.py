@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ragen_apo.config.section import Section, SizeOrZero, one_or_more
 
@@ -20,10 +21,19 @@ class TrackingConfig(Section):
     ] = Field(default=[])
     """One or several, each an extra: `pip install 'ragen-apo[wandb]'`. Keys and addresses come from
     the environment alone."""
-    project: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=100)] = "ragen-apo"
+    project: str = "ragen-apo"
     """Under which name trackers keep runs together."""
     num_episodes: SizeOrZero = 4
     """How many episodes of an evaluation during training they get; 0 for none."""
+
+    @field_validator("project")
+    @classmethod
+    def _every_tracker_takes_the_project(cls, name: str) -> str:
+        if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
+            raise ValueError(
+                f"project has at most 100 letters, digits, '.', '-' and '_', got {name!r:.120}"
+            )
+        return name
 
     @model_validator(mode="before")
     @classmethod
