@@ -8,6 +8,7 @@ value_report.json  coverage of Stage 1                 distillation.jsonl  its c
 distilled/         the policy before Stage 2           metrics.jsonl       one row a Stage 2 step
 checkpoints/       to resume from                      policy/             the trained policy
 evaluation/        results.json, episodes.jsonl        report/             for people
+tracking.json      what trackers have of the run       trackers/           what they write
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class RunDirectory:
     evaluation = _File("evaluation.yaml")
     answers = _File("answers.jsonl")
     report = _File("report")
+    tracking_state = _File("tracking.json")
+    trackers = _File("trackers")
 
     @property
     def has_begun(self) -> bool:

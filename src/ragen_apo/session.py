@@ -6,9 +6,10 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     CHECKSUMS,
+    append_json_line,
     check_checksums,
     directory_written_atomically,
     write_checksums,
@@ -29,7 +31,8 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.task_order import training_tasks
-from ragen_apo.types import Task
+from ragen_apo.tracking.run_tracking import RunTracking
+from ragen_apo.types import Task, Trajectory
 
 _ERROR_OF_RUST = re.compile(r"\(os error ([0-9]+)\)")
 
@@ -54,6 +57,7 @@ class Session:
     device: torch.device
     dtype: torch.dtype
     progress: Progress
+    tracking: RunTracking
     opened: float = field(default_factory=time.perf_counter, compare=False)
     """When this process began with the run."""
     _clock: _Clock = field(default_factory=_Clock, init=False, repr=False, compare=False)
@@ -116,6 +120,13 @@ class Session:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
 
+    def note_row(
+        self, curve: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()
+    ) -> None:
+        """Appends a row to a curve of the run; trackers get it as well, with these episodes."""
+        append_json_line(curve, row)
+        self.tracking.note(curve, row, episodes=episodes)
+
     @contextlib.contextmanager
     def timed(self, phase: str, *, since: float | None = None) -> Iterator[None]:
         """Notes the seconds of a phase in run.json, an interrupted one included.
@@ -155,5 +166,6 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
         device,
         dtype,
         progress,
+        RunTracking(config, run, progress),
         opened,
     )

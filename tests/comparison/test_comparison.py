@@ -15,6 +15,7 @@ from pptx.util import Inches
 from ragen_apo.comparison.measure import Measurement, Point, measure, stage_one_tokens
 from ragen_apo.comparison.plan import BudgetConfig, load_comparison
 from ragen_apo.comparison.write import write_comparison
+from ragen_apo.config import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
@@ -117,6 +118,50 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
 )
 def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("seed: 0\n")
+    (tmp_path / "compare.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_comparison(tmp_path / "compare.yaml")
+
+
+SWEPT = """
+base: base.yaml
+seeds: [0]
+runs:
+  A*-PO: {algorithm: apo, optimizer: {warmup_steps: 1}}
+  GRPO: {algorithm: grpo}
+sweep: {optimizer.learning_rate: [5.0e-4, 1.0e-3], training.max_steps: [3]}
+"""
+
+
+def test_a_sweep_makes_every_run_with_every_combination(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 0\ntraining: {eval_every: 1}\n")
+    (tmp_path / "compare.yaml").write_text(SWEPT)
+    comparison = load_comparison(tmp_path / "compare.yaml")
+    made = {}
+    for name in comparison.settings.runs:
+        config = comparison.run(name, 0, reference=Path("reference"))
+        optimizer, steps = config.optimizer, config.training.max_steps
+        made[name] = (config.algorithm.name, optimizer.learning_rate, optimizer.warmup_steps, steps)
+    usual = RunConfig().optimizer.warmup_steps
+    assert made == {
+        "A*-PO, learning_rate 0.0005, max_steps 3": ("apo", 5e-4, 1, 3),
+        "A*-PO, learning_rate 0.001, max_steps 3": ("apo", 1e-3, 1, 3),
+        "GRPO, learning_rate 0.0005, max_steps 3": ("grpo", 5e-4, usual, 3),
+        "GRPO, learning_rate 0.001, max_steps 3": ("grpo", 1e-3, usual, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("{seed: [1, 2]}", "seed cannot differ between runs"),
+        ("{optimizer.rate: [1.0]}", "run 'a, rate 1.0' cannot be used"),
+        ("{optimizer.learning_rate: []}", "sweep"),
+    ],
+)
+def test_a_sweep_that_cannot_work_is_refused(sweep: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("training: {eval_every: 1}\n")
+    text = f"base: base.yaml\nseeds: [0]\nruns: {{a: {{}}}}\nsweep: {sweep}"
     (tmp_path / "compare.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         load_comparison(tmp_path / "compare.yaml")

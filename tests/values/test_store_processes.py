@@ -118,3 +118,51 @@ def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, condition
         with store._transaction(), pytest.raises(ValueStoreError, match="Another process kept it"):
             waiting.add_many(conditions, [(0, factories.played("a mug"))])
         assert waiting.add_many(conditions, [(0, factories.played("a mug"))])
+
+
+READER = """
+import json, sys
+from ragen_apo.values.conditions import SamplingConditions
+from ragen_apo.values.store import ValueStore
+
+path, conditions, *task_ids = sys.argv[1:]
+conditions = SamplingConditions(**json.loads(conditions))
+with ValueStore(path, create=False) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    returns = [
+        [episode.episode_return for episode in store.trajectories(conditions, task_id)]
+        for _ in range(20)
+        for task_id in task_ids
+    ]
+    print(json.dumps([store.values(conditions, task_ids, beta=0.5), returns]))
+"""
+
+
+@pytest.mark.slow
+def test_runs_that_share_a_store_read_it_at_the_same_time(tmp_path, conditions):
+    path = tmp_path / "values.sqlite"
+    episodes = [factories.played(name, rewards=(0.1, 0.4)) for name in ("a mug", "a cup")]
+    task_ids = [episode.task.task_id for episode in episodes]
+    with ValueStore(path) as store:
+        for episode in episodes:
+            store.add_many(conditions, [(index, episode) for index in range(30)])
+        expected = store.values(conditions, task_ids, beta=0.5)
+    command = [sys.executable, "-c", READER, str(path), json.dumps(conditions.to_json())]
+    readers = [
+        subprocess.Popen(
+            [*command, *task_ids],
+            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    assert [reader.stdout.readline() for reader in readers] == ["open\n", "open\n"]
+    for reader in readers:  # both have the file open before either reads
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+    outputs = [json.loads(reader.communicate()[0]) for reader in readers]
+    assert [reader.returncode for reader in readers] == [0, 0]
+    assert outputs == [[expected, [[0.5] * 30] * 40]] * 2

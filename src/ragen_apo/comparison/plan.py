@@ -8,13 +8,16 @@ shared: {training: {eval_every: 10}}      # changed for all
 runs:
   A*-PO: {}                # names are free; each holds sections as a configuration does
   GRPO: {algorithm: {name: grpo, num_minibatches: 2}}
+sweep:                     # each run is made with each combination of these values
+  optimizer.learning_rate: [5.0e-4, 1.0e-3]
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +27,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.config.load import config_of
 from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.moved import value_at
+from ragen_apo.config.overrides import merge, nested
 from ragen_apo.config.section import Count, Positive, Section, Seed
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
@@ -62,6 +66,9 @@ class ComparisonConfig(Section):
     """Keys that all runs change in the base."""
     runs: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)]
     """Keys that a run changes besides, by the name of the run."""
+    sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default={})
+    """Keys with dots, each with a list of values: every run is made with every combination, whose
+    values its name then ends with."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,10 @@ class Comparison:
     """A comparison whose configurations have all been checked."""
 
     settings: ComparisonConfig
+    """With a run for every combination of the sweep."""
     base: Mapping[str, Any]
+    swept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By the name of a run, its keys out of the sweep."""
 
     def reference(self, seed: int) -> RunConfig:
         """The run that ends with its warm start: its reference is that of all runs."""
@@ -83,8 +93,9 @@ class Comparison:
             "policy": {"path": str(reference)},
             "warm_start": {"enabled": False},
         }
-        own = self.settings.runs[name] or {}
-        return config_of([self.base, self.settings.shared, own, last], source=f"run {name!r}")
+        own, swept = self.settings.runs[name] or {}, self.swept.get(name, {})
+        layers = [self.base, self.settings.shared, own, swept, last]
+        return config_of(layers, source=f"run {name!r}")
 
 
 def folder_name(name: str) -> str:
@@ -102,14 +113,19 @@ def load_comparison(path: Path) -> Comparison:
     except ValidationError as error:
         problems = [f"  - {each}" for each in describe_problems(error, ComparisonConfig)]
         raise ConfigError("\n".join([f"{path} cannot be used:", *problems])) from error
-    _check_names(list(settings.runs), path)
-    for name, keys in settings.runs.items():
-        if ignored := [key for key in SHARED if value_at(keys or {}, key) is not None]:
+    combinations = _combinations(settings.sweep)
+    swept = {name + label: keys for name in settings.runs for label, keys in combinations}
+    runs = {name + label: own for name, own in settings.runs.items() for label, _ in combinations}
+    settings = settings.model_copy(update={"runs": runs})
+    _check_names(list(runs), path)
+    for name, own in settings.runs.items():
+        keys = merge(own or {}, swept[name])
+        if ignored := [key for key in SHARED if value_at(keys, key) is not None]:
             raise ConfigError(
                 f"{path}, run {name!r}: {' and '.join(ignored)} cannot differ between runs, which "
                 "start from one reference a seed; set it in base, shared or seeds"
             )
-    comparison = Comparison(settings, _mapping(path.parent / settings.base))
+    comparison = Comparison(settings, _mapping(path.parent / settings.base), swept)
     comparison.reference(settings.seeds[0])
     for name in settings.runs:
         config = comparison.run(name, settings.seeds[0], reference=Path("reference"))
@@ -118,6 +134,18 @@ def load_comparison(path: Path) -> Comparison:
                 f"{path}, run {name!r}: training.eval_every is null, no curve to draw"
             )
     return comparison
+
+
+def _combinations(sweep: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """What the name of a run ends with, and its keys; one that is empty where nothing is swept."""
+    found = []
+    for values in itertools.product(*sweep.values()):
+        label, keys = "", {}
+        for key, value in zip(sweep, values, strict=True):
+            label += f", {key.rpartition('.')[2]} {value}"
+            keys = merge(keys, nested(key, value))
+        found.append((label, keys))
+    return found
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:

@@ -4,6 +4,7 @@
     agent.py                 machine, environment, agent, model, warm start
     algorithms.py            A*-PO and its rivals
     training.py              steps, stop rules, monitors, evaluation
+    tracking.py              experiment trackers
     run.py                   RunConfig: all of them, and what must hold between them
     load.py                  from a file and overrides to a RunConfig, and back
     yaml_text, overrides, messages   YAML without duplicate keys, the command line, sentences

@@ -56,7 +56,7 @@ def parse_overrides(
             value = text
         if path == "algorithm" and isinstance(value, str):
             path = "algorithm.name"
-        changes = merge(changes, _nested(path, value))
+        changes = merge(changes, nested(path, value))
     return changes, problems
 
 
@@ -76,9 +76,10 @@ def _has_lone_surrogates(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _nested(path: str, value: Any) -> dict[str, Any]:
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """The sections in which a key written with dots stands."""
     head, _, rest = path.partition(".")
-    return {head: _nested(rest, value) if rest else value}
+    return {head: nested(rest, value) if rest else value}
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ragen_apo.config.machine import MachineConfig
 from ragen_apo.config.policy import PolicyConfig
 from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.config.section import Section, Seed
+from ragen_apo.config.tracking import TrackingConfig
 from ragen_apo.config.training import (
     EvaluationConfig,
     MonitorsConfig,
@@ -51,6 +52,7 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     monitors: MonitorsConfig = MonitorsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @property
     def needs_values(self) -> bool:

@@ -19,6 +19,7 @@ from ragen_apo.policy.inference_server.engine import read_facts
 from ragen_apo.policy.language_model import check_model
 from ragen_apo.policy.lora import require_peft
 from ragen_apo.task_order import missing_categories, training_tasks
+from ragen_apo.tracking.run_tracking import require_trackers
 from ragen_apo.values.store import ValueStore
 
 
@@ -65,6 +66,7 @@ def check_run_inputs(
     `recordings_are_kept`: the run has a copy of its recordings, so the configured ones may be gone.
     """
     _check_number_format(config)
+    require_trackers(config.tracking)
     training_tasks(config, environment)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)

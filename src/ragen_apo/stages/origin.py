@@ -36,6 +36,7 @@ MAY_CHANGE = (
     "training.keep_checkpoints",
     "evaluation.num_episodes",
     "evaluation.pass_k",
+    "tracking",
 )
 """Keys that say how a run uses the machine, or how much is measured after it. Another value adds up
 the same numbers in another order at most."""

@@ -49,7 +49,7 @@ from ragen_apo.stages.origin import (
     require_same_origin,
 )
 from ragen_apo.stages.training import reference_model, run_stage_two
-from ragen_apo.stages.values import estimate_values
+from ragen_apo.stages.values import estimate_values, note_values
 from ragen_apo.training.checkpoint import (
     DISTILLATION,
     PHASES,
@@ -112,6 +112,20 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     position, moments = _resume(session, policy)
     note_origin(session)  # after all that may refuse the run
     count_attempt(run)
+    with session.tracking.running():
+        _play_from(session, policy, tasks, position, moments, only_reference=only_reference)
+
+
+def _play_from(
+    session: Session,
+    policy: LanguageModel,
+    tasks: list[Task],
+    position: Position,
+    moments: dict[str, Tensor],
+    *,
+    only_reference: bool,
+) -> None:
+    run = session.run
     _warm_start(session, policy, position, moments)
     if only_reference:
         _note_peak_memory(run, session.device)
@@ -236,7 +250,7 @@ def _stage_one(session: Session, tasks: list[Task]) -> None:
     reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):
         report = estimate_values(session, reference, tasks)
-    write_json_atomically(session.run.value_report_of(0), report)
+    note_values(session, report, version=0)
 
 
 def _distillation(

@@ -11,14 +11,14 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import outcome_summary
-from ragen_apo.files import append_json_line, read_json_lines, write_json_atomically
+from ragen_apo.files import read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
 from ragen_apo.stages.stored_values import reference_values, selected_tasks
-from ragen_apo.stages.values import estimate_values
+from ragen_apo.stages.values import estimate_values, note_values
 from ragen_apo.training.checkpoint import (
     ALGORITHM_FILE,
     DISTILLATION,
@@ -30,7 +30,7 @@ from ragen_apo.training.checkpoint import (
 )
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import Task
+from ragen_apo.types import Task, Trajectory
 
 TOTALS = ("num_episodes", "num_generated_tokens", "num_updates")
 """Metrics of a step that are also reported as running totals, `<name>_total`."""
@@ -60,9 +60,11 @@ def run_stage_two(
         row |= {"reference_version": version, "num_training_tasks": len(trainer.tasks)}
         watch.note(row)
         is_last = watch.stopped is not None or step + 1 == config.training.max_steps
+        episodes: Sequence[Trajectory] = ()
         if _is_due(step + 1, config.training.eval_every, is_last=is_last):
-            row |= _evaluate(session, trainer.proxy)
-        append_json_line(session.run.metrics, row)
+            episodes = _evaluation_episodes(session, trainer.proxy)
+            row |= _outcome(episodes)
+        session.note_row(session.run.metrics, row, episodes=episodes)
         session.progress.update(step + 1, _note(row))
         refreshed = not is_last and _refresh_is_due(session, position, row)
         if refreshed:
@@ -162,8 +164,8 @@ def _is_due(step: int, every: int | None, *, is_last: bool) -> bool:
     return every is not None and (step % every == 0 or is_last)
 
 
-def _evaluate(session: Session, proxy: AgentProxy) -> dict[str, float]:
-    """Outcome on the evaluation split with the present weights; nothing is selected by it."""
+def _evaluation_episodes(session: Session, proxy: AgentProxy) -> list[Trajectory]:
+    """Played on the evaluation split with the present weights; nothing is selected by them."""
     config = session.config
     plan = EvaluationPlan(
         split=config.evaluation.split,
@@ -171,7 +173,11 @@ def _evaluate(session: Session, proxy: AgentProxy) -> dict[str, float]:
         temperature=config.evaluation.temperature,
         seed=config.seed,
     )
-    outcome = outcome_summary(play_evaluation(proxy, plan, policy_version="evaluation"))
+    return play_evaluation(proxy, plan, policy_version="evaluation")
+
+
+def _outcome(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    outcome = outcome_summary(episodes)
     return {
         "eval_success_rate": outcome["success_rate"],
         "eval_avg_reward": outcome["avg_reward"],
@@ -192,7 +198,8 @@ def _note_distilled(session: Session, proxy: AgentProxy) -> None:
     is_noted = any("eval_success_rate" in row for row in rows)
     if rows and not is_noted and session.config.training.eval_every is not None:
         labels = {key: rows[-1][key] for key in ("phase", "reference_version", "step")}
-        append_json_line(session.run.distillation, labels | _evaluate(session, proxy))
+        outcome = _outcome(_evaluation_episodes(session, proxy))
+        session.note_row(session.run.distillation, labels | outcome)
 
 
 def _refresh_is_due(session: Session, position: Position, row: dict[str, float | int]) -> bool:
@@ -214,7 +221,7 @@ def _refresh_reference(
     reference = reference_model(session, policy, version=version)
     if session.config.has_stage_one:
         report = estimate_values(session, reference, tasks, version=version)
-        write_json_atomically(session.run.value_report_of(version), report)
+        note_values(session, report, version=version)
     if session.config.distillation.enabled:
         with session.timed(DISTILLATION):
             distil(session, policy, reference, tasks, version=version)

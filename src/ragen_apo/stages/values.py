@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -65,8 +65,15 @@ def estimate_run_values(
         reference = session.load_model(run.reference(version))
         report = estimate_values(session, reference, tasks, version=version)
         if split == "train":
-            write_json_atomically(run.value_report_of(version), report)
+            note_values(session, report, version=version)
     return report
+
+
+def note_values(session: Session, report: Mapping[str, Any], *, version: int) -> None:
+    """Writes the coverage of the training tasks; trackers get it as step `version` of Stage 1."""
+    path = session.run.value_report_of(version)
+    write_json_atomically(path, report)
+    session.tracking.note(path, {"phase": "stage_1", "step": version, **report})
 
 
 def estimate_values(

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ragen_apo.choices import Schedule
-from ragen_apo.files import append_json_line
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import seeded_torch
 from ragen_apo.seeding import derive_seed
@@ -117,7 +116,7 @@ def run_supervised_phase(
             }
             if result.log_ratio is not None:
                 row["log_ratio"] = result.log_ratio
-            append_json_line(phase.curve, row)
+            session.note_row(phase.curve, row)
         if reached:
             break
         if (step + 1) % session.config.warm_start.checkpoint_every == 0:

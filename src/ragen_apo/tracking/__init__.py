@@ -1,0 +1,1 @@
+"""Experiment trackers: TensorBoard, trackio, Weights & Biases, MLflow (docs/tracking.md)."""

@@ -1,0 +1,185 @@
+"""Hands the rows of a run's files to the trackers that its configuration names.
+
+The files stay the truth. A row goes to a tracker after it was written, and `tracking.json` notes
+how many rows of each file every tracker has. So a resumed run goes on with the same run of a
+tracker, does not repeat what it computes a second time, and sends what an earlier attempt did not:
+after a kill, after a failure of the tracker, or to a tracker that is new.
+
+A tracker that fails has no further part in this attempt, whatever it raised; training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from ragen_apo.config.run import RunConfig
+from ragen_apo.config.tracking import TrackingConfig
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json, read_json_lines, write_json_atomically
+from ragen_apo.printable import exception_in_words
+from ragen_apo.progress import Progress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.tracking.base import Tracker, flattened
+from ragen_apo.types import Trajectory
+
+TRACKERS = {
+    "tensorboard": "ragen_apo.tracking.tensorboard:TensorBoard",
+    "trackio": "ragen_apo.tracking.trackio:Trackio",
+    "wandb": "ragen_apo.tracking.wandb:WeightsAndBiases",
+    "mlflow": "ragen_apo.tracking.mlflow:MLflow",
+}
+"""The class of each; its package and its extra are called as it is."""
+
+_PASSWORD = re.compile(r"//[^/@\s]+@")
+
+
+class _State(BaseModel):
+    """tracking.json."""
+
+    run_name: str
+    num_rows: dict[str, dict[str, int]] = {}
+    """By tracker, the rows that it has of each file."""
+
+
+_STATE = TypeAdapter(_State)
+_STATE_ADVICE = "Delete it: trackers then get the whole run again, under a new name"
+
+
+def require_trackers(settings: TrackingConfig) -> None:
+    """Raises ConfigError where the package of a tracker is not installed."""
+    for name in settings.trackers:
+        spec = find_spec(name)
+        # A folder `wandb` in the current directory is found as well, and has no origin.
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"tracking.trackers: {name} needs a package that is not installed: pip install "
+                f"'ragen-apo[{name}]', or leave {name} out"
+            )
+
+
+class RunTracking:
+    """The trackers of one run; without any, or outside of `running`, nothing happens."""
+
+    def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
+        self._config, self._run, self._progress = config, run, progress
+        self._trackers: dict[str, Tracker] = {}
+        self._state = _State(run_name="")
+        self._num_written: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Trackers take part as long as the block lasts, and first get the rows they lack.
+
+        Raises ConfigError where `require_trackers` does, and RunDirectoryError where tracking.json
+        is damaged.
+        """
+        require_trackers(self._config.tracking)
+        if self._config.tracking.trackers:
+            self._start()
+        try:
+            yield
+        finally:
+            self._each("finish", lambda _, tracker: tracker.finish())
+            self._trackers.clear()
+
+    def note(
+        self, path: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()
+    ) -> None:
+        """Hands over the next row of a file; `episodes` are what the row was measured on."""
+        if not self._trackers:
+            return
+        self._send(path, row, episodes=episodes)
+        self._save_state()
+
+    def _start(self) -> None:
+        path, settings = self._run.tracking_state, self._config.tracking
+        if path.exists():
+            self._state = read_json(path, _STATE, advice=_STATE_ADVICE)
+        else:
+            # Saved before a tracker knows it: whoever is killed in between goes on with it.
+            folder = re.sub(r"[^\w.-]+", "-", self._run.path.resolve().name)
+            self._state = _State(run_name=f"{folder[:64]}-{uuid.uuid4().hex[:8]}")
+        self._save_state()
+        config = self._config.model_dump(mode="json", by_alias=True)
+        for name in settings.trackers:
+            with self._surviving(name, "start"):
+                module, _, class_name = TRACKERS[name].partition(":")
+                make = getattr(importlib.import_module(module), class_name)
+                tracker: Tracker = make(project=settings.project, folder=self._run.trackers)
+                tracker.start(self._state.run_name, config)
+                self._trackers[name] = tracker
+        self._num_written.clear()
+        for path in (self._run.warm_start, self._run.distillation, self._run.metrics):
+            for row in read_json_lines(path):
+                self._send(path, row)
+        self._save_state()
+
+    def _send(
+        self, path: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()
+    ) -> None:
+        self._num_written[path.name] += 1
+        number = self._num_written[path.name]
+        metrics, shown = numbers(row), episodes[: self._config.tracking.num_episodes]
+
+        def send(name: str, tracker: Tracker) -> None:
+            sent = self._state.num_rows.setdefault(name, {})
+            if number <= sent.get(path.name, 0):
+                return
+            tracker.log(row["step"], metrics)
+            if shown:
+                tracker.log_episodes(row["step"], shown)
+            sent[path.name] = number
+
+        self._each("log", send)
+
+    def _each(self, doing: str, call: Callable[[str, Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            with self._surviving(name, doing):
+                call(name, tracker)
+
+    @contextlib.contextmanager
+    def _surviving(self, name: str, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - no tracker may stop a run
+            self._trackers.pop(name, None)
+            why = _PASSWORD.sub("//...@", exception_in_words(error))
+            self._progress.say(
+                f"tracking: {name} failed to {doing}: {why}. The run goes on without it; its own "
+                "files have all metrics, and --resume of an unfinished run sends what is missing"
+            )
+
+    def _save_state(self) -> None:
+        write_json_atomically(self._run.tracking_state, self._state.model_dump())
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row, by the name that trackers show.
+
+    Those of Stage 2 have the names of metrics.jsonl. The phases before it, whose steps are their
+    own, stand in front of theirs: `copy/loss`, `distillation/loss`, and `distillation/1/loss` for
+    that of reference 1.
+    """
+    prefix = ""
+    if "phase" in row:
+        version = row.get("reference_version")
+        prefix = f"{row['phase']}/{version}/" if version else f"{row['phase']}/"
+    return {
+        prefix + name: value
+        for name, value in flattened(row, separator="/")
+        if name not in ("phase", "step")
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }

@@ -1,0 +1,104 @@
+"""deploy/slurm.sh with stand-ins for the programs of Slurm."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.factories import TINY_CONFIG
+
+SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm.sh"
+
+SCONTROL = """#!/usr/bin/env bash
+[[ $1 = show && $2 = hostnames && $3 = "node[1-2]" ]] && printf 'localhost\\nnode2\\n'
+"""
+SRUN = """#!/usr/bin/env bash
+printf '%s\\n' "$@" > "$SEEN"
+while [[ $1 = --* ]]; do shift; done
+[[ -n ${RUNS_NOTHING:-} ]] || exec "$@"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """What Slurm tells the script, with its programs in front of all others."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SEEN": str(tmp_path / "seen"),
+        "PYTHON": sys.executable,
+        "SLURM_JOB_ID": "41234",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_NNODES": "2",
+        "SLURM_GPUS_ON_NODE": "8",
+    }
+
+
+def submit(*arguments: object, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_shell_finds_nothing_wrong() -> None:
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    subprocess.run(["shellcheck", SCRIPT], check=True)
+
+
+def test_each_node_starts_torchrun_and_meets_at_the_first(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment |= {"RUNS_NOTHING": "1"}
+    done = submit("a b.yaml", tmp_path / "run", "--seed", "1", environment=environment)
+    assert done.returncode == 0, done.stderr
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert seen[:4] == ["--kill-on-bad-exit=1", sys.executable, "-m", "torch.distributed.run"]
+    options = dict(zip(seen[4:14:2], seen[5:14:2], strict=True))
+    assert options == {
+        "--nnodes": "2",
+        "--nproc-per-node": "8",
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": "localhost:21234",  # 20000 + 41234 % 20000
+        "--rdzv-id": "41234",
+    }
+    run = str(tmp_path / "run")
+    assert seen[14:] == [
+        *("-m", "ragen_apo.cli", "train", "--run-dir", run),
+        *("--config", "a b.yaml", "--seed", "1"),
+    ]
+
+
+def test_a_job_that_was_requeued_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+    environment |= {"RUNS_NOTHING": "1"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    submit("a.yaml", tmp_path / "run", "--seed", "1", environment=environment)
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert seen[-4:] == ["train", "--run-dir", str(tmp_path / "run"), "--resume"]
+
+
+def test_without_a_run_folder_it_says_how_it_is_used(environment: dict[str, str]) -> None:
+    done = submit("a.yaml", environment=environment)
+    assert done.returncode == 2
+    assert "usage: sbatch deploy/slurm.sh CONFIG RUN_DIR" in done.stderr
+
+
+@pytest.mark.slow
+def test_it_trains(environment: dict[str, str], tmp_path: Path) -> None:
+    environment |= {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "1", "OMP_NUM_THREADS": "1"}
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY_CONFIG)
+    run = tmp_path / "run"
+    steps = "--training.max_steps=2"
+    done = submit(config, run, steps, "--no-evaluate", environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert (run / "policy" / "model.safetensors").exists()
