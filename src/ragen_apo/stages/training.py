@@ -62,6 +62,8 @@ def run_stage_two(
         is_last = watch.stopped is not None or step + 1 == config.training.max_steps
         if _is_due(step + 1, config.training.eval_every, is_last=is_last):
             row |= _evaluate(session, trainer.proxy)
+        for kept in result.kept_episodes:
+            append_json_line(session.run.rollouts, kept)
         append_json_line(session.run.metrics, row)
         session.progress.update(step + 1, _note(row))
         refreshed = not is_last and _refresh_is_due(session, position, row)
