@@ -52,6 +52,8 @@ def error_page(_: Request, error: Exception) -> Response:
         status, message = error.status_code, error.detail
     elif isinstance(error, RagenApoError):
         status, message = 404, str(error)
+    elif isinstance(error, OSError) and error.filename is not None:
+        status, message = 404, f"{error.filename}: {error.strerror}"
     else:
         status, message = 500, "this page could not be made; the terminal shows why"
     return page("error.html", {"status": status, "message": message}, status=status)

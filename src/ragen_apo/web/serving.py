@@ -36,6 +36,7 @@ def make_app(
         exception_handlers={
             HTTPException: error_page,
             RagenApoError: error_page,
+            OSError: error_page,
             Exception: error_page,
         },
     )

@@ -70,7 +70,7 @@ def curve(panel: Panel, first: Series, second: Series = ((), ())) -> Curve | Non
     values = [value for _, each in drawn for value in each]
     if not values:
         return None
-    low, high = (0.0, 1.0) if panel.share else _bounds(values)
+    low, high = (0.0, _share_bound(values)) if panel.share else _bounds(values)
     left, right = min(steps), max(steps)
 
     def place(step: float, value: float) -> tuple[float, float]:
@@ -117,6 +117,11 @@ def _shortened(steps: Sequence[float], values: Sequence[float]) -> tuple[list[fl
         [steps[min(start + size, len(steps)) - 1] for start in starts],
         [fmean(values[start : start + size]) for start in starts],
     )
+
+
+def _share_bound(values: Sequence[float]) -> float:
+    """100%, or less where all shares are small."""
+    return next((bound for bound in (0.04, 0.2, 0.4) if max(values) <= bound), 1.0)
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:

@@ -25,7 +25,9 @@ MAX_SHOWN_TOKENS = 1200
 """Of a turn."""
 NUM_SHADES = 6
 SHADE_STEP = 1.0
-"""Nats from one shade to the next: the second begins at a probability of 37%."""
+"""Nats from one shade to the next: 6 of them are a token that was sampled once in 400 times."""
+RATIO_SHADE_STEP = 0.25
+"""The same for the change against the reference, which is smaller."""
 
 TEXTS = ("observation", "response", "thought", "action")
 """Of a turn; `final_observation` is the episode's."""
@@ -62,7 +64,7 @@ class ShownToken:
     def ratio_shade(self) -> int:
         """As `shade`, of how far policy and reference differ; negative where it is rarer now."""
         ratio = self.log_ratio or 0.0
-        return int(math.copysign(min(NUM_SHADES, int(abs(ratio) / SHADE_STEP + 0.5)), ratio))
+        return int(math.copysign(min(NUM_SHADES, int(abs(ratio) / RATIO_SHADE_STEP + 0.5)), ratio))
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,12 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def all_conditions(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The conditions of the store by their digest."""
+    """The conditions of the store by their digest, those that were sampled first at the front."""
     with reading(path) as connection:
-        rows = connection.execute("SELECT digest, json FROM conditions ORDER BY digest").fetchall()
+        rows = connection.execute(
+            "SELECT digest, json FROM conditions ORDER BY (SELECT min(created_unix_seconds) "
+            "FROM samples WHERE samples.conditions = digest)"
+        ).fetchall()
     return {str(digest): _object(text) for digest, text in rows}
 
 
