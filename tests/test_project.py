@@ -55,7 +55,7 @@ def test_the_readme_lists_every_folder_and_every_package_once() -> None:
 def requirements() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    pinned = ("dev", "lora", "math", "datasets")
+    pinned = ("dev", "lora", "math", "web", "datasets")
     lines = [*project["dependencies"], *(line for extra in pinned for line in extras[extra])]
     return [Requirement(line) for line in lines]
 

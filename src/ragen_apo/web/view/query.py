@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 
 MAX_CHARACTERS = 2000
 MAX_NUMBER = 10**12
+
+Answer = Callable[[Request], Response]
 
 
 def url(path: str, **parameters: object) -> str:
