@@ -3,9 +3,9 @@
     python -m benchmarks.view_scale FOLDER [--views 10000]
 
 Makes FOLDER/many with 200 runs of 1,000 steps and FOLDER/large with one run of 100,000 episodes
-(once: a folder that is there is used), starts the server as its user does, and asks it for pages.
-"First" is the first answer of a server that has just been started, so nothing of the folder is
-known to it; "again" is the median of five more. Memory is that of the server's process.
+(once: a folder that is there is used), and asks the application for pages, in this process. "First"
+is the first answer of an application that knows nothing of the folder yet, in seconds on the wall
+and of the processor (which is what counts on a busy machine); "again" is the median of five more.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import httpx2
 import psutil
 from benchmarks.tables import write_page
+from starlette.testclient import TestClient
 
-from ragen_apo.config import parse_config, resolved_yaml
+from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.evaluation.summary import episode_rows, results_document
 from ragen_apo.files import write_json_atomically
 from ragen_apo.types import StopReason, Trajectory, Turn, make_task
+from ragen_apo.web.serving import make_app
+from ragen_apo.web.view.folder import open_folder
+from ragen_apo.web.view.routes import view_routes
 
 NUM_RUNS, NUM_STEPS, NUM_EPISODES = 200, 1000, 100_000
 MANY = ("/", "/?page=4", "/run?run=run-000", "/run?run=run-150")
@@ -96,16 +95,16 @@ def trajectory(number: int) -> Trajectory:
 
 def make_folders(folder: Path) -> None:
     """The two folders, if they are not there."""
-    config = resolved_yaml(parse_config("environment: {name: shop}", source="benchmark"))
+    config = parse_config("environment: {name: shop}", source="benchmark")
     for number in range(NUM_RUNS):
         run = folder / "many" / f"run-{number:03d}"
-        if not run.exists():
-            run.mkdir(parents=True)
+        if not (run / "config.yaml").exists():
+            run.mkdir(parents=True, exist_ok=True)
             (run / "metrics.jsonl").write_text(metrics(NUM_STEPS, number))
-            (run / "config.yaml").write_text(config)
+            write_configuration(run, config)
     run = folder / "large" / "run"
-    if not run.exists():
-        (run / "evaluation").mkdir(parents=True)
+    if not (run / "config.yaml").exists():
+        (run / "evaluation").mkdir(parents=True, exist_ok=True)
         (run / "metrics.jsonl").write_text(metrics(10 * NUM_STEPS, 0))
         # Rows of a thousand at a time: all trajectories at once would take gigabytes.
         with (run / "evaluation" / "episodes.jsonl").open("w") as stream:
@@ -123,53 +122,51 @@ def make_folders(folder: Path) -> None:
         write_json_atomically(
             run / "evaluation" / "results.json", document | {"episodes": NUM_EPISODES}
         )
-        (run / "config.yaml").write_text(config)
+        write_configuration(run, config)
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[tuple[httpx2.Client, psutil.Process]]:
-    """A server that has just been started, and its process."""
-    command = [sys.executable, "-m", "ragen_apo.cli", "view", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        found = re.search(r"http://[\w.:]+", server.stdout.readline())
-        assert found is not None
-        with httpx2.Client(base_url=found[0], timeout=120) as client:
-            client.get("/static/site.css").raise_for_status()
-            yield client, psutil.Process(server.pid)
-        server.terminate()
+def write_configuration(run: Path, config: RunConfig) -> None:
+    """As a run writes it: for resuming, and among the notes of its start."""
+    write_json_atomically(run / "run.json", {"configuration": config.model_dump(mode="json")})
+    (run / "config.yaml").write_text(resolved_yaml(config))
 
 
-def seconds(client: httpx2.Client, address: str) -> tuple[float, int]:
-    """How long a page takes, and its bytes."""
-    started = time.perf_counter()
+def pages_of(folder: Path) -> TestClient:
+    """The pages of a folder of which nothing is known yet."""
+    app = make_app(view_routes(open_folder(folder)))
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
+def seconds(client: TestClient, address: str) -> tuple[float, float, int]:
+    """How long a page takes, on the wall and of the processor, and its bytes."""
+    started, used = time.perf_counter(), time.process_time()
     answer = client.get(address)
     answer.raise_for_status()
-    return time.perf_counter() - started, len(answer.content)
+    return time.perf_counter() - started, time.process_time() - used, len(answer.content)
 
 
 def timed(folder: Path, addresses: Sequence[str]) -> list[list[str]]:
-    """A row for each address: first, again, size."""
+    """A row for each address: first, its processor time, again, size."""
     rows = []
     for address in addresses:
-        with serving(folder) as (client, _):
-            first, size = seconds(client, address)
-            again = median(seconds(client, address)[0] for _ in range(5))
-        row = [folder.name, f"`{address}`", f"{first:.2f}", f"{again:.3f}", f"{size / 1000:.0f}"]
-        rows.append(row)
-        print(*row, flush=True)
+        client = pages_of(folder)
+        first, processor, size = seconds(client, address)
+        again = median(seconds(client, address)[1] for _ in range(5))
+        shown = [f"{first:.2f}", f"{processor:.2f}", f"{again:.3f}", f"{size / 1000:.0f}"]
+        rows.append([folder.name, f"`{address}`", *shown])
+        print(*rows[-1], flush=True)
     return rows
 
 
 def memory(folder: Path, addresses: Sequence[str], num_views: int) -> list[list[str]]:
-    """The server's memory after so many pages, ten times on the way."""
-    rows = []
-    with serving(folder) as (client, process):
-        for view in range(num_views + 1):
-            if view % max(1, num_views // 10) == 0:
-                rows.append([f"{view:,}", f"{process.memory_info().rss / 2**20:.0f}"])
-                print(*rows[-1], flush=True)
-            seconds(client, addresses[view % len(addresses)])
+    """The memory of this process after so many pages, ten times on the way."""
+    rows, client = [], pages_of(folder)
+    for view in range(num_views + 1):
+        if view % max(1, num_views // 10) == 0:
+            used = psutil.Process().memory_info().rss / 2**20
+            rows.append([f"{view:,}", f"{used:.0f}"])
+            print(*rows[-1], flush=True)
+        seconds(client, addresses[view % len(addresses)])
     return rows
 
 
@@ -195,8 +192,8 @@ def main() -> None:
         "view_scale",
         title="The viewer on large folders",
         notes=f"200 runs of 1,000 steps; a run of 100,000 episodes ({size / 2**20:.0f} MiB). "
-        f"Memory of the server in MiB after so many pages of the large run: {listed}.",
-        header=("folder", "page", "first, s", "again, s", "kB"),
+        f"Memory of the process in MiB after so many pages of the large run: {listed}.",
+        header=("folder", "page", "first, s", "of the processor", "again", "kB"),
         rows=rows,
     )
 

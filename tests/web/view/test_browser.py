@@ -7,10 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -27,7 +27,10 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: chromium)"),
 ]
 
-WIDTHS = {"desktop": 1200, "phone": 390}
+SCREENS: Mapping[str, tuple[int, Literal["light", "dark"]]] = {
+    "desktop": (1200, "light"),
+    "phone": (390, "dark"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +109,10 @@ class Visitor:
         )
 
 
-@pytest.fixture(params=WIDTHS)
-def width(request: pytest.FixtureRequest) -> int:
-    return WIDTHS[request.param]
-
-
-@pytest.fixture(params=["light", "dark"])
-def visitor(request: pytest.FixtureRequest, browser: Browser, width: int) -> Iterator[Visitor]:
-    context = browser.new_context(
-        viewport={"width": width, "height": 800}, color_scheme=request.param
-    )
+@pytest.fixture(params=SCREENS)
+def visitor(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Visitor]:
+    width, scheme = SCREENS[request.param]
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     visitor = Visitor(context.new_page())
     visitor.page.on("console", lambda message: visitor.complaints.append(message.text))
     visitor.page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
@@ -171,8 +168,7 @@ def test_the_skip_link_comes_first_and_leads_to_the_content(visitor: Visitor, ad
     assert visitor.page.evaluate("document.activeElement.id") == "content"
 
 
-@pytest.mark.parametrize("width", ["desktop"], indirect=True)
-@pytest.mark.parametrize("visitor", ["light"], indirect=True)
+@pytest.mark.parametrize("visitor", ["desktop"], indirect=True)
 def test_the_values_of_a_curve_are_read_by_arrow_keys(visitor: Visitor, address: str) -> None:
     visitor.page.goto(f"{address}/run?run=first")
     curve = visitor.page.locator(".curve").first
@@ -185,8 +181,7 @@ def test_the_values_of_a_curve_are_read_by_arrow_keys(visitor: Visitor, address:
     assert visitor.complaints == []
 
 
-@pytest.mark.parametrize("width", ["desktop"], indirect=True)
-@pytest.mark.parametrize("visitor", ["dark"], indirect=True)
+@pytest.mark.parametrize("visitor", ["phone"], indirect=True)
 def test_a_live_run_is_followed_without_loading_the_page_again(
     visitor: Visitor, address: str, folder: Path
 ) -> None:
@@ -201,8 +196,7 @@ def test_a_live_run_is_followed_without_loading_the_page_again(
     visitor.check()
 
 
-@pytest.mark.parametrize("width", ["desktop"], indirect=True)
-@pytest.mark.parametrize("visitor", ["light"], indirect=True)
+@pytest.mark.parametrize("visitor", ["desktop"], indirect=True)
 def test_hostile_text_runs_nothing(visitor: Visitor, address: str, folder: Path) -> None:
     from tests.factories import episode, task, turn
 

@@ -6,16 +6,18 @@ in a few bytes a line. A file that was replaced, as a resumed run does, is read 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import broken_line, parse_json
+from ragen_apo.files import MAX_JSON_DEPTH, broken_line, parse_json
 from ragen_apo.report.load import finite, mapping
 
 BLOCK_BYTES = 1 << 22
@@ -96,7 +98,9 @@ class Metrics(GrowingFile):
         self._phases: list[str] = []
 
     def take(self, line: bytes, start: int) -> None:
-        row = parse_json(line)
+        # What opens no more brackets than that cannot be nested deeper, and need not be walked.
+        is_flat = line.count(b"{") + line.count(b"[") < MAX_JSON_DEPTH
+        row = json.loads(line) if is_flat else parse_json(line)
         if not isinstance(row, dict):
             raise ValueError(f"expected an object, got {type(row).__name__}")
         for name in row.keys() - self._columns.keys():
@@ -121,6 +125,51 @@ class Metrics(GrowingFile):
             if not math.isnan(value) and phase in ("", self._phases[number - 1])
         ]
         return [float(step) for step, _ in pairs], [value for _, value in pairs]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a list says of a file of metrics: its last row, and its best evaluation."""
+
+    last: Mapping[str, Any]
+    best: float | None = None
+    """The highest success rate of an evaluation, or of the rollouts where none was evaluated."""
+    best_step: float | None = None
+    is_evaluated: bool = False
+
+
+_RATES = {
+    True: re.compile(rb'"eval_success_rate": ([-+.0-9eE]+)'),
+    False: re.compile(rb'"success_rate": ([-+.0-9eE]+)'),
+}
+"""Of an evaluation or not. Two, because each is found by its long beginning."""
+
+
+def progress(path: Path) -> Progress:
+    """Finds the rates without parsing every row: a list shows many runs at once.
+
+    Raises RunDirectoryError where the last row is no JSON object.
+    """
+    content = path.read_bytes()
+    content = content[: content.rfind(b"\n") + 1]
+    last = _row_at(path, content, len(content) - 1)
+    for is_evaluated, pattern in _RATES.items():
+        best = max(pattern.finditer(content), key=lambda found: float(found[1]), default=None)
+        if best is not None:
+            step = finite(_row_at(path, content, best.start()).get("step"))
+            return Progress(last, float(best[1]), step, is_evaluated)
+    return Progress(last)
+
+
+def _row_at(path: Path, content: bytes, position: int) -> Mapping[str, Any]:
+    """The row whose line has this byte; empty for no content."""
+    start = content.rfind(b"\n", 0, max(0, position)) + 1
+    end = content.find(b"\n", start)
+    try:
+        return mapping(parse_json(content[start:end])) if content else {}
+    except ValueError as error:
+        number = content.count(b"\n", 0, start) + 1
+        raise broken_line(path, number, f"is not JSON ({error})") from error
 
 
 _BEGINNING = re.compile(

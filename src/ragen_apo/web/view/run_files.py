@@ -7,7 +7,7 @@ that a server that runs for weeks over many runs stays small.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -19,15 +19,17 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import parse_json
 from ragen_apo.report.load import RunData, mapping
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.web.view.episodes import Decode
 from ragen_apo.web.view.folder import RunsFolder
-from ragen_apo.web.view.growing import EpisodeIndex, GrowingFile, Metrics
+from ragen_apo.web.view.growing import EpisodeIndex, Metrics, Progress, progress
+from ragen_apo.web.view.token_texts import decoder, numbers, tokenizer_file
 
 Kept = TypeVar("Kept")
-Growing = TypeVar("Growing", bound=GrowingFile)
 
 NUM_RECORDS = 1000
-NUM_METRICS = 48
+NUM_METRICS = 12
 NUM_INDEXES = 6
+NUM_TOKENIZERS = 2
 MAX_DOCUMENT_BYTES = 1 << 24
 """Of a JSON document that is read at once; a results.json has thousands."""
 
@@ -80,8 +82,10 @@ class RunReader:
     def __init__(self, folder: RunsFolder) -> None:
         self.folder = folder
         self._records: Recent[RunRecord] = Recent(NUM_RECORDS)
+        self._progress: Recent[Progress] = Recent(NUM_RECORDS)
         self._metrics: Recent[tuple[Metrics, Lock]] = Recent(NUM_METRICS)
         self._indexes: Recent[tuple[EpisodeIndex, Lock]] = Recent(NUM_INDEXES)
+        self._decoders: Recent[Decode] = Recent(NUM_TOKENIZERS)
         self.computed: Recent[Any] = Recent(NUM_INDEXES)
         """What pages compute of whole files, by the state of these files."""
 
@@ -98,10 +102,17 @@ class RunReader:
         path = self.folder.readable(getattr(self.folder.run(name), file))
         if path is None:
             return Metrics()
-        metrics, lock = self._metrics.get(path, lambda: (Metrics(), Lock()))
+        metrics, lock = self._metrics.get(_identity(path), lambda: (Metrics(), Lock()))
         with lock:
             metrics.refresh(path)
         return metrics
+
+    def progress(self, name: str, file: str = "metrics") -> Progress:
+        """What a list says of a file of metrics; without a row where there is none."""
+        path = self.folder.readable(getattr(self.folder.run(name), file))
+        if path is None:
+            return Progress({})
+        return self._progress.get((path, signature(path)), lambda: progress(path))
 
     def episodes(
         self, name: str, file: str, *, num_episodes: int | None = None
@@ -113,10 +124,27 @@ class RunReader:
         path = self.folder.readable(getattr(self.folder.run(name), file))
         if path is None:
             return None
-        index, lock = self._indexes.get(path, lambda: (EpisodeIndex(), Lock()))
+        index, lock = self._indexes.get(_identity(path), lambda: (EpisodeIndex(), Lock()))
         with lock:
             index.refresh(path, num_lines=num_episodes)
         return index, path
+
+    def decoder(self, name: str) -> Decode:
+        """What tells the text of the run's tokens; reads the tokenizer when it is first asked."""
+        path = tokenizer_file(self.folder, self.folder.run(name))
+        if path is None:
+            return numbers
+        key = (path, signature(path))
+
+        def decode(token_ids: Sequence[int]) -> list[str]:
+            return self._decoders.get(key, lambda: decoder(path))(token_ids)
+
+        return decode
+
+
+def _identity(path: Path) -> tuple[Path, int]:
+    """Differs for a file that takes its place, so that who reads the old one may finish."""
+    return path, path.stat().st_ino
 
 
 def signature(path: Path) -> tuple[int, int, int]:

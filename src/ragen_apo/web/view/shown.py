@@ -16,7 +16,7 @@ from ragen_apo.report.load import finite, mapping, pair
 from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, one_line, percent
 from ragen_apo.web.view.curves import Curve, Panel, curve
 from ragen_apo.web.view.folder import last_change
-from ragen_apo.web.view.growing import Metrics
+from ragen_apo.web.view.growing import Metrics, Progress
 from ragen_apo.web.view.run_files import RunReader, RunRecord
 from ragen_apo.web.view.state import RunState, state_of
 
@@ -86,7 +86,7 @@ def run_line(reader: RunReader, name: str) -> RunLine:
     run = reader.folder.run(name)
     state, changed = state_of(run), _ago(last_change(run))
     try:
-        record, metrics = reader.record(name), reader.metrics(name)
+        record, progress = reader.record(name), reader.progress(name)
     except (RunDirectoryError, OSError) as error:
         nothing = (ABSENT,) * 6
         return RunLine(name, state, *nothing, changed, problem=one_line(error, 300))
@@ -96,8 +96,8 @@ def run_line(reader: RunReader, name: str) -> RunLine:
         state=state,
         algorithm=algorithm_label(record),
         environment=one_line(record.option("environment", "name") or ABSENT, 60),
-        progress=_progress(record, metrics) or _before_stage_two(reader, name),
-        best=_best(metrics),
+        progress=_progress(record, progress) or _before_stage_two(reader, name),
+        best=_best(progress),
         held_out=percent(results.get("success_rate")),
         held_out_interval=interval(results.get("success_ci95")),
         changed=changed,
@@ -121,7 +121,7 @@ def run_page(reader: RunReader, name: str) -> RunPage:
     ]
     return RunPage(
         line=line,
-        tiles=tuple(_tiles(record, metrics, line.state)),
+        tiles=tuple(_tiles(record, metrics, line)),
         notices=tuple(circumstances(record.data)),
         curves=tuple(_curves(reader, name, metrics)),
         phases=tuple(shown),
@@ -132,33 +132,30 @@ def run_page(reader: RunReader, name: str) -> RunPage:
 def _before_stage_two(reader: RunReader, name: str) -> str:
     """How far a run has come that has made no step yet."""
     for file in ("distillation", "warm_start"):
-        last = reader.metrics(name, file).last
+        last = reader.progress(name, file).last
         if finite(last.get("step")) is not None:
             return f"{one_line(last.get('phase', file), 40)}, step {compact(last['step'])}"
     return "before its first step"
 
 
-def _progress(record: RunRecord, metrics: Metrics) -> str:
+def _progress(record: RunRecord, progress: Progress) -> str:
     if api_model(record.data) is not None:
         return f"{compact(record.data.num_episodes)} episodes"
-    step = finite(metrics.last.get("step"))
+    step = finite(progress.last.get("step"))
     if step is None:
         return ""
     return f"step {compact(step)} of {compact(record.option('training', 'max_steps'))}"
 
 
-def _best(metrics: Metrics) -> str:
+def _best(progress: Progress) -> str:
     """The best success rate of an evaluation during training, or of the rollouts."""
-    for name in ("eval_success_rate", "success_rate"):
-        steps, values = metrics.series(name)
-        if values:
-            best = max(range(len(values)), key=values.__getitem__)
-            what = "" if name == "eval_success_rate" else " (rollouts)"
-            return f"{percent(values[best])} at {compact(steps[best])}{what}"
-    return ABSENT
+    if progress.best is None:
+        return ABSENT
+    what = "" if progress.is_evaluated else " (rollouts)"
+    return f"{percent(progress.best)} at {compact(progress.best_step)}{what}"
 
 
-def _tiles(record: RunRecord, metrics: Metrics, state: RunState) -> list[Tile]:
+def _tiles(record: RunRecord, metrics: Metrics, line: RunLine) -> list[Tile]:
     last, results = metrics.last, record.data.results
     tiles: list[Tile] = []
     if results:
@@ -168,18 +165,20 @@ def _tiles(record: RunRecord, metrics: Metrics, state: RunState) -> list[Tile]:
         tiles.append(Tile(percent(results.get("success_rate")), label))
         tiles.append(Tile(decimal(results.get("avg_reward"), 3), "average reward, held out"))
     if metrics.num_rows:
-        tiles.append(Tile(_progress(record, metrics).removeprefix("step "), "steps"))
+        tiles.append(Tile(line.progress.removeprefix("step "), "steps"))
         tiles.append(Tile(percent(last.get("success_rate")), "success in the last rollouts"))
-        tiles.append(Tile(_best(metrics), "best success, at step"))
+        tiles.append(Tile(line.best, "best success, at step"))
         tiles.append(Tile(_tokens_per_second(metrics), "tokens per second, last step"))
-    if state is RunState.RUNNING and (left := _seconds_left(record, metrics)) is not None:
+    if line.state is RunState.RUNNING and (left := _seconds_left(record, metrics)) is not None:
         tiles.append(Tile(f"about {duration(left)}", "left of Stage 2, without evaluations"))
     total = sum(
         finite(mapping(each).get("seconds")) or 0.0
         for each in mapping(record.data.record.get("phases")).values()
     )
     if total:
-        tiles.append(Tile(duration(total), "so far" if state is RunState.RUNNING else "in all"))
+        tiles.append(
+            Tile(duration(total), "so far" if line.state is RunState.RUNNING else "in all")
+        )
     return tiles
 
 

@@ -23,7 +23,6 @@ from ragen_apo.web.view.growing import EpisodeIndex
 from ragen_apo.web.view.query import FILES, REFERENCE, Place
 from ragen_apo.web.view.run_files import RunReader, signature
 from ragen_apo.web.view.state import RunState
-from ragen_apo.web.view.token_texts import decoder, tokenizer_file
 from ragen_apo.web.view.value_store import StoredValues, sample, stored_values
 
 DEFAULT_BETA1 = 0.5
@@ -48,8 +47,8 @@ class Site:
         if found is None:
             advice = {
                 "evaluation": f"`ragen-apo evaluate {name}` makes one",
-                "training": "runs before version 0.3 and those with `training.keep_episodes 0` "
-                "keep none of training",
+                "training": "a run of an earlier version keeps none, nor does one with "
+                "`training.keep_episodes 0`",
             }
             raise RunDirectoryError(f"{name} has no episodes of {source}; {advice[source]}")
         return found
@@ -70,7 +69,7 @@ class Site:
 
     def shown(self, place: Place) -> ShownEpisode:
         """An episode as a page shows it."""
-        run, record = self.folder.run(place.run), self.reader.record(place.run)
+        record = self.reader.record(place.run)
         has_values = place.source == "training"
         v_star = None
         if place.source == REFERENCE:
@@ -78,7 +77,7 @@ class Site:
             v_star = next((t.v_star for t in stored.tasks if t.task_id == place.task), None)
         return shown_episode(
             self.row(place),
-            decode=decoder(tokenizer_file(self.folder, run)),
+            decode=self.reader.decoder(place.run),
             beta2=finite(record.option("algorithm", "beta2")) if has_values else None,
             v_star=v_star,
             normalized=record.option("algorithm", "length_normalization") == "tokens",

@@ -30,10 +30,8 @@ def tokenizer_file(folder: RunsFolder, run: RunDirectory) -> Path | None:
     return None
 
 
-def decoder(path: Path | None) -> Decode:
-    """What tells the text of tokens; without a tokenizer their numbers."""
-    if path is None:
-        return numbers
+def decoder(path: Path) -> Decode:
+    """What tells the text of tokens; their numbers where the file is no tokenizer."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:  # noqa: BLE001 - the library has no class of its own; the numbers are shown
