@@ -232,7 +232,9 @@ def test_what_is_not_there_is_not_found(address: str, tmp_path: Path) -> None:
     assert client(tmp_path).get(address).status_code == 404
 
 
-@pytest.mark.parametrize("file", ["run.json", "evaluation/results.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "file", ["run.json", "evaluation/results.json", "metrics.jsonl", "warm_start.jsonl"]
+)
 def test_a_damaged_run_is_in_the_list_with_its_reason(file: str, tmp_path: Path) -> None:
     write_run(tmp_path / "good", some_episodes(2))
     damaged = write_run(tmp_path / "damaged", some_episodes(2))

@@ -87,6 +87,7 @@ def run_line(reader: RunReader, name: str) -> RunLine:
     state, changed = state_of(run), _ago(last_change(run))
     try:
         record, progress = reader.record(name), reader.progress(name)
+        reached = _progress(record, progress) or _before_stage_two(reader, name)
     except (RunDirectoryError, OSError) as error:
         nothing = (ABSENT,) * 6
         return RunLine(name, state, *nothing, changed, problem=one_line(error, 300))
@@ -96,7 +97,7 @@ def run_line(reader: RunReader, name: str) -> RunLine:
         state=state,
         algorithm=algorithm_label(record),
         environment=one_line(record.option("environment", "name") or ABSENT, 60),
-        progress=_progress(record, progress) or _before_stage_two(reader, name),
+        progress=reached,
         best=_best(progress),
         held_out=percent(results.get("success_rate")),
         held_out_interval=interval(results.get("success_ci95")),
