@@ -6,6 +6,7 @@ warm_start.jsonl   its curves                          values.sqlite       every
 recordings.jsonl   demonstrations by people
 value_report.json  coverage of Stage 1                 distillation.jsonl  its curve
 distilled/         the policy before Stage 2           metrics.jsonl       one row a Stage 2 step
+rollouts.jsonl     some episodes of every Stage 2 step
 checkpoints/       to resume from                      policy/             the trained policy
 evaluation/        results.json, episodes.jsonl        report/             for people
 tracking.json      what trackers have of the run       trackers/           what they write
@@ -76,6 +77,7 @@ class RunDirectory:
     distillation = _File("distillation.jsonl")
     distilled = _File("distilled")
     metrics = _File("metrics.jsonl")
+    rollouts = _File("rollouts.jsonl")
     checkpoints = _File("checkpoints")
     policy = _File("policy")
     results = _File("evaluation", "results.json")

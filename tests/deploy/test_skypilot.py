@@ -1,7 +1,7 @@
 """deploy/skypilot.yaml: known keys, and a command that runs with what SkyPilot tells a node.
 
-The keys are those of SkyPilot 0.14's schema (`sky/utils/schemas.py`), of which the file was found
-valid by hand; the package itself is too large for a test.
+The keys are compared with a list written after SkyPilot 0.14's schema (`sky/utils/schemas.py`); the
+package itself is too large for a test, and the file has never been given to it.
 """
 
 import os

@@ -108,6 +108,7 @@ def test_ppo_killed_between_its_policy_and_its_critic(
     assert len(list_checkpoints(run.checkpoints)) == 1
     train(run.path)
     assert rows(run.metrics) == rows(expected.metrics)
+    assert rows(run.rollouts) == rows(expected.rollouts)
     assert_same_tensors(run.policy, expected.policy)
     newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, expected)]
     states = [load_file(path / "algorithm.safetensors") for path in newest]
@@ -234,6 +235,7 @@ def test_a_mixture_killed_in_the_middle_of_stage_two_goes_on(
     assert [path.name for path in list_checkpoints(run.checkpoints)] == ["4-training-000002"]
     train(run.path)
     assert rows(run.metrics) == rows(expected.metrics)
+    assert rows(run.rollouts) == rows(expected.rollouts)
     assert_same_tensors(run.policy, expected.policy)
 
 

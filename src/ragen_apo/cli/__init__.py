@@ -5,6 +5,7 @@
     api_model.py  evaluate with a model behind an API
     worlds.py   play, check, data
     models.py   model, push
+    pages.py    view
 
 What this package raises on purpose is shown as one message without a traceback, exit status 2. An
 interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
@@ -17,7 +18,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ragen_apo.cli import models, runs, worlds  # noqa: F401 - these define the commands
+from ragen_apo.cli import models, pages, runs, worlds  # noqa: F401 - these define the commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
 from ragen_apo.errors import EnvironmentFaultError, RagenApoError

@@ -159,6 +159,9 @@ class TrainingConfig(Section):
     """Steps between two checkpoints."""
     keep_checkpoints: Count = 2
     """Newest checkpoints to keep."""
+    keep_episodes: CountOrZero = 4
+    """Episodes of each step to keep in rollouts.jsonl, with the log-probabilities of their tokens:
+    the best, the worst, and the first. For people; nothing reads them back."""
     shuffle_returns: bool = False
     """Control experiment: give each trajectory another one's return."""
     early_stop: EarlyStopConfig = EarlyStopConfig()

@@ -153,7 +153,7 @@ def episode_rows(trajectories: Sequence[Trajectory], *, policy: str) -> list[dic
     """
     patterns = _failure_patterns(trajectories)
     return [
-        _episode_row(trajectory, episode=episode, policy=policy, pattern=pattern)
+        episode_row(trajectory, episode=episode, policy=policy, pattern=pattern)
         for episode, (trajectory, pattern) in enumerate(zip(trajectories, patterns, strict=True))
     ]
 
@@ -163,9 +163,10 @@ def _failure_patterns(trajectories: Sequence[Trajectory]) -> list[FailurePattern
     return [failure_pattern(each, target_reported=target_reported) for each in trajectories]
 
 
-def _episode_row(
+def episode_row(
     trajectory: Trajectory, *, episode: int, policy: str, pattern: FailurePattern | None
 ) -> dict[str, Any]:
+    """One row of `episode_rows`, of an episode with this number and way to fail."""
     return {
         "episode": episode,
         "policy": policy,

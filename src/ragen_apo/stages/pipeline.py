@@ -195,7 +195,8 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     _keep_rows(
         run.distillation, lambda row: row["reference_version"] <= version and row["step"] <= last
     )
-    _keep_rows(run.metrics, lambda row: (PHASES.index(STAGE_TWO), row["step"]) <= reached)
+    for path in (run.metrics, run.rollouts):
+        _keep_rows(path, lambda row: (PHASES.index(STAGE_TWO), row["step"]) <= reached)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")
     return position, moments

@@ -11,7 +11,7 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import outcome_summary
-from ragen_apo.files import read_json_lines, write_json_atomically
+from ragen_apo.files import append_json_line, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.stages.distillation import distil
@@ -64,6 +64,8 @@ def run_stage_two(
         if _is_due(step + 1, config.training.eval_every, is_last=is_last):
             episodes = _evaluation_episodes(session, trainer.proxy)
             row |= _outcome(episodes)
+        for kept in result.kept_episodes:
+            append_json_line(session.run.rollouts, kept)
         session.note_row(session.run.metrics, row, episodes=episodes)
         session.progress.update(step + 1, _note(row))
         refreshed = not is_last and _refresh_is_due(session, position, row)

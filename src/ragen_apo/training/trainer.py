@@ -38,6 +38,7 @@ from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.batching import minibatches
+from ragen_apo.training.kept_episodes import kept_episodes
 from ragen_apo.training.monitors.thoughts import cross_scoring_metrics
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
 from ragen_apo.training.rollouts import (
@@ -53,10 +54,12 @@ from ragen_apo.values.reference_values import ReferenceValues
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step's metrics (see docs/metrics.md) and its trajectories."""
+    """One step's metrics (see docs/metrics.md), its trajectories, and what is kept of them."""
 
     metrics: dict[str, float | int]
     trajectories: list[Trajectory]
+    kept_episodes: list[dict[str, Any]]
+    """Rows of rollouts.jsonl; see `kept_episodes`."""
 
 
 class Trainer:
@@ -103,9 +106,10 @@ class Trainer:
         learning_rate = self._learning_rate(step)
         metrics = rollout_metrics(trajectories, opening=self.policy.template.opening)
         metrics |= self._monitor_thoughts(trajectories, step)
+        scored: Rollouts | None = None
         if keep_B.any():
-            kept = self.config.algorithm.normalized(rollouts).take(keep_B)
-            metrics |= self._improve(kept, learning_rate=learning_rate)
+            scored = self._with_reference(self.config.algorithm.normalized(rollouts).take(keep_B))
+            metrics |= self._improve(scored, learning_rate=learning_rate)
         else:
             metrics |= StepMetrics().metrics()
         metrics |= {
@@ -117,7 +121,10 @@ class Trainer:
             - rolled_out
             - metrics.get("thought_monitor_seconds", 0.0),
         }
-        return StepResult(metrics, trajectories)
+        kept = kept_episodes(
+            rollouts, scored=scored, num_episodes=self.config.training.keep_episodes
+        )
+        return StepResult(metrics, trajectories, kept)
 
     def _roll_out(self, step: int) -> list[Trajectory]:
         """The episodes of the step, task after task."""
@@ -174,7 +181,6 @@ class Trainer:
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
         """The updates of one step; returns what they report."""
         algorithm, settings, collected = self.algorithm, self.config.optimizer, StepMetrics()
-        rollouts = self._with_reference(rollouts)
         targets = algorithm.prepare(rollouts)
         for epoch in range(algorithm.num_epochs):
             for indices in minibatches(

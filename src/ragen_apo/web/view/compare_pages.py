@@ -1,0 +1,89 @@
+"""Two runs on the same tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ragen_apo.web.view import lists, query
+from ragen_apo.web.view.comparing import Outcome, Pair, pairs
+from ragen_apo.web.view.lists import PAGE_SIZE
+from ragen_apo.web.view.query import Answer, Place
+from ragen_apo.web.view.run_files import signature
+from ragen_apo.web.view.shown import algorithm_label, page_numbers
+from ragen_apo.web.view.site import Site, render
+
+MAX_TURNS = 25
+"""Of an episode beside another; the rest is on its own page."""
+
+
+class ComparePages:
+    """Who solved what, and both episodes of a task."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def answers(self) -> dict[str, Answer]:
+        """Each address with what answers it."""
+        return {"/compare": self.compare, "/side": self.side}
+
+    def compare(self, request: Request) -> Response:
+        """Two runs on the same tasks."""
+        first, second = query.text(request, "a"), query.text(request, "b")
+        names = self._evaluated()
+        if not first or not second:
+            return render("compare_choose", names=names, a=first, b=second)
+        number = max(1, query.number(request, "page", 1))
+        wanted = query.choice(request, "outcome", ["any", *(each.value for each in Outcome)])
+        found = self._pairs(first, second)
+        chosen = [each for each in found if wanted in ("any", each.outcome.value)]
+        shown = chosen[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+        index, path = self._site.index(first, "evaluation")
+        other, other_path = self._site.index(second, "evaluation")
+        return render(
+            "compare",
+            a=first,
+            b=second,
+            names=names,
+            labels=[algorithm_label(self._site.reader.record(name)) for name in (first, second)],
+            counts=Counter(each.outcome.value for each in found),
+            num_tasks=len(found),
+            num_shown=len(chosen),
+            outcome=wanted,
+            rows=list(
+                zip(
+                    lists.episode_lines(index, path, [each.first for each in shown]),
+                    lists.episode_lines(other, other_path, [each.second for each in shown]),
+                    strict=True,
+                )
+            ),
+            page=number,
+            pages=page_numbers(number, max(1, -(-len(chosen) // PAGE_SIZE))),
+        )
+
+    def _evaluated(self) -> list[str]:
+        return [n for n in self._site.folder.names() if self._site.folder.run(n).episodes.exists()]
+
+    def _pairs(self, first: str, second: str) -> list[Pair]:
+        index, path = self._site.index(first, "evaluation")
+        other, other_path = self._site.index(second, "evaluation")
+        key = ("pairs", path, signature(path), other_path, signature(other_path))
+        return self._site.reader.computed.get(key, lambda: pairs(index, other))
+
+    def side(self, request: Request) -> Response:
+        """The episodes of two runs on one task, side by side."""
+        first = Place(query.text(request, "a"), "evaluation", query.number(request, "first"))
+        second = Place(query.text(request, "b"), "evaluation", query.number(request, "second"))
+        shown = [self._site.shown(place) for place in (first, second)]
+        if shown[0].task_id != shown[1].task_id:
+            raise HTTPException(400, "these are episodes of two different tasks")
+        sides = list(zip((first, second), shown, strict=True))
+        return render(
+            "side",
+            sides=sides,
+            most_turns=MAX_TURNS,
+            words=[self._site.words(place.run, episode.failure) for place, episode in sides],
+        )

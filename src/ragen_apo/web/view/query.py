@@ -1,0 +1,81 @@
+"""What an address asks for. A page's whole state stands in it, so that a link to it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from urllib.parse import urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+MAX_CHARACTERS = 2000
+MAX_NUMBER = 10**12
+
+Answer = Callable[[Request], Response]
+
+
+def url(path: str, **parameters: object) -> str:
+    """An address of this server; parameters that are None, empty or 0 are left out."""
+    given = {name.rstrip("_"): value for name, value in parameters.items() if value}
+    return f"{path}?{urlencode(given, errors='surrogatepass')}" if given else path
+
+
+def text(request: Request, name: str, default: str = "") -> str:
+    """A parameter as it is."""
+    value = request.query_params.get(name, default)
+    if len(value) > MAX_CHARACTERS:
+        raise HTTPException(400, f"{name} is too long")
+    return value
+
+
+def number(request: Request, name: str, default: int = 0) -> int:
+    """A parameter that is a whole number from 0."""
+    value = text(request, name, str(default))
+    if not (value.isascii() and value.isdigit()) or int(value[:20]) > MAX_NUMBER:
+        raise HTTPException(400, f"{name}: got {value[:40]!r}, expected a whole number from 0")
+    return int(value)
+
+
+def choice(request: Request, name: str, options: Collection[str]) -> str:
+    """A parameter that is one of some words; the first where it is absent."""
+    value = text(request, name) or next(iter(options))
+    if value not in options:
+        expected = ", ".join(options)
+        raise HTTPException(400, f"{name}: got {value[:40]!r}, expected one of {expected}")
+    return value
+
+
+FILES = {"evaluation": "episodes", "training": "rollouts"}
+"""Where episodes are from, and the run's file."""
+REFERENCE = "reference"
+"""Episodes of Stage 1, from the value store."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an episode is: in a file by its place, in the store by its key."""
+
+    run: str
+    source: str
+    number: int = 0
+    """In the file, or of the sample."""
+    conditions: str = ""
+    task: str = ""
+
+    def url(self, path: str = "/episode", **parameters: object) -> str:
+        """The address of a page about the episode."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return url(path, **own, **parameters)
+
+
+def place(request: Request) -> Place:
+    """The episode that an address names."""
+    return Place(
+        run=text(request, "run"),
+        source=choice(request, "source", [*FILES, REFERENCE]),
+        number=number(request, "number"),
+        conditions=text(request, "conditions"),
+        task=text(request, "task"),
+    )

@@ -1,0 +1,204 @@
+"""One run's files as records, read once and kept while they stay as they are.
+
+Consumes `RunsFolder`; produces what a page needs of a run. What is kept is bounded in number, so
+that a server that runs for weeks over many runs stays small.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+from ragen_apo.config.moved import is_of_0_1, translated
+from ragen_apo.config.yaml_text import parse_yaml, read_yaml
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import parse_json
+from ragen_apo.report.load import RunData, mapping
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.web.view.episodes import Decode
+from ragen_apo.web.view.folder import RunsFolder
+from ragen_apo.web.view.growing import EpisodeIndex, Metrics, Progress, progress
+from ragen_apo.web.view.token_texts import decoder, numbers, tokenizer_file
+
+Kept = TypeVar("Kept")
+
+NUM_RECORDS = 1000
+NUM_METRICS = 12
+NUM_INDEXES = 6
+NUM_TOKENIZERS = 2
+MAX_DOCUMENT_BYTES = 1 << 24
+"""Of a JSON document that is read at once; a results.json has thousands."""
+
+
+class Recent(Generic[Kept]):
+    """The values that were asked for last, at most so many."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._lock = size, Lock()
+        self._values: OrderedDict[Hashable, Kept] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+        """The value of this key, made if it is not kept."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self._size:
+                self._values.popitem(last=False)
+        return value
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The small files of a run: what it was asked to do, and how it ended."""
+
+    data: RunData
+    """For the words of the report; without curves and episodes."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration's sections."""
+        return self.data.config
+
+    def option(self, *names: str) -> Any:
+        """A key of the configuration, None where it is absent."""
+        value: Any = self.config
+        for name in names:
+            value = mapping(value).get(name)
+        return value
+
+
+class RunReader:
+    """Reads the runs of a folder, for any number of threads."""
+
+    def __init__(self, folder: RunsFolder) -> None:
+        self.folder = folder
+        self._records: Recent[RunRecord] = Recent(NUM_RECORDS)
+        self._progress: Recent[Progress] = Recent(NUM_RECORDS)
+        self._metrics: Recent[tuple[Metrics, Lock]] = Recent(NUM_METRICS)
+        self._indexes: Recent[tuple[EpisodeIndex, Lock]] = Recent(NUM_INDEXES)
+        self._decoders: Recent[Decode] = Recent(NUM_TOKENIZERS)
+        self.computed: Recent[Any] = Recent(NUM_INDEXES)
+        """What pages compute of whole files, by the state of these files."""
+
+    def record(self, name: str) -> RunRecord:
+        """Raises RunDirectoryError for a run that is not there, or whose files are damaged."""
+        run = self.folder.run(name)
+        files = (run.status, run.results, run.config, run.evaluation)
+        paths = [self.folder.readable(file) for file in files]
+        key = (name, *(path and signature(path) for path in paths))
+        return self._records.get(key, lambda: _read_record(run, *paths))
+
+    def metrics(self, name: str, file: str = "metrics") -> Metrics:
+        """The curves in a file of metrics as they are now; without rows where there is none."""
+        path = self.folder.readable(getattr(self.folder.run(name), file))
+        if path is None:
+            return Metrics()
+        metrics, lock = self._metrics.get(_identity(path), lambda: (Metrics(), Lock()))
+        with lock:
+            metrics.refresh(path)
+        return metrics
+
+    def progress(self, name: str, file: str = "metrics") -> Progress:
+        """What a list says of a file of metrics; without a row where there is none."""
+        path = self.folder.readable(getattr(self.folder.run(name), file))
+        if path is None:
+            return Progress({})
+        return self._progress.get((path, signature(path)), lambda: progress(path))
+
+    def episodes(
+        self, name: str, file: str, *, num_episodes: int | None = None
+    ) -> tuple[EpisodeIndex, Path] | None:
+        """The index of `episodes` or `rollouts` with its file; None where there is none.
+
+        With `num_episodes` no more of the file than these is read, as long as there are so many.
+        """
+        path = self.folder.readable(getattr(self.folder.run(name), file))
+        if path is None:
+            return None
+        index, lock = self._indexes.get(_identity(path), lambda: (EpisodeIndex(), Lock()))
+        with lock:
+            index.refresh(path, num_lines=num_episodes)
+        return index, path
+
+    def decoder(self, name: str) -> Decode:
+        """What tells the text of the run's tokens; reads the tokenizer when it is first asked."""
+        path = tokenizer_file(self.folder, self.folder.run(name))
+        if path is None:
+            return numbers
+        key = (path, signature(path))
+
+        def decode(token_ids: Sequence[int]) -> list[str]:
+            return self._decoders.get(key, lambda: decoder(path))(token_ids)
+
+        return decode
+
+
+def _identity(path: Path) -> tuple[Path, int]:
+    """Differs for a file that takes its place, so that who reads the old one may finish."""
+    return path, path.stat().st_ino
+
+
+def signature(path: Path) -> tuple[int, int, int]:
+    """Differs if the file was written or replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_record(
+    run: RunDirectory,
+    status: Path | None,
+    results: Path | None,
+    config: Path | None,
+    evaluation: Path | None,
+) -> RunRecord:
+    noted = _document(status)
+    configured = noted.get("configuration")
+    if not isinstance(configured, dict):
+        configured = _yaml(evaluation or config)
+    data = RunData(
+        name=run.path.name,
+        config_text="",
+        config=translated(configured) if is_of_0_1(configured) else configured,
+        record=noted,
+        warm_start=(),
+        distillation=(),
+        value_report={},
+        metrics=(),
+        results=_document(results),
+        episodes=(),
+    )
+    return RunRecord(data)
+
+
+def _document(path: Path | None) -> Mapping[str, Any]:
+    """The object in a JSON file; empty for no file."""
+    if path is None:
+        return {}
+    if path.stat().st_size > MAX_DOCUMENT_BYTES:
+        raise RunDirectoryError(f"{path} is too large to be what a run writes")
+    try:
+        value = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path} must hold an object, got {type(value).__name__}")
+    return value
+
+
+def _yaml(path: Path | None) -> Mapping[str, Any]:
+    if path is None:
+        return {}
+    try:
+        value, _ = parse_yaml(read_yaml(path))
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} {error}") from error
+    return mapping(value)

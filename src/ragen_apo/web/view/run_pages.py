@@ -1,0 +1,84 @@
+"""The list of runs, and the page of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ragen_apo.web.view import curves, lists, query
+from ragen_apo.web.view.lists import Filters
+from ragen_apo.web.view.query import FILES, Answer
+from ragen_apo.web.view.shown import page_numbers, run_line, run_page
+from ragen_apo.web.view.site import Site, render
+
+RUNS_PER_PAGE = 50
+NUM_EXAMPLES = 4
+
+
+class RunPages:
+    """What runs there are, and how one does."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def answers(self) -> dict[str, Answer]:
+        """Each address with what answers it."""
+        return {"/": self.runs, "/run": self.run, "/run/live": self.live}
+
+    def runs(self, request: Request) -> Response:
+        """The list of runs."""
+        find, number = query.text(request, "find"), max(1, query.number(request, "page", 1))
+        names = [name for name in self._site.folder.names() if find.lower() in name.lower()]
+        shown = names[(number - 1) * RUNS_PER_PAGE : number * RUNS_PER_PAGE]
+        num_pages = max(1, -(-len(names) // RUNS_PER_PAGE))
+        return render(
+            "runs",
+            folder=str(self._site.folder.root),
+            lines=[run_line(self._site.reader, name) for name in shown],
+            num_runs=len(names),
+            find=find,
+            page=number,
+            pages=page_numbers(number, num_pages),
+        )
+
+    def run(self, request: Request) -> Response:
+        """A run: numbers, curves, episodes."""
+        return render("run", **self._run(request))
+
+    def live(self, request: Request) -> Response:
+        """The part of a run's page that changes while it trains."""
+        return render("run_live", **self._run(request))
+
+    def _run(self, request: Request) -> dict[str, Any]:
+        name = query.text(request, "run")
+        record, run = self._site.reader.record(name), self._site.folder.run(name)
+        return {
+            "name": name,
+            "shown": run_page(self._site.reader, name),
+            "box": curves.BOX,
+            "names": self._site.pattern_names(name),
+            "examples": self._examples(name),
+            "patterns": self._site.patterns(name, "evaluation"),
+            "has": {
+                "evaluation": run.episodes.exists(),
+                "training": run.rollouts.exists(),
+                "values": run.values.exists(),
+            },
+            "store": record.option("values", "store"),
+        }
+
+    def _examples(self, name: str) -> Mapping[str, Sequence[lists.EpisodeLine]]:
+        """The newest, best and worst of the kept episodes of training."""
+        found = self._site.reader.episodes(name, FILES["training"])
+        if found is None or not len(found[0]):
+            return {}
+        index, path = found
+        return {
+            order: lists.episode_lines(
+                index, path, lists.selected(index, path, Filters(order=order))[:NUM_EXAMPLES]
+            )
+            for order in ("newest", "best", "worst")
+        }

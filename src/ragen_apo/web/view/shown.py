@@ -1,0 +1,249 @@
+"""What pages say of a run: its line in the list, its tiles, its curves.
+
+Consumes a `RunReader`; produces records for templates, numbers already written as people read them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.report.algorithm import algorithm_of, circumstances
+from ragen_apo.report.api_model import api_model
+from ragen_apo.report.load import finite, mapping, pair
+from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, one_line, percent
+from ragen_apo.web.view.curves import Curve, Panel, curve
+from ragen_apo.web.view.folder import last_change
+from ragen_apo.web.view.growing import Metrics, Progress
+from ragen_apo.web.view.run_files import RunReader, RunRecord
+from ragen_apo.web.view.state import RunState, state_of
+
+NUM_RECENT_STEPS = 10
+"""Steps whose seconds say how long the others will take."""
+
+PANELS = (
+    Panel("Success rate", "success_rate", second="eval_success_rate", share=True),
+    Panel("Return per episode", "return_mean", second="eval_avg_reward"),
+    Panel("Loss", "loss"),
+    Panel("KL to the reference, per episode", "kl_per_sequence"),
+    Panel("Residual variance", "residual_variance"),
+    Panel("Critic: explained variance", "explained_variance"),
+    Panel("Spread of advantages", "advantage_std"),
+    Panel("Entropy per token", "entropy"),
+    Panel("Turns per episode", "num_turns_mean"),
+    Panel("Responses without an action", "format_error_share", share=True),
+    Panel("Information of thoughts, nats", "mutual_information"),
+)
+OTHER_PANELS = (
+    ("distillation", "", Panel("Distillation: loss", "loss")),
+    ("warm_start", "copy", Panel("Copying: accuracy", "accuracy", share=True)),
+    ("warm_start", "demonstrations", Panel("Demonstrations: loss", "loss")),
+)
+TOKENS_PANEL = Panel("Tokens per second in rollouts", "tokens")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number and what it is."""
+
+    value: str
+    label: str
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in the list."""
+
+    name: str
+    state: RunState
+    algorithm: str
+    environment: str
+    progress: str
+    best: str
+    held_out: str
+    held_out_interval: str
+    changed: str
+    problem: str = ""
+    """Why its files cannot be read."""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """The part of a run's page that changes while it trains."""
+
+    line: RunLine
+    tiles: tuple[Tile, ...]
+    notices: tuple[str, ...]
+    curves: tuple[Curve, ...]
+    phases: tuple[tuple[str, str], ...]
+    has_rows: bool
+
+
+def run_line(reader: RunReader, name: str) -> RunLine:
+    """A run in a line; one that is damaged says so."""
+    run = reader.folder.run(name)
+    state, changed = state_of(run), _ago(last_change(run))
+    try:
+        record, progress = reader.record(name), reader.progress(name)
+        reached = _progress(record, progress) or _before_stage_two(reader, name)
+    except (RunDirectoryError, OSError) as error:
+        nothing = (ABSENT,) * 6
+        return RunLine(name, state, *nothing, changed, problem=one_line(error, 300))
+    results = record.data.results
+    return RunLine(
+        name=name,
+        state=state,
+        algorithm=algorithm_label(record),
+        environment=one_line(record.option("environment", "name") or ABSENT, 60),
+        progress=reached,
+        best=_best(progress),
+        held_out=percent(results.get("success_rate")),
+        held_out_interval=interval(results.get("success_ci95")),
+        changed=changed,
+    )
+
+
+def algorithm_label(record: RunRecord) -> str:
+    """The algorithm, or the model behind an API that played instead of a run."""
+    asked = api_model(record.data)
+    return algorithm_of(record.data).label if asked is None else asked.label
+
+
+def run_page(reader: RunReader, name: str) -> RunPage:
+    """The numbers and curves of a run now."""
+    record, metrics = reader.record(name), reader.metrics(name)
+    line = run_line(reader, name)
+    phases = mapping(record.data.record.get("phases"))
+    shown = [
+        (one_line(phase, 60), duration(mapping(noted).get("seconds")))
+        for phase, noted in phases.items()
+    ]
+    return RunPage(
+        line=line,
+        tiles=tuple(_tiles(record, metrics, line)),
+        notices=tuple(circumstances(record.data)),
+        curves=tuple(_curves(reader, name, metrics)),
+        phases=tuple(shown),
+        has_rows=metrics.num_rows > 0,
+    )
+
+
+def _before_stage_two(reader: RunReader, name: str) -> str:
+    """How far a run has come that has made no step yet."""
+    for file in ("distillation", "warm_start"):
+        last = reader.progress(name, file).last
+        if finite(last.get("step")) is not None:
+            return f"{one_line(last.get('phase', file), 40)}, step {compact(last['step'])}"
+    return "before its first step"
+
+
+def _progress(record: RunRecord, progress: Progress) -> str:
+    if api_model(record.data) is not None:
+        return f"{compact(record.data.num_episodes)} episodes"
+    step = finite(progress.last.get("step"))
+    if step is None:
+        return ""
+    return f"step {compact(step)} of {compact(record.option('training', 'max_steps'))}"
+
+
+def _best(progress: Progress) -> str:
+    """The best success rate of an evaluation during training, or of the rollouts."""
+    if progress.best is None:
+        return ABSENT
+    what = "" if progress.is_evaluated else " (rollouts)"
+    return f"{percent(progress.best)} at {compact(progress.best_step)}{what}"
+
+
+def _tiles(record: RunRecord, metrics: Metrics, line: RunLine) -> list[Tile]:
+    last, results = metrics.last, record.data.results
+    tiles: list[Tile] = []
+    if results:
+        label = "held-out success"
+        if (bounds := pair(results.get("success_ci95"))) is not None:
+            label += f", 95% interval {interval(bounds)}"
+        tiles.append(Tile(percent(results.get("success_rate")), label))
+        tiles.append(Tile(decimal(results.get("avg_reward"), 3), "average reward, held out"))
+    if metrics.num_rows:
+        tiles.append(Tile(line.progress.removeprefix("step "), "steps"))
+        tiles.append(Tile(percent(last.get("success_rate")), "success in the last rollouts"))
+        tiles.append(Tile(line.best, "best success, at step"))
+        tiles.append(Tile(_tokens_per_second(metrics), "tokens per second, last step"))
+    if line.state is RunState.RUNNING and (left := _seconds_left(record, metrics)) is not None:
+        tiles.append(Tile(f"about {duration(left)}", "left of Stage 2, without evaluations"))
+    total = sum(
+        finite(mapping(each).get("seconds")) or 0.0
+        for each in mapping(record.data.record.get("phases")).values()
+    )
+    if total:
+        tiles.append(
+            Tile(duration(total), "so far" if line.state is RunState.RUNNING else "in all")
+        )
+    return tiles
+
+
+def _tokens_per_second(metrics: Metrics) -> str:
+    _, values = _token_rates(metrics)
+    return compact(round(values[-1])) if values else ABSENT
+
+
+def _token_rates(metrics: Metrics) -> tuple[list[float], list[float]]:
+    """Generated tokens over the seconds of the rollouts, by step."""
+    steps, tokens = metrics.series("num_generated_tokens")
+    _, seconds = metrics.series("rollout_seconds")
+    if len(tokens) != len(seconds):
+        return [], []
+    rates = [(step, n / s) for step, n, s in zip(steps, tokens, seconds, strict=True) if s > 0]
+    return [step for step, _ in rates], [rate for _, rate in rates]
+
+
+def _seconds_left(record: RunRecord, metrics: Metrics) -> float | None:
+    """The steps that are left, each as long as the last ones were."""
+    step = finite(metrics.last.get("step"))
+    most = finite(record.option("training", "max_steps"))
+    recent = [
+        metrics.series(name)[1][-NUM_RECENT_STEPS:]
+        for name in ("rollout_seconds", "training_seconds")
+    ]
+    if step is None or most is None or not all(recent):
+        return None
+    return (most - step) * sum(sum(values) / len(values) for values in recent)
+
+
+def _curves(reader: RunReader, name: str, metrics: Metrics) -> list[Curve]:
+    drawn = [
+        curve(
+            panel,
+            metrics.series(panel.key),
+            metrics.series(panel.second) if panel.second else ((), ()),
+        )
+        for panel in PANELS
+    ]
+    drawn.append(curve(TOKENS_PANEL, _token_rates(metrics)))
+    for file, phase, panel in OTHER_PANELS:
+        drawn.append(curve(panel, reader.metrics(name, file).series(panel.key, phase=phase)))
+    return [each for each in drawn if each is not None]
+
+
+def _ago(changed: float) -> str:
+    """When that was, for people."""
+    seconds = time.time() - changed
+    if seconds < 90:
+        return "just now"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min ago"
+    if seconds < 129_600:
+        return f"{round(seconds / 3600)} h ago"
+    return time.strftime("%Y-%m-%d", time.localtime(changed))
+
+
+def page_numbers(page: int, num_pages: int) -> Sequence[int]:
+    """The pages to link: the first, the last and those around; 0 stands for a gap."""
+    near = {1, num_pages, *range(max(1, page - 2), min(num_pages, page + 2) + 1)}
+    numbers: list[int] = []
+    for number in sorted(near):
+        if numbers and number - numbers[-1] > 1:
+            numbers.append(0)
+        numbers.append(number)
+    return numbers

@@ -1,0 +1,85 @@
+"""The value store: its tasks, and the samples of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ragen_apo.web.view import query
+from ragen_apo.web.view.episodes import folded
+from ragen_apo.web.view.lists import PAGE_SIZE
+from ragen_apo.web.view.query import REFERENCE, Answer, Place
+from ragen_apo.web.view.shown import page_numbers
+from ragen_apo.web.view.site import Site, render
+from ragen_apo.web.view.value_store import StoredTask, all_conditions, instructions, sample_numbers
+
+TASK_ORDERS = ("lowest", "highest", "samples")
+
+
+class ValuePages:
+    """What Stage 1 knows."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def answers(self) -> dict[str, Answer]:
+        """Each address with what answers it."""
+        return {"/values": self.values, "/samples": self.samples}
+
+    def values(self, request: Request) -> Response:
+        """The tasks of the value store by V*."""
+        name, number = query.text(request, "run"), max(1, query.number(request, "page", 1))
+        order, path = query.choice(request, "order", TASK_ORDERS), self._site.store(name)
+        conditions = all_conditions(path)
+        digest = query.text(request, "conditions") or next(iter(conditions), "")
+        stored = self._site.stored(name, digest) if digest else None
+        tasks = _ordered(stored.tasks if stored else (), order)
+        shown = tasks[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+        return render(
+            "values",
+            name=name,
+            conditions=conditions,
+            digest=digest,
+            stored=stored,
+            order=order,
+            orders=TASK_ORDERS,
+            tasks=shown,
+            instructions=instructions(path, digest, [task.task_id for task in shown]),
+            num_tasks=len(tasks),
+            page=number,
+            pages=page_numbers(number, max(1, -(-len(tasks) // PAGE_SIZE))),
+        )
+
+    def samples(self, request: Request) -> Response:
+        """The samples of one task."""
+        name, task = query.text(request, "run"), query.text(request, "task")
+        digest, path = query.text(request, "conditions"), self._site.store(name)
+        stored = self._site.stored(name, digest)
+        found = next((each for each in stored.tasks if each.task_id == task), None)
+        if found is None:
+            raise HTTPException(404, f"the value store of {name} has no such task")
+        places = [
+            (Place(name, REFERENCE, index, digest, task), value, success, num_turns)
+            for index, value, success, num_turns in sample_numbers(path, digest, task)
+        ]
+        return render(
+            "samples",
+            name=name,
+            digest=digest,
+            task=found,
+            instruction=folded(instructions(path, digest, [task])[task]),
+            samples=places,
+            beta1=stored.coverage.get("beta1"),
+        )
+
+
+def _ordered(tasks: Sequence[StoredTask], order: str) -> Sequence[StoredTask]:
+    """The tasks, which come with the lowest V* first."""
+    if order == "highest":
+        return tasks[::-1]
+    if order == "samples":
+        return sorted(tasks, key=lambda task: -task.num_samples)
+    return tasks

@@ -1,0 +1,129 @@
+"""An episode as a page shows it: folded texts, tokens, V* and residuals."""
+
+from typing import Any
+
+import pytest
+
+from ragen_apo.web.view.episodes import (
+    MAX_SHOWN_CHARACTERS,
+    MAX_SHOWN_TOKENS,
+    NUM_SHADES,
+    ShownEpisode,
+    shown_episode,
+    text_of,
+)
+from ragen_apo.web.view.token_texts import numbers
+
+
+def _turn(reward: float, *, v_star: float | None = None, **fields: Any) -> dict[str, Any]:
+    """Two tokens, each half a nat likelier than under the reference."""
+    defaults = {
+        "observation": "a page",
+        "token_ids": [7, 8],
+        "logprobs": [-0.25, -3.0],
+        "reference_logprobs": [-0.75, -3.5],
+    }
+    return {"reward": reward, "v_star": v_star, **defaults, **fields}
+
+
+def _shown(*turns: dict[str, Any], **options: Any) -> ShownEpisode:
+    row = {"task": {"instruction": "buy"}, "turns": list(turns), "success": True}
+    return shown_episode(row, **{"decode": numbers, "beta2": 0.1, **options})
+
+
+def test_the_residual_of_an_episode_is_return_minus_value_minus_log_ratio() -> None:
+    shown = _shown(_turn(0.25, v_star=0.5), _turn(1.0))
+    # 0.25 + 1 - 0.5 - 0.1 * 4 tokens * 0.5 nats
+    assert shown.turns[0].residual == pytest.approx(0.55)
+    assert shown.turns[0].num_residual_turns == 2
+    assert shown.turns[1].residual is None
+
+
+def test_a_state_of_known_value_begins_a_residual_of_its_own() -> None:
+    shown = _shown(_turn(0.25, v_star=0.5), _turn(0.0), _turn(1.0, v_star=0.75))
+    # 0.25 + 0 + 0.75 - 0.5 - 0.1 * 2 and 1 - 0.75 - 0.1 * 1
+    assert [turn.residual for turn in shown.turns] == [
+        pytest.approx(0.3),
+        None,
+        pytest.approx(0.15),
+    ]
+
+
+def test_a_log_ratio_divided_by_tokens_is_divided_here_too() -> None:
+    shown = _shown(_turn(0.25, v_star=0.5), _turn(1.0), normalized=True)
+    assert shown.turns[0].residual == pytest.approx(0.75 - 0.1 * 2 / 4)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        _turn(1.0),
+        _turn(1.0, v_star=0.5, reference_logprobs=[]),
+        _turn(1.0, v_star=0.5, reference_logprobs=[-1.0]),
+        _turn(1.0, v_star=0.5, logprobs=None),
+        _turn(1.0, v_star=0.5, logprobs=["x", -1.0]),
+    ],
+)
+def test_nothing_is_said_of_what_is_not_stored(turn: dict[str, Any]) -> None:
+    assert not _shown(turn).has_residuals
+
+
+def test_an_algorithm_without_values_has_no_residuals() -> None:
+    assert not _shown(_turn(1.0, v_star=0.5), beta2=None).has_residuals
+
+
+def test_tokens_are_shaded_by_surprise_and_by_change() -> None:
+    sure, surprising = _shown(_turn(0.0)).turns[0].tokens or ()
+    assert (sure.text, sure.shade, sure.ratio_shade) == ("⟨7⟩", 0, 2)
+    assert (surprising.shade, surprising.log_ratio) == (3, pytest.approx(0.5))
+    (far,) = _shown(_turn(0.0, token_ids=[1], logprobs=[-99.0], reference_logprobs=[0.0])).turns
+    assert [(token.shade, token.ratio_shade) for token in far.tokens or ()] == [
+        (NUM_SHADES, -NUM_SHADES)
+    ]
+
+
+def test_the_tokens_of_the_value_store_are_found_under_their_name_there() -> None:
+    turn = {"response_token_ids": [7], "logprobs": [-0.5], "reward": 1.0}
+    shown = _shown(turn, v_star=0.5)
+    assert shown.turns[0].v_star == 0.5
+    assert [token.text for token in shown.turns[0].tokens or ()] == ["⟨7⟩"]
+
+
+def test_long_texts_and_many_tokens_are_folded() -> None:
+    many = MAX_SHOWN_TOKENS + 5
+    turn = _turn(0.0, observation="x" * 1_000_000, token_ids=[1] * many, logprobs=[-1.0] * many)
+    (shown,) = _shown(turn).turns
+    assert (len(shown.observation.text), shown.observation.num_characters) == (
+        MAX_SHOWN_CHARACTERS,
+        1_000_000,
+    )
+    assert len(shown.tokens or ()) == MAX_SHOWN_TOKENS
+    assert shown.num_tokens_left_out == 5
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"turns": 5, "task": []},
+        {"turns": [None, 3, {"reward": "much", "flags": 7, "token_ids": [-1, "x"]}]},
+        {"turns": [{"observation": ["a", 1], "v_star": float("nan")}], "return": float("inf")},
+    ],
+)
+def test_a_row_of_any_form_is_shown(row: dict[str, Any]) -> None:
+    shown = shown_episode(row, decode=numbers, beta2=0.1)
+    assert not shown.has_tokens
+    assert not shown.has_residuals
+
+
+def test_the_whole_of_a_text_is_found_by_its_name() -> None:
+    row = {
+        "task": {"instruction": "buy", "payload": "secret"},
+        "turns": [{"observation": "a page", "reward": 1.0}],
+        "final_observation": "the end",
+    }
+    assert text_of(row, "observation", 1) == "a page"
+    assert text_of(row, "final_observation", 0) == "the end"
+    assert text_of(row, "instruction", 0) == "buy"
+    for field, turn in (("observation", 2), ("payload", 0), ("reward", 1), ("thought", 1)):
+        assert text_of(row, field, turn) is None

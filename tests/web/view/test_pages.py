@@ -1,0 +1,256 @@
+"""The pages of `ragen-apo view`, as a browser without JavaScript gets them."""
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.files import append_json_line, read_json_lines
+from tests.command_line import snapshot
+from tests.factories import episode, played, task, turn
+from tests.web.view_runs import HOSTILE, client, get, some_episodes, write_run
+
+LINK = re.compile(r'href="(/[^"]*)"')
+
+
+def test_every_link_of_every_page_leads_somewhere_and_nothing_is_written(
+    trained_runs: Path,
+) -> None:
+    pages, seen = client(trained_runs), set()
+    waiting = ["/", "/compare?a=first&b=group%2Fsecond"]
+    before = snapshot(trained_runs)
+    while waiting and len(seen) < 400:
+        path = waiting.pop(0)
+        answer = pages.get(path)
+        assert answer.status_code == 200, f"{path}: {answer.text[-300:]}"
+        seen.add(path)
+        links = {html.unescape(link) for link in LINK.findall(answer.text)}
+        waiting += sorted(links - seen - set(waiting))
+    kinds = {path.split("?")[0] for path in seen}
+    assert kinds >= {"/run", "/episodes", "/episode", "/failures", "/values", "/samples"}
+    assert kinds >= {"/compare", "/side"}
+    assert snapshot(trained_runs) == before
+
+
+def test_the_list_says_state_algorithm_and_results(trained_runs: Path) -> None:
+    page = get(client(trained_runs), "/")
+    for text in ("first", "group/second", "finished", "A*-PO", "shop", "step 6 of 6"):
+        assert text in page
+    found = get(client(trained_runs), "/", find="group")
+    assert "group/second" in found
+    assert 'run=first"' not in found
+
+
+def test_a_run_shows_curves_episodes_and_where_the_time_went(trained_runs: Path) -> None:
+    page = get(client(trained_runs), "/run", run="group/second")
+    for text in ("Success rate", "Residual variance", "Newest episodes", "Best episodes"):
+        assert text in page
+    for text in ("stage 2", "tokens per second", "6 of 6"):
+        assert text in page
+    assert "data-live" not in page
+
+
+def test_a_run_that_trains_is_asked_again(tmp_path: Path) -> None:
+    row = {"step": 3, "rollout_seconds": 4.0, "training_seconds": 6.0, "success_rate": 0.5}
+    run = write_run(tmp_path / "one", metrics=[row | {"num_generated_tokens": 200}])
+    pages = client(tmp_path)
+    page = get(pages, "/run", run="one")
+    assert 'data-live="/run/live?run=one"' in page
+    assert "about 30 s" in page  # 3 of 6 steps, 10 s each
+    assert "<b>50</b>" in page
+    append_json_line(run / "metrics.jsonl", row | {"step": 4, "num_generated_tokens": 400})
+    part = get(pages, "/run/live", run="one")
+    assert "<html" not in part
+    assert "4 of 6" in part
+    assert "<b>100</b>" in part
+
+
+def test_a_training_episode_has_tokens_values_and_residuals(trained_runs: Path) -> None:
+    row = read_json_lines(trained_runs / "first" / "rollouts.jsonl")[2]
+    page = get(client(trained_runs), "/episode", run="first", source="training", number=2)
+    assert "V* " in page
+    assert "residual" in page
+    assert page.count('class="tok ') >= sum(len(turn["token_ids"]) for turn in row["turns"])
+    assert "Not stored" not in page
+    assert f"log π {row['turns'][0]['logprobs'][0]:.3f}" in page
+
+
+def test_a_held_out_episode_says_what_is_not_stored(trained_runs: Path) -> None:
+    page = get(client(trained_runs), "/episode", run="first", number=1)
+    assert "Not stored" in page
+    assert "an evaluation keeps their number only" in page
+
+
+def test_a_run_without_kept_episodes_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(3), metrics=[{"step": 1, "success_rate": 0.5}])
+    assert "keeps no episodes of training" in get(client(tmp_path), "/run", run="one")
+    answer = client(tmp_path).get("/episodes", params={"run": "one", "source": "training"})
+    assert (answer.status_code, "training.keep_episodes" in answer.text) == (404, True)
+
+
+def test_episodes_are_filtered_ordered_and_paged_by_the_address(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(120, every=3))
+    pages = client(tmp_path)
+    first = get(pages, "/episodes", run="one")
+    assert "task number 49<" in first
+    assert "task number 50<" not in first
+    last = get(pages, "/episodes", run="one", page=3)
+    assert "task number 119<" in last
+    failed = get(pages, "/episodes", run="one", outcome="failed")
+    assert "40 episodes" in failed
+    assert "task number 1<" not in failed
+    pattern = get(pages, "/episodes", run="one", failure="unreadable", order="newest")
+    assert pattern.index("task number 117<") < pattern.index("task number 114<")
+    found = get(pages, "/episodes", run="one", find="NUMBER 77")
+    assert "1 episode." in found
+    assert "task number 77<" in found
+    worst = get(pages, "/episodes", run="one", order="worst")
+    assert worst.index("task number 117<") < worst.index("task number 1<")
+
+
+def test_failures_come_by_pattern_with_advice(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(9, every=3))
+    page = get(client(tmp_path), "/failures", run="one")
+    assert "Unreadable" in page
+    assert "3 of 9, 33.3%" in page
+    assert "<code>agent.max_response_tokens</code>" in page
+    assert "failure=unreadable" in page
+
+
+def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", some_episodes(6, every=2))
+    write_run(tmp_path / "b", [*some_episodes(4, every=3), played("another")])
+    pages = client(tmp_path)
+    page = get(pages, "/compare", a="a", b="b")
+    # a fails 0 and 2, b fails 0 and 3; 4 and 5 are not in b.
+    for text in ("All 4", "Only A solved 1", "Only B solved 1", "Both 1", "Neither 1"):
+        assert text in page
+    only = get(pages, "/compare", a="a", b="b", outcome="first")
+    assert "task number 3" in only
+    assert "task number 1" not in only
+    side = get(pages, "/side", a="a", b="b", first=3, second=3)
+    assert side.count("task number 3") == 1
+    assert side.count("page 0") == 2
+    answer = pages.get("/side", params={"a": "a", "b": "b", "first": 3, "second": 1})
+    assert answer.status_code == 400
+
+
+def test_the_values_of_a_task_lead_to_its_samples(trained_runs: Path) -> None:
+    pages = client(trained_runs)
+    page = get(pages, "/values", run="first")
+    link = next(html.unescape(each) for each in LINK.findall(page) if "/samples" in each)
+    samples = get(pages, link)
+    sample = next(html.unescape(each) for each in LINK.findall(samples) if "/episode" in each)
+    shown = get(pages, sample)
+    assert "The reference in Stage 1" in shown
+    assert 'class="tok ' in shown
+    assert "these tokens are the reference’s own" in shown
+
+
+@pytest.mark.parametrize("name", ["text", "huge", "many"])
+def test_hostile_text_stays_text_and_pages_stay_small(name: str, tmp_path: Path) -> None:
+    text = {"text": HOSTILE, "huge": HOSTILE * 8000, "many": HOSTILE}[name]
+    assert name != "huge" or len(text) > 500_000
+    exchange = turn(
+        observation=text, response=text, thought=text, action=text, flags=(text, "\udc80")
+    )
+    fields = {"instruction": text, "category": text, "payload": {text: text}}
+    hostile = episode(
+        *[exchange] * (500 if name == "many" else 1), task=task(**fields), final_observation=text
+    )
+    write_run(tmp_path / "one", [hostile], metrics=[{"step": 1, text: 3, "loss": text}])
+    write_run(tmp_path / "two", [hostile])
+    pages = client(tmp_path)
+    place = {"run": "one", "number": "0"}
+    for page in (
+        get(pages, "/"),
+        get(pages, "/run", run="one"),
+        get(pages, "/episodes", run="one", find="<script>"),
+        get(pages, "/episode", **place),
+        get(pages, "/text", field="observation", turn=1, **place),
+        get(pages, "/text", field="final_observation", **place),
+        get(pages, "/failures", run="one"),
+        get(pages, "/compare", a="one", b="two"),
+        get(pages, "/side", a="one", b="two", first=0, second=0),
+    ):
+        assert "<script>alert" not in page
+        assert "<img" not in page
+        assert "{{" not in page or "{{ 7 * 7 }}" in page
+        assert not {"\x1b", "\u202e", "\udc80"} & set(page)
+        assert len(page) < 1_000_000
+
+
+def test_a_long_text_is_read_in_parts(tmp_path: Path) -> None:
+    text = "".join(f"{number:06d} " for number in range(30_000))
+    write_run(tmp_path / "one", [episode(turn(observation=text))])
+    pages = client(tmp_path)
+    shown = get(pages, "/episode", run="one")
+    assert "all 210,000 characters" in shown
+    link = next(html.unescape(each) for each in LINK.findall(shown) if "/text" in each)
+    assert "000000 " in get(pages, link)
+    assert "029999 " in get(pages, link + "&page=6")
+
+
+def test_names_of_runs_and_addresses_are_text_too(tmp_path: Path) -> None:
+    name = "<img src=x>&run='\""
+    write_run(tmp_path / name, some_episodes(2))
+    page = get(client(tmp_path), "/")
+    assert "<img" not in page
+    link = next(html.unescape(each) for each in LINK.findall(page) if "/run?" in each)
+    assert "<img" not in get(client(tmp_path), link)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/episodes?run=one&page=x",
+        "/episodes?run=one&page=-1",
+        "/episodes?run=one&order=sideways",
+        "/episode?run=one&source=elsewhere",
+        "/episodes?run=one&page=" + "9" * 5000,
+        "/compare?a=one&b=one&outcome=maybe",
+    ],
+)
+def test_an_address_that_makes_no_sense_is_answered_as_such(address: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(2))
+    assert client(tmp_path).get(address).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/episode?run=one&number=2",
+        "/episode?run=one&source=reference&task=x&conditions=y",
+        "/values?run=one",
+        "/samples?run=one&task=x",
+        "/text?run=one&field=payload",
+    ],
+)
+def test_what_is_not_there_is_not_found(address: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(2))
+    assert client(tmp_path).get(address).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "file", ["run.json", "evaluation/results.json", "metrics.jsonl", "warm_start.jsonl"]
+)
+def test_a_damaged_run_is_in_the_list_with_its_reason(file: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "good", some_episodes(2))
+    damaged = write_run(tmp_path / "damaged", some_episodes(2))
+    (damaged / file).write_text("nonsense\nnonsense\n")
+    page = get(client(tmp_path), "/")
+    assert "good" in page
+    assert "damaged" in page
+    assert Path(file).name in page
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(method: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", some_episodes(1))
+    headers = {"Origin": "http://127.0.0.1"}
+    assert client(tmp_path).request(method, "/run?run=one", headers=headers).status_code == 405
+
+
+def test_an_empty_folder_says_how_to_fill_it(tmp_path: Path) -> None:
+    assert "ragen-apo train" in get(client(tmp_path), "/")
