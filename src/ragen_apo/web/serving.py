@@ -1,0 +1,71 @@
+"""Serves the pages of a room until it is interrupted.
+
+Consumes routes; produces a Starlette application behind `security.Guard`, and its address.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
+
+from ragen_apo.errors import RagenApoError
+from ragen_apo.web.pages import FOLDER, error_page
+from ragen_apo.web.security import TOKEN_PARAMETER, Guard, is_loopback
+
+LOOPBACK = "127.0.0.1"
+NUM_TOKEN_BYTES = 24
+
+
+def make_app(
+    routes: Sequence[BaseRoute], *, host: str = LOOPBACK, token: str | None = None
+) -> Guard:
+    """The application of these routes, with `/static` and pages for errors.
+
+    `host` is the address that it will listen on. With a token nobody is answered who has none.
+    """
+    app = Starlette(
+        routes=[*routes, Mount("/static", StaticFiles(directory=FOLDER / "static"))],
+        exception_handlers={
+            HTTPException: error_page,
+            RagenApoError: error_page,
+            Exception: error_page,
+        },
+    )
+    return Guard(app, host=host, token=token)
+
+
+def serve(
+    routes: Sequence[BaseRoute], *, host: str, port: int, announce: Callable[[str], None]
+) -> None:
+    """Answers until Ctrl-C; port 0 takes a free one.
+
+    `announce` gets the address to open once it is listened on. It has a fresh token in it where
+    others than this machine can connect. Raises OSError where the address cannot be had.
+    """
+    token = None if is_loopback(host) else secrets.token_urlsafe(NUM_TOKEN_BYTES)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        announce(_address(host, listener.getsockname()[1], token))
+        config = uvicorn.Config(
+            make_app(routes, host=host, token=token),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _address(host: str, port: int, token: str | None) -> str:
+    everywhere = host in ("0.0.0.0", "::")
+    name = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/" + (f"?{TOKEN_PARAMETER}={token}" if token else "")
