@@ -4,6 +4,7 @@
     runs.py     train, warm-start, estimate-values, evaluate, report, compare, show-prompt
     api_model.py  evaluate with a model behind an API
     worlds.py   play, check, data
+    serve.py    serve
     models.py   model, push
 
 What this package raises on purpose is shown as one message without a traceback, exit status 2. An
@@ -17,7 +18,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ragen_apo.cli import models, runs, worlds  # noqa: F401 - these define the commands
+from ragen_apo.cli import models, runs, serve, worlds  # noqa: F401 - these define the commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
 from ragen_apo.errors import EnvironmentFaultError, RagenApoError

@@ -16,7 +16,7 @@ from ragen_apo.environments.human.play import PlayedEpisode, PlayedTurn
 from ragen_apo.environments.human.recordings import Recording
 from ragen_apo.types import Task
 from ragen_apo.web.shop.display import RewardPart, ShopPage
-from ragen_apo.web.shop.fronts import front_of, one_line
+from ragen_apo.web.shop.fronts import front_of
 
 PLAY_SEED = 0
 """Seeds the environment's draws, as in `ragen-apo play`."""
@@ -26,6 +26,7 @@ PLAY_SEED = 0
 class Bill:
     """How an episode has ended."""
 
+    is_success: bool
     verdict: str
     episode_return: float
     parts: tuple[RewardPart, ...]
@@ -61,13 +62,13 @@ class Episode:
 
     def search(self, words: str) -> None:
         """Searches for words that a person has typed."""
-        self.act(self._front.search(one_line(words)))
+        self.act(self._front.search(" ".join(words.split())))
 
     def act(self, action: str) -> None:
         """Executes any text as the environment does; after the end nothing happens."""
         if self.is_over:
             return
-        before, action = self.observation, one_line(action)
+        before, action = self.observation, action.strip()
         self.observation, reward, self.terminated, self.truncated, self._last_info = (
             self._environment.step(action)
         )
@@ -84,7 +85,7 @@ class Episode:
             verdict = "No steps left, and nothing was bought"
         rewards = [turn.reward for turn in self.turns]
         parts = self._front.bill(rewards, self._last_info)
-        return Bill(verdict, self._played.episode_return, parts)
+        return Bill(self._played.success, verdict, self._played.episode_return, parts)
 
     def recording(self) -> Recording:
         """The finished episode as `ragen-apo play --record` keeps one."""

@@ -47,8 +47,3 @@ def front_of(environment: TextEnvironment) -> Front:
         f"the environment {environment.properties.name} is no shop; expected shop or webshop. In "
         "the terminal `ragen-apo play` plays every environment"
     )
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks and repeated blanks: an action is one line."""
-    return " ".join(text.split())

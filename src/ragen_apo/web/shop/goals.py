@@ -12,39 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.environments.base import TextEnvironment, splits_with_tasks
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import broken_line, parse_json, parse_record
+from ragen_apo.report.episodes import Episode
 from ragen_apo.run_directory import open_evaluated
 from ragen_apo.types import Task
 
 MAX_EPISODES_SHOWN = 3
 
 
-class _AgentTurn(BaseModel):
-    observation: str
-    thought: str
-    action: str
-    response: str
-    reward: float
-    flags: tuple[str, ...] = ()
-
-
-class AgentEpisode(BaseModel):
-    """An evaluated episode, as a run has stored it."""
-
-    task: Task
-    success: bool
-    episode_return: float = Field(alias="return")
-    stop_reason: str
-    final_observation: str
-    turns: tuple[_AgentTurn, ...]
-
-
-_EPISODE = TypeAdapter(AgentEpisode)
+_EPISODE = TypeAdapter(Episode)
 
 
 class _EpisodeStart(BaseModel):
@@ -66,7 +47,7 @@ class AgentEpisodes:
     places: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Where the episodes of a task begin in the file, in bytes."""
 
-    def of(self, task: Task) -> list[AgentEpisode]:
+    def of(self, task: Task) -> list[Episode]:
         """The first episodes of a task; raises RunDirectoryError if the file has changed."""
         if self.path is None:
             return []

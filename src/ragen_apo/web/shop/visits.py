@@ -68,12 +68,15 @@ class Visit:
         self._shop = shop
         self.notice = ""
         """Said once, on the next page."""
+        self.num_goals = 0
+        """The number of goals begun in this visit."""
         self.go_to(number)
 
     def go_to(self, number: int) -> None:
         """Begins an episode on goal `number`, counted from 0."""
         self.number = number % len(self._shop.goals)
         self.episode = self._shop.begin(self.number)
+        self.num_goals += 1
         self.kept: Path | None = None
 
     def take_notice(self) -> str:
