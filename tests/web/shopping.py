@@ -68,7 +68,8 @@ class Visitor:
     @property
     def buttons(self) -> list[str]:
         """The actions of the page's buttons."""
-        return [unescape(each) for each in re.findall(r'name="action"[^>]* value="([^"]*)"', self.page)]
+        found = re.findall(r'name="action"[^>]* value="([^"]*)"', self.page)
+        return [unescape(each) for each in found]
 
     @property
     def text(self) -> str:

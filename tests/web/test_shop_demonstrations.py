@@ -109,9 +109,7 @@ def test_a_warm_start_trains_on_what_was_kept_in_the_browser(
     used = [row["episode"]["task"]["task_id"] for row in read_json_lines(run.recordings)]
     assert sorted(used) == sorted(task.task_id for task in environment.tasks("train")[:2])
     losses = [
-        row["loss"]
-        for row in read_json_lines(run.warm_start)
-        if row["phase"] == "demonstrations"
+        row["loss"] for row in read_json_lines(run.warm_start) if row["phase"] == "demonstrations"
     ]
     assert losses[-1] < losses[0]
 

@@ -224,7 +224,9 @@ def test_the_cookie_is_for_the_server_alone(shop: ShopEnvironment, tmp_path: Pat
 REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "webshop-small"
 
 
-@pytest.fixture(scope="module", params=["generated:1000", str(REAL_DATA)], ids=["generated", "real"])
+@pytest.fixture(
+    scope="module", params=["generated:1000", str(REAL_DATA)], ids=["generated", "real"]
+)
 def data(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Any]:

@@ -26,8 +26,12 @@ class CatalogueFront:
             bought = screen.product and _product(screen.product, can_buy=False)
             return ShopPage("end", screen.query, product=bought)
         if not screen.query and screen.product is None:
-            counted = f"{len(catalogue.products)} products in {len(catalogue.categories)} categories"
-            return ShopPage("start", welcome=f"{counted}. What you search for is found by its title.")
+            counted = (
+                f"{len(catalogue.products)} products in {len(catalogue.categories)} categories"
+            )
+            return ShopPage(
+                "start", welcome=f"{counted}. What you search for is found by its title."
+            )
         results = self._results() if screen.query else None
         if screen.product is None:
             return ShopPage("results", screen.query, results=results)

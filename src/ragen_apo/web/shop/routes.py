@@ -1,9 +1,9 @@
 """The addresses of the shop. Every change is a form of the page that is open, sent by POST.
 
-    GET  /             who may come in           POST /visit         comes in
-    GET  /shop         the open page             POST /shop/act      a search, a button, a typed action
-    POST /shop/goal    another goal              POST /shop/keep     as a demonstration; /shop/discard
-    POST /shop/leave   goes
+    GET  /            the door             POST /visit        comes in
+    GET  /shop        the open page        POST /shop/act     a search, a button, a typed action
+    POST /shop/goal   another goal         POST /shop/keep    as a demonstration; /shop/discard
+    POST /shop/leave  goes
 
 A form says how many turns had been played when its page was made. One of an older page, or sent
 twice, changes nothing.
@@ -26,7 +26,9 @@ from ragen_apo.web.shop.visits import ShopFullError, Visit, Visits
 
 MAX_FORM_BYTES = 64 * 1024
 MAX_ACTION_CHARACTERS = 2_000
-OLD_PAGE = "That page was not the newest one of your visit, so nothing was done. Here is the newest."
+OLD_PAGE = (
+    "That page was not the newest one of your visit, so nothing was done. Here is the newest."
+)
 
 Form = Mapping[str, str]
 
@@ -94,9 +96,7 @@ class _Pages:
         with visit.lock:
             return page("shop/shop.html", self._shown(visit))
 
-    def changing(
-        self, change: Callable[[Visit, Form], None]
-    ) -> Callable[[Request], Any]:
+    def changing(self, change: Callable[[Visit, Form], None]) -> Callable[[Request], Any]:
         """The endpoint that changes a visit and shows its page."""
 
         def changed(request: Request, form: Form) -> Response:

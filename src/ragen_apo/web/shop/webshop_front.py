@@ -87,7 +87,7 @@ class WebShopFront:
         return f"click {target}" if self.environment.is_compact else f"click[{target}]"
 
     def _results(self) -> Results:
-        environment, session = self.environment, self.environment.session
+        session = self.environment.session
         total, shown = len(session.results), session.shown
         if not shown:
             where = f" on page {session.page_number}" if total else ""
