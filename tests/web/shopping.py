@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 
+import uvicorn
 from starlette.testclient import TestClient
 
 from ragen_apo.environments.base import TextEnvironment
@@ -77,7 +82,22 @@ class Visitor:
         return unescape(re.sub(r"<[^>]*>", " ", self.page))
 
     @property
-    def steps(self) -> list[str]:
+    def actions(self) -> list[str]:
         """The actions so far, as the page tells them."""
-        (section,) = re.findall(r'aria-labelledby="steps">(.*?)</section>', self.page, re.DOTALL)
+        (section,) = re.findall(r'aria-labelledby="turns">(.*?)</section>', self.page, re.DOTALL)
         return [unescape(each) for each in re.findall(r"<li><code>(.*?)</code>", section)]
+
+
+@contextmanager
+def served(visits: Visits) -> Iterator[str]:
+    """A real server on a free port of this machine, and its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(make_app(shop_routes(visits)), log_level="error")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()

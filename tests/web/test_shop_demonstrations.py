@@ -47,7 +47,7 @@ def test_a_kept_episode_is_a_recording_of_what_was_played(
     assert unreadable == []
     assert recording.environment_version == environment.properties.version
     assert recording.episode.task == environment.tasks("train")[0]
-    assert [turn.action for turn in recording.episode.turns] == visitor.steps
+    assert [turn.action for turn in recording.episode.turns] == visitor.actions
     assert recording.episode.success
 
 

@@ -44,15 +44,15 @@ def reward_shown(visitor: Visitor) -> float:
     return float(shown)
 
 
-def test_a_visitor_sees_the_goal_as_the_agent_does_and_the_steps_left(
+def test_a_visitor_sees_the_goal_as_the_agent_does_and_the_turns_left(
     shop: ShopEnvironment, visitor: Visitor
 ) -> None:
     task = shop.tasks("train")[0]
     assert task.instruction in visitor.text
-    assert re.search(r"4\s+of 4 steps left", visitor.text)
+    assert re.search(r"4\s+of 4 turns left", visitor.text)
     visitor.search("shoe")
-    assert re.search(r"3\s+of 4 steps left", visitor.text)
-    assert visitor.steps == ["search shoe"]
+    assert re.search(r"3\s+of 4 turns left", visitor.text)
+    assert visitor.actions == ["search shoe"]
 
 
 def test_shopping_to_a_purchase_earns_what_the_same_actions_earn_in_the_environment(
@@ -86,12 +86,12 @@ def test_another_product_is_not_what_was_asked_for(shop: ShopEnvironment, visito
     assert reward_shown(visitor) == pytest.approx(-0.11)
 
 
-def test_an_action_that_the_environment_refuses_says_so_and_costs_a_step(visitor: Visitor) -> None:
+def test_an_action_that_the_environment_refuses_says_so_and_costs_a_turn(visitor: Visitor) -> None:
     visitor.send("/shop/act", action="dance")
     assert "The shop could not do" in visitor.text
     assert "Use: search <keywords>, click <id> or buy <id>" in visitor.text
-    assert visitor.steps == ["dance"]
-    assert re.search(r"3\s+of 4 steps left", visitor.text)
+    assert visitor.actions == ["dance"]
+    assert re.search(r"3\s+of 4 turns left", visitor.text)
 
 
 def test_results_stay_after_an_action_that_was_refused(visitor: Visitor) -> None:
@@ -101,10 +101,10 @@ def test_results_stay_after_an_action_that_was_refused(visitor: Visitor) -> None
     assert visitor.buttons == before
 
 
-def test_without_steps_left_the_episode_is_over(visitor: Visitor) -> None:
+def test_without_turns_left_the_episode_is_over(visitor: Visitor) -> None:
     for _ in range(4):
         visitor.search("shoe")
-    assert "No steps left, and nothing was bought" in visitor.text
+    assert "No turns left, and nothing was bought" in visitor.text
     assert not visitor.buttons
 
 
@@ -113,7 +113,7 @@ def test_a_form_that_is_sent_twice_buys_once(shop: ShopEnvironment, visitor: Vis
     old = visitor.page_number
     visitor.send("/shop/act", action="search mug", page=old)
     visitor.send("/shop/act", action="search mug", page=old)
-    assert visitor.steps == ["search shoe", "search mug"]
+    assert visitor.actions == ["search shoe", "search mug"]
     assert "not the newest one of your visit" in visitor.text
 
 
@@ -121,7 +121,7 @@ def test_a_form_of_an_earlier_goal_changes_nothing(visitor: Visitor) -> None:
     old = visitor.page_number
     visitor.send("/shop/goal")
     visitor.send("/shop/act", action="search mug", page=old)
-    assert visitor.steps == []
+    assert visitor.actions == []
 
 
 HOSTILE = [
@@ -153,12 +153,12 @@ def test_hostile_text_in_the_search_box_stays_text(words: str, visitor: Visitor)
     visitor.send("/shop/goal", goal="1")
     assert elements(visitor.search(words)) == harmless
     visible = words.replace("\x00", "\\x00").replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
-    assert visitor.steps == [f"search {visible}"]
+    assert visitor.actions == [f"search {visible}"]
 
 
 def test_line_breaks_in_a_search_make_no_second_action(visitor: Visitor) -> None:
     visitor.search("shoe\r\nbuy 1\nclick 2")
-    assert visitor.steps == ["search shoe buy 1 click 2"]
+    assert visitor.actions == ["search shoe buy 1 click 2"]
 
 
 @pytest.mark.parametrize("number", ["0", "9999999", "-1", "x", "", "1.5", "٣"])
@@ -177,7 +177,7 @@ def test_a_goal_is_chosen_by_its_number(shop: ShopEnvironment, visitor: Visitor)
 def test_a_long_action_and_a_long_form_do_nothing(visitor: Visitor) -> None:
     visitor.send("/shop/act", action="search " + "x" * 3_000)
     assert "nothing was done" in visitor.text
-    assert visitor.steps == []
+    assert visitor.actions == []
     answer = visitor.client.post("/shop/act", data={"action": "x" * 100_000})
     assert answer.status_code == 413
 
@@ -265,7 +265,7 @@ def test_webshop_is_shopped_with_its_options_and_every_page(
     assert visitor.page.count('aria-pressed="true"') == num_groups
     press("buy now")
     assert "not possible" not in visitor.text
-    expected = directly(environment, task, visitor.steps)
+    expected = directly(environment, task, visitor.actions)
     assert reward_shown(visitor) == pytest.approx(expected, abs=0.005)
 
 

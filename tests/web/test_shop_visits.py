@@ -40,7 +40,7 @@ def test_fifty_people_at_once_do_not_see_each_others_visits(shop: Shop) -> None:
         together.wait()
         for turn in range(4):
             visitor.search(f"person{person} turn{turn}")
-            assert visitor.steps == [f"search person{person} turn{n}" for n in range(turn + 1)]
+            assert visitor.actions == [f"search person{person} turn{n}" for n in range(turn + 1)]
             others = set(re.findall(r"person\d+", visitor.page)) - {f"person{person}"}
             assert not others
         wanted = shop.goals[int(goal[1]) - 1].payload["product_id"]
@@ -67,7 +67,7 @@ def test_two_threads_in_one_visit_take_turns(shop: Shop) -> None:
     with ThreadPoolExecutor(8) as hands:
         list(hands.map(press, range(8)))
     visitor.page = visitor.client.get("/shop").text
-    assert visitor.steps == ["search mug"]
+    assert visitor.actions == ["search mug"]
 
 
 def test_everybody_begins_with_another_goal(shop: Shop) -> None:

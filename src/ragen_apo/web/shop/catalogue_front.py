@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragen_apo.environments.human.play import PlayedTurn
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.shop.catalogue import Product as CatalogueProduct
 from ragen_apo.web.shop import display
@@ -41,18 +42,16 @@ class CatalogueFront:
     def search(self, words: str) -> str:
         return f"search {words}"
 
-    def bill(self, rewards: Sequence[float], info: Mapping[str, Any]) -> tuple[RewardPart, ...]:
+    def bill(self, turns: Sequence[PlayedTurn], info: Mapping[str, Any]) -> tuple[RewardPart, ...]:
         """A line for each turn that earned or cost something of its own, and one for all turns."""
         each = self.environment.options.reward.turn
-        earned = ((number, reward - each) for number, reward in enumerate(rewards, 1))
         lines = [
-            RewardPart(f"Turn {number}", f"{own:+.2f}", "for what was done in it")
-            for number, own in earned
-            if abs(own) > 1e-9
+            RewardPart(f"Turn {number}", f"{turn.reward - each:+.2f}", _reason(turn, info))
+            for number, turn in enumerate(turns, 1)
+            if abs(turn.reward - each) > 1e-9
         ]
-        count = f"{len(rewards)} turn{'s' if len(rewards) != 1 else ''}"
-        cost = RewardPart(count, f"{each * len(rewards):+.2f}", f"{each:+.2f} each")
-        return (*lines, cost)
+        count = "1 turn" if len(turns) == 1 else f"{len(turns)} turns"
+        return (*lines, RewardPart(count, f"{each * len(turns):+.2f}", f"{each:+.2f} each"))
 
     def _results(self) -> Results:
         screen, limit = self.environment.screen, self.environment.options.max_results
@@ -63,11 +62,23 @@ class CatalogueFront:
         return Results(f"{len(found)} {noun} for “{screen.query}”{cut}", tuple(map(_card, shown)))
 
 
+def _reason(turn: PlayedTurn, last_info: Mapping[str, Any]) -> str:
+    """Why a turn earned or cost something besides what every turn costs."""
+    if turn.invalid:
+        return "that was not possible"
+    verb = turn.action.split(maxsplit=1)[0].lower()
+    if verb == "search":
+        return "the goal is among the results"
+    if verb == "click":
+        return "another product was opened"
+    return "the goal was bought" if last_info.get("success") else "another product was bought"
+
+
 def _card(product: CatalogueProduct) -> Card:
     number = product.product_id
     return Card(
         product.title,
-        (f"No. {number}",),
+        f"No. {number}",
         look=Button("Look at it", f"click {number}"),
         buy=Button("Buy", f"buy {number}"),
     )

@@ -42,8 +42,10 @@ class Card:
     """A product among results."""
 
     title: str
-    facts: tuple[str, ...]
+    number: str
     look: Button
+    price: str = ""
+    """Empty where the environment does not say it here."""
     buy: Button | None = None
 
 

@@ -82,9 +82,8 @@ class Episode:
         elif self.terminated:
             verdict = "Not what was asked for"
         else:
-            verdict = "No steps left, and nothing was bought"
-        rewards = [turn.reward for turn in self.turns]
-        parts = self._front.bill(rewards, self._last_info)
+            verdict = "No turns left, and nothing was bought"
+        parts = self._front.bill(self.turns, self._last_info)
         return Bill(self._played.success, verdict, self._played.episode_return, parts)
 
     def recording(self) -> Recording:

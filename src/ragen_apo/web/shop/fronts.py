@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.environments.human.play import PlayedTurn
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.errors import ConfigError
@@ -32,8 +33,8 @@ class Front(Protocol):
         """The action that searches these words."""
         ...
 
-    def bill(self, rewards: Sequence[float], info: Mapping[str, Any]) -> tuple[RewardPart, ...]:
-        """What the return of a finished episode is made of: its rewards, and the last info."""
+    def bill(self, turns: Sequence[PlayedTurn], info: Mapping[str, Any]) -> tuple[RewardPart, ...]:
+        """What the return of a finished episode is made of; `info` is that of the last turn."""
         ...
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -18,21 +19,21 @@ from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.environments.base import TextEnvironment, splits_with_tasks
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import broken_line, parse_json, parse_record
-from ragen_apo.report.episodes import Episode
 from ragen_apo.run_directory import open_evaluated
 from ragen_apo.types import Task
+
+if TYPE_CHECKING:
+    from ragen_apo.report.episodes import Episode
 
 MAX_EPISODES_SHOWN = 3
 
 
-_EPISODE = TypeAdapter(Episode)
+@cache
+def _episode() -> TypeAdapter[Episode]:
+    """Reads an episode of an evaluation; the room `report` is slow to import."""
+    from ragen_apo.report.episodes import Episode
 
-
-class _EpisodeStart(BaseModel):
-    task: Task
-
-
-_START = TypeAdapter(_EpisodeStart)
+    return TypeAdapter(Episode)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class AgentEpisodes:
             for place in self.places.get(task.task_id, ())[:MAX_EPISODES_SHOWN]:
                 stream.seek(place)
                 try:
-                    episode = parse_record(_EPISODE, parse_json(stream.readline()))
+                    episode = parse_record(_episode(), parse_json(stream.readline()))
                     if episode.task.task_id != task.task_id:
                         raise ValueError("it is of another task now")
                 except ValueError as error:
@@ -85,7 +86,7 @@ def agent_episodes(run_path: Path) -> AgentEpisodes:
         place = 0
         for number, line in enumerate(stream, 1):
             try:
-                task = parse_record(_START, parse_json(line)).task
+                task = parse_record(_episode(), parse_json(line)).task
             except ValueError as error:
                 raise broken_line(run.episodes, number, f"cannot be used ({error})") from error
             tasks.setdefault(task.task_id, task)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragen_apo.environments.human.play import PlayedTurn
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.visit import (
     BACK_TO_SEARCH,
@@ -60,7 +61,7 @@ class WebShopFront:
         plain = " ".join(words.replace("[", " ").replace("]", " ").split())
         return f"search {plain}" if self.environment.is_compact else f"search[{plain}]"
 
-    def bill(self, rewards: Sequence[float], info: Mapping[str, Any]) -> tuple[RewardPart, ...]:
+    def bill(self, turns: Sequence[PlayedTurn], info: Mapping[str, Any]) -> tuple[RewardPart, ...]:
         """The factor and the weighted parts of the score; empty where nothing was bought."""
         parts = info.get("reward_parts")
         if not parts:
@@ -76,7 +77,7 @@ class WebShopFront:
             "Kind of product", f"× {parts['r_type']:g}", "the sum of the others is multiplied by it"
         )
         if self.environment.options.payoff == "binary":
-            rule = RewardPart("Payoff", f"{rewards[-1]:g}", "1 for a score of 1, otherwise 0")
+            rule = RewardPart("Payoff", f"{turns[-1].reward:g}", "1 for a score of 1, otherwise 0")
             return (*lines, kind, rule)
         return (*lines, kind)
 
@@ -99,7 +100,7 @@ class WebShopFront:
     def _card(self, number: int) -> Card:
         product = self.environment.catalog.product(number)
         look = self._button("Look at it", self.environment.product_name(number))
-        return Card(product.title, (product.price_tag, product.asin), look=look)
+        return Card(product.title, product.asin, look=look, price=product.price_tag)
 
     def _ways_on(self) -> tuple[Button, ...]:
         session = self.environment.session
