@@ -112,9 +112,11 @@ def test_shopping_to_a_purchase_by_mouse(
         assert_good(page)
         page.get_by_role("button", name="Keep as a demonstration").click()
         expect(page.get_by_text("kept in")).to_be_visible()
+        page.wait_for_load_state()
         assert_good(page)
         page.get_by_role("button", name="Next goal").click()
         expect(page.get_by_text("Goal 2 of")).to_be_visible()
+        page.wait_for_load_state()
     recordings, _ = read_recordings(tmp_path / "kept")
     assert [recording.episode.success for recording in recordings] == [True]
 
@@ -134,6 +136,7 @@ def test_shopping_to_a_purchase_by_keyboard_alone(
         expect(page.get_by_role("heading", name="Exactly what was asked for")).to_be_visible()
         press(page, "Keep as a demonstration")
         expect(page.get_by_text("kept in")).to_be_visible()
+        page.wait_for_load_state()
     recordings, _ = read_recordings(tmp_path / "kept")
     assert len(recordings) == 1
 
