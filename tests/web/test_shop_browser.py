@@ -1,7 +1,8 @@
 """Shopping in a real Chromium: by mouse and by keyboard, wide and narrow, light and dark."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ from tests.web.shopping import served, shop_of
 CHROMIUM = Path("/usr/bin/chromium")
 DESKTOP, PHONE = (1280, 800), (390, 844)
 MAX_TABS = 60
+PATIENCE_MS = 120_000
+"""A busy machine is no failure."""
+expect.set_options(timeout=PATIENCE_MS)
 FOCUSED_NAME = """(() => {
   const element = document.activeElement
   return element.getAttribute("aria-label") || element.textContent.trim()
@@ -36,32 +40,24 @@ def browser() -> Iterator[Browser]:
         yield playwright.chromium.launch(executable_path=CHROMIUM)
 
 
-Open = Callable[..., Page]
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens a window on an address; at the end nothing may stand in its console."""
+@contextmanager
+def window(
+    browser: Browser,
+    address: str,
+    size: tuple[int, int] = DESKTOP,
+    scheme: Literal["light", "dark"] = "light",
+) -> Iterator[Page]:
+    """A window on an address; when it is closed, nothing may stand in its console."""
     problems: list[str] = []
-    contexts = []
-
-    def opened(
-        address: str, size: tuple[int, int] = DESKTOP, scheme: Literal["light", "dark"] = "light"
-    ) -> Page:
-        width, height = size
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(address)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(address)
+    yield page
+    context.close()
     assert problems == []
 
 
@@ -93,12 +89,11 @@ def test_shopping_to_a_purchase_by_mouse(
     size: tuple[int, int],
     scheme: Literal["light", "dark"],
     visits: Visits,
-    open_page: Open,
+    browser: Browser,
     tmp_path: Path,
 ) -> None:
     title = title_of_the_goal(visits)
-    with served(visits) as address:
-        page = open_page(address, size, scheme)
+    with served(visits) as address, window(browser, address, size, scheme) as page:
         assert_good(page)
         page.get_by_role("button", name="Come in").click()
         assert_good(page)
@@ -112,21 +107,18 @@ def test_shopping_to_a_purchase_by_mouse(
         assert_good(page)
         page.get_by_role("button", name="Keep as a demonstration").click()
         expect(page.get_by_text("kept in")).to_be_visible()
-        page.wait_for_load_state()
         assert_good(page)
         page.get_by_role("button", name="Next goal").click()
         expect(page.get_by_text("Goal 2 of")).to_be_visible()
-        page.wait_for_load_state()
     recordings, _ = read_recordings(tmp_path / "kept")
     assert [recording.episode.success for recording in recordings] == [True]
 
 
 def test_shopping_to_a_purchase_by_keyboard_alone(
-    visits: Visits, open_page: Open, tmp_path: Path
+    visits: Visits, browser: Browser, tmp_path: Path
 ) -> None:
     title = title_of_the_goal(visits)
-    with served(visits) as address:
-        page = open_page(address)
+    with served(visits) as address, window(browser, address) as page:
         press(page, "Come in")
         page.keyboard.type(title)  # the search field of a new goal has the focus
         with page.expect_navigation():
@@ -136,7 +128,6 @@ def test_shopping_to_a_purchase_by_keyboard_alone(
         expect(page.get_by_role("heading", name="Exactly what was asked for")).to_be_visible()
         press(page, "Keep as a demonstration")
         expect(page.get_by_text("kept in")).to_be_visible()
-        page.wait_for_load_state()
     recordings, _ = read_recordings(tmp_path / "kept")
     assert len(recordings) == 1
 
@@ -155,14 +146,13 @@ def press(page: Page, name: str) -> None:
     raise AssertionError(f"the tab key does not come to {name!r}")
 
 
-def test_webshop_is_shopped_with_options_on_a_phone(open_page: Open, tmp_path: Path) -> None:
+def test_webshop_is_shopped_with_options_on_a_phone(browser: Browser, tmp_path: Path) -> None:
     environment = WebShopEnvironment(
         data="generated:1000", store=tmp_path / "store", split_scheme="product"
     )
     visits = Visits(shop_of(environment, tmp_path / "kept"))
     goal = visits.shop.goals[0]
-    with served(visits) as address:
-        page = open_page(address, PHONE, "dark")
+    with served(visits) as address, window(browser, address, PHONE, "dark") as page:
         page.get_by_role("button", name="Come in").click()
         page.get_by_role("searchbox").fill(goal.instruction.split(",")[0])
         page.get_by_role("button", name="Search").click()
@@ -181,10 +171,9 @@ def test_webshop_is_shopped_with_options_on_a_phone(open_page: Open, tmp_path: P
         assert_good(page)
 
 
-def test_hostile_words_run_nothing(visits: Visits, open_page: Open) -> None:
+def test_hostile_words_run_nothing(visits: Visits, browser: Browser) -> None:
     hostile = '"><script>document.title = "taken"</script><img src=x onerror="document.title = 1">'
-    with served(visits) as address:
-        page = open_page(address)
+    with served(visits) as address, window(browser, address) as page:
         page.get_by_role("button", name="Come in").click()
         page.get_by_role("searchbox").fill(hostile)
         page.get_by_role("button", name="Search").click()

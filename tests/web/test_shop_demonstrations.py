@@ -1,9 +1,13 @@
 """What a person plays in the browser: kept, trained on, and beside what the agent did."""
 
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ragen_apo.environments.base import make_environment
@@ -223,3 +227,17 @@ def test_the_command_refuses_what_is_no_shop(command: Command) -> None:
     refused = command("serve", "shop", "bandit")
     assert refused.status == 2
     assert "bandit is no shop; expected shop or webshop" in refused.err
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ragen_apo.cli", "serve", "shop", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        address = next(line for line in process.stdout if line.startswith("open ")).split()[1]
+        assert address.startswith("http://127.0.0.1:")
+        assert "Shop as the agent does" in httpx.get(address, timeout=None).text
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.returncode == 0
+    assert list(tmp_path.iterdir()) == []

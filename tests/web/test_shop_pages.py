@@ -175,7 +175,7 @@ def test_a_goal_is_chosen_by_its_number(shop: ShopEnvironment, visitor: Visitor)
 
 
 def test_a_long_action_and_a_long_form_do_nothing(visitor: Visitor) -> None:
-    visitor.send("/shop/act", action="search " + "x" * 3_000)
+    visitor.send("/shop/act", action="search " + "x" * 10_000)
     assert "nothing was done" in visitor.text
     assert visitor.actions == []
     answer = visitor.client.post("/shop/act", data={"action": "x" * 100_000})

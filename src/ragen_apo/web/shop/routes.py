@@ -25,7 +25,7 @@ from ragen_apo.web.pages import page
 from ragen_apo.web.shop.visits import ShopFullError, Visit, Visits
 
 MAX_FORM_BYTES = 64 * 1024
-MAX_ACTION_CHARACTERS = 2_000
+MAX_ACTION_CHARACTERS = 10_000
 OLD_PAGE = (
     "That page was not the newest one of your visit, so nothing was done. Here is the newest."
 )
