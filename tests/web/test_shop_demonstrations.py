@@ -6,8 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
-import httpx
 import pytest
 
 from ragen_apo.environments.base import make_environment
@@ -236,7 +236,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert process.stdout
         address = next(line for line in process.stdout if line.startswith("open ")).split()[1]
         assert address.startswith("http://127.0.0.1:")
-        assert "Shop as the agent does" in httpx.get(address, timeout=None).text
+        assert "Shop as the agent does" in urlopen(address).read().decode()
         process.send_signal(signal.SIGINT)
         process.stdout.read()
     assert process.returncode == 0
