@@ -140,6 +140,15 @@ def test_the_goals_of_a_run_are_those_that_its_agent_has_played(
     assert [task.task_id for task in shop_of_run.goals] == list(played)
 
 
+def test_all_goals_of_a_run_with_several_splits_are_there(
+    finished_run: Path, shop_of_run: Shop, tmp_path: Path
+) -> None:
+    agent, environment = agent_episodes(finished_run), shop_of_run.environment
+    assert agent.split == "test"
+    everything = shop_of(environment, tmp_path, split="all", agent=agent)
+    assert [*everything.goals] == [*shop_of_run.goals]
+
+
 def test_the_agents_episode_on_the_same_goal_stands_beside_it(
     finished_run: Path, shop_of_run: Shop
 ) -> None:
@@ -199,6 +208,11 @@ def test_an_evaluation_that_changes_meanwhile_is_noticed(run: Path, tmp_path: Pa
     write_json_lines_atomically(RunDirectory(run).episodes, [{"more": 1}, *rows])
     with pytest.raises(RunDirectoryError, match="was changed since the shop was opened"):
         agent.of(task)
+    environment = ShopEnvironment(num_products=24, max_turns=3)
+    visitor = Visitor(Visits(shop_of(environment, tmp_path, split="test", agent=agent)))
+    assert "was changed since the shop was opened" in visitor.come_in()
+    visitor.search("mug")
+    assert visitor.actions == ["search mug"]
 
 
 def test_a_run_without_an_evaluation_is_refused(run: Path) -> None:

@@ -74,7 +74,7 @@ def serve_shop(
         of_run = environment_of_run(run)
         agent = agent_episodes(run)
         world = make_environment(of_run.name, of_run.options)
-        split = split or of_run.split
+        split = split or agent.split or of_run.split
     shop = open_shop(world, split=split or "train", agent=agent, demonstrations=keep)
     console.print(f"{world.properties.name}: {len(shop.goals):,} goals. Ctrl-C closes the shop.")
     serve_pages(

@@ -48,6 +48,12 @@ class AgentEpisodes:
     places: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Where the episodes of a task begin in the file, in bytes."""
 
+    @property
+    def split(self) -> str:
+        """The split of its tasks; empty if there are several or none."""
+        splits = {task.split for task in self.tasks.values()}
+        return splits.pop() if len(splits) == 1 else ""
+
     def of(self, task: Task) -> list[Episode]:
         """The first episodes of a task; raises RunDirectoryError if the file has changed."""
         if self.path is None:
@@ -97,7 +103,7 @@ def agent_episodes(run_path: Path) -> AgentEpisodes:
 
 @dataclass(frozen=True)
 class RunsEnvironment:
-    """The environment of a run, and the split of its evaluation."""
+    """The environment of a run, and the split that its configuration evaluates."""
 
     name: str
     options: Mapping[str, Any]
@@ -145,4 +151,4 @@ def goals_of(environment: TextEnvironment, split: str, agent: AgentEpisodes) -> 
     if not tasks:
         filled = " or ".join(splits_with_tasks(environment))
         raise ConfigError(f"the split {split!r} has no tasks; take --split {filled}")
-    return [task for task in agent.tasks.values() if task.split == split] or tasks
+    return [task for task in agent.tasks.values() if split in ("all", task.split)] or tasks

@@ -5,8 +5,7 @@
     POST /shop/goal   another goal         POST /shop/keep    as a demonstration; /shop/discard
     POST /shop/leave  goes
 
-A form says how many turns had been played when its page was made. One of an older page, or sent
-twice, changes nothing.
+A form names the page that it is on. One of an older page, or sent twice, changes nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ragen_apo.errors import RagenApoError
 from ragen_apo.web.pages import page
 from ragen_apo.web.shop.visits import ShopFullError, Visit, Visits
 
@@ -130,6 +130,10 @@ class _Pages:
 
     def _shown(self, visit: Visit) -> Mapping[str, Any]:
         shop, episode = self._visits.shop, visit.episode
+        try:
+            played = shop.agent.of(episode.task)
+        except RagenApoError as error:  # no reason to end a visit
+            played, visit.notice = [], str(error)
         return {
             "shop": shop,
             "properties": shop.environment.properties,
@@ -139,7 +143,7 @@ class _Pages:
             "page": episode.page(),
             "bill": episode.bill() if episode.is_over else None,
             "why_not_kept": visit.why_not_kept(),
-            "agent_episodes": shop.agent.of(episode.task),
+            "agent_episodes": played,
             "notice": visit.take_notice(),
         }
 

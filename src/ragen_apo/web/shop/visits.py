@@ -65,6 +65,7 @@ class Visit:
         self.id = visit_id
         self.lock = threading.Lock()
         self.last_seen = 0.0
+        """In seconds of the clock of `Visits`, whose lock guards it."""
         self._shop = shop
         self.notice = ""
         """Said once, on the next page."""
