@@ -9,6 +9,7 @@ import pytest
 
 from ragen_apo.environments.frozen_lake import make_frozen_lake
 from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.errors import ConfigError
 from ragen_apo.web.shop.visits import Shop, ShopFullError, Visits
 from tests.web.shopping import Visitor, shop_of
@@ -51,6 +52,30 @@ def test_fifty_people_at_once_do_not_see_each_others_visits(shop: Shop) -> None:
         for _ in people.map(shop_alone, range(50)):
             pass
     assert len(visits) == 50
+
+
+@pytest.mark.slow
+def test_people_in_one_webshop_do_not_share_a_page(tmp_path: Path) -> None:
+    environment = WebShopEnvironment(
+        data="generated:1000", store=tmp_path / "store", split_scheme="product"
+    )
+    visits = Visits(shop_of(environment, tmp_path / "kept"))
+    together = threading.Barrier(12)
+
+    def shop_alone(person: int) -> None:
+        visitor = Visitor(visits)
+        visitor.come_in()
+        together.wait()
+        visitor.search(f"shirt person{person}")
+        visitor.press(visitor.buttons[person % 10 + 2])
+        opened = re.findall(r"<dt>Product id</dt><dd>(\w+)</dd>", visitor.page)
+        visitor.press("click buy now")
+        assert re.findall(r"<dt>Product id</dt><dd>(\w+)</dd>", visitor.page) == opened
+        assert visitor.actions[0] == f"search shirt person{person}"
+        assert len(visitor.actions) == 3
+
+    with ThreadPoolExecutor(12) as people:
+        list(people.map(shop_alone, range(12)))
 
 
 def test_two_threads_in_one_visit_take_turns(shop: Shop) -> None:

@@ -50,7 +50,7 @@ class WebShopFront:
             return ShopPage(
                 "results", session.query, results=self._results(), buttons=self._ways_on()
             )
-        back = (self._button("Back", PREVIOUS), self._button("New search", BACK_TO_SEARCH))
+        back = (self._button("Back", PREVIOUS), self._button("Back to the start", BACK_TO_SEARCH))
         if session.page is Page.ITEM:
             product = self._product(is_open=True)
             return ShopPage("product", session.query, product=product, buttons=back)
@@ -104,7 +104,7 @@ class WebShopFront:
 
     def _ways_on(self) -> tuple[Button, ...]:
         session = self.environment.session
-        buttons = [self._button("New search", BACK_TO_SEARCH)]
+        buttons = [self._button("Back to the start", BACK_TO_SEARCH)]
         if session.page_number > 1:
             buttons.append(self._button("Previous page", PREVIOUS))
         if session.first_place + len(session.shown) <= len(session.results):
