@@ -4,6 +4,7 @@
     runs.py     train, warm-start, estimate-values, evaluate, report, compare, show-prompt
     api_model.py  evaluate with a model behind an API
     worlds.py   play, check, data
+    serve.py    serve
     models.py   model, push
     pages.py    view
 
@@ -18,7 +19,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ragen_apo.cli import models, pages, runs, worlds  # noqa: F401 - these define the commands
+from ragen_apo.cli import models, pages, runs, serve, worlds  # noqa: F401 - they define commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
 from ragen_apo.errors import EnvironmentFaultError, RagenApoError

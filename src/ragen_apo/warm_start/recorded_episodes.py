@@ -6,7 +6,6 @@ the same ones whatever has been recorded or removed meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from ragen_apo.agent.context import ContextManager
@@ -32,7 +31,7 @@ def recorded_demonstrations(
     kept = session.run.recordings
     chosen = select_recordings(kept if kept.exists() else path, session.environments)
     if not kept.exists():
-        rows = [asdict(recording) for recording in chosen.recordings]
+        rows = [recording.to_row() for recording in chosen.recordings]
         write_json_lines_atomically(kept, rows)
         left_out = f"; left out: {chosen.left_out}" if chosen.left_out else ""
         session.progress.say(f"{len(rows)} recorded episodes from {path}{left_out}")

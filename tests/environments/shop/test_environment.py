@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.environments.shop.environment import Screen
 from ragen_apo.environments.shop.scripted import listings, product_words, task_words
 from ragen_apo.environments.shop.tasks import PHRASINGS, with_synonyms
 from ragen_apo.errors import ConfigError
@@ -63,6 +64,22 @@ def test_a_click_shows_the_product_in_one_line() -> None:
     assert "\n" not in observation
     assert (reward, terminated) == (-0.01, False)
     assert info == {"flags": ("target_shown",)}
+
+
+def test_the_screen_has_what_was_shown_last() -> None:
+    shop = ShopEnvironment()
+    shop.reset(shop.tasks("train")[0], seed=0)
+    assert shop.screen == Screen()
+    shop.step("search wool scarf")
+    found = shop.screen.found
+    assert (shop.screen.query, found[0]) == ("wool scarf", 17)
+    shop.step(f"click {found[1]}")
+    shop.step("no action")
+    assert shop.screen == Screen("wool scarf", found, shop.catalogue.by_id[found[1]])
+    shop.step("search zzz")
+    assert shop.screen == Screen("zzz", (), None)
+    shop.reset(shop.tasks("train")[0], seed=0)
+    assert shop.screen == Screen()
 
 
 def test_buying_the_goal_ends_with_success() -> None:

@@ -1,4 +1,4 @@
-"""Episodes that people played, kept as JSON lines: written by `ragen-apo play --record`.
+"""Episodes that people played, kept as JSON lines by `ragen-apo play --record` and `serve shop`.
 
 A line is a finished episode: the environment's version, the seed, the task, and observation, action
 and reward of each turn. `select_recordings` gives those that are demonstrations of a given
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -33,9 +34,13 @@ class Recording:
     seed: int
     episode: PlayedEpisode
 
+    def to_row(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        return dataclasses.asdict(self)
+
     def to_line(self) -> str:
         """The record as its line of a file, in ASCII."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(self.to_row())
 
 
 _RECORDING = TypeAdapter(Recording)

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -84,21 +85,35 @@ FAILURE_WORDS = FailureWords(
 )
 
 
+@dataclass(frozen=True)
+class Screen:
+    """What the episode has shown last; an action that is not possible leaves it as it is."""
+
+    query: str = ""
+    """The last search; empty before the first one."""
+    found: tuple[int, ...] = ()
+    """The ids that it found, best first; the first `max_results` of them were shown."""
+    product: Product | None = None
+    """The product that was opened or bought after it."""
+
+
 class ShopEnvironment:
     """One shopping episode at a time."""
 
     def __init__(self, /, **options: Any) -> None:
         self.options = validate_options(ShopOptions, options)
-        self._catalogue = load_catalogue(self.options.catalogue, self.options.num_products)
+        self.catalogue = load_catalogue(self.options.catalogue, self.options.num_products)
         self._tasks = _shared_tasks(
-            self._catalogue.path, self._catalogue.num_products, self.options.phrasings
+            self.catalogue.path, self.catalogue.num_products, self.options.phrasings
         )
-        self.properties = _declare(self.options, self._catalogue)
+        self.properties = _declare(self.options, self.catalogue)
         self._task: Task | None = None
         self._start_episode(goal_id=0)
 
     def _start_episode(self, *, goal_id: int) -> None:
         self._goal_id = goal_id
+        self.screen = Screen()
+        """To be read, not changed."""
         self._observation = ""
         self._num_turns = 0
         self._num_rewarded_searches = 0
@@ -113,7 +128,7 @@ class ShopEnvironment:
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         goal_id = task.payload.get("product_id")
-        if not (isinstance(goal_id, int) and goal_id in self._catalogue.by_id):
+        if not (isinstance(goal_id, int) and goal_id in self.catalogue.by_id):
             raise ConfigError(
                 f"the shop cannot set up task {task.task_id} of {task.environment!r} with the "
                 f"product id {goal_id!r}; expected a task of a shop with the same options"
@@ -121,8 +136,8 @@ class ShopEnvironment:
         self._task = task
         self._start_episode(goal_id=goal_id)
         self._observation = (
-            f"TASK: {task.instruction}\nAvailable: {len(self._catalogue.products)} products "
-            f"across {len(self._catalogue.categories)} categories."
+            f"TASK: {task.instruction}\nAvailable: {len(self.catalogue.products)} products "
+            f"across {len(self.catalogue.categories)} categories."
         )
         return self._observation, {}
 
@@ -150,7 +165,7 @@ class ShopEnvironment:
         return f"{task_id}:{self._num_turns}:{self._num_rewarded_searches}:{ended}:{page}"
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        return policies_for(self._catalogue)
+        return policies_for(self.catalogue)
 
     @property
     def _terminated(self) -> bool:
@@ -177,14 +192,15 @@ class ShopEnvironment:
         return POSSIBLE_ACTIONS, self.options.reward.invalid_action
 
     def _product(self, text: str) -> Product | None:
-        return self._catalogue.by_id.get(int(text)) if _PRODUCT_ID.fullmatch(text) else None
+        return self.catalogue.by_id.get(int(text)) if _PRODUCT_ID.fullmatch(text) else None
 
     def _search(self, keywords: str, info: dict[str, Any]) -> tuple[str, float]:
-        found = self._catalogue.index.search(keywords)
+        found = self.catalogue.index.search(keywords)
+        self.screen = Screen(keywords, found)
         shown = found[: self.options.max_results]
         if not shown:
             return "Found 0 results.", 0.0
-        listing = "; ".join(self._catalogue.by_id[product_id].listing for product_id in shown)
+        listing = "; ".join(self.catalogue.by_id[product_id].listing for product_id in shown)
         noun = "result" if len(found) == 1 else "results"
         observation = f"Found {len(found)} {noun}. Top {len(shown)}: {listing}"
         if self._goal_id not in shown:
@@ -197,12 +213,14 @@ class ShopEnvironment:
         return observation, bonus
 
     def _click(self, product: Product, info: dict[str, Any]) -> tuple[str, float]:
+        self.screen = replace(self.screen, product=product)
         if product.product_id != self._goal_id:
             return product.details, self.options.reward.irrelevant_click
         info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
         return product.details, 0.0
 
     def _buy(self, product: Product) -> tuple[str, float]:
+        self.screen = replace(self.screen, product=product)
         self._bought_id = product.product_id
         scheme = self.options.reward
         correct = product.product_id == self._goal_id

@@ -1,0 +1,154 @@
+"""The goals that people shop for, and what an agent did on the same ones.
+
+Consumes an environment and, if there is one, a run with an evaluation. Its episodes stay in the
+file; where each begins is kept, so that a large evaluation takes little memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from ragen_apo.config.yaml_text import parse_yaml, read_yaml
+from ragen_apo.environments.base import TextEnvironment, splits_with_tasks
+from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.files import broken_line, parse_json, parse_record
+from ragen_apo.run_directory import open_evaluated
+from ragen_apo.types import Task
+
+if TYPE_CHECKING:
+    from ragen_apo.report.episodes import Episode
+
+MAX_EPISODES_SHOWN = 3
+
+
+@cache
+def _episode() -> TypeAdapter[Episode]:
+    """Reads an episode of an evaluation; the room `report` is slow to import."""
+    from ragen_apo.report.episodes import Episode
+
+    return TypeAdapter(Episode)
+
+
+@dataclass(frozen=True)
+class AgentEpisodes:
+    """The evaluated episodes of a run, by task; none without a run."""
+
+    name: str = ""
+    """The run's name, as pages show it."""
+    path: Path | None = None
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    """The tasks by id, in the order in which they were first played."""
+    places: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Where the episodes of a task begin in the file, in bytes."""
+
+    @property
+    def split(self) -> str:
+        """The split of its tasks; empty if there are several or none."""
+        splits = {task.split for task in self.tasks.values()}
+        return splits.pop() if len(splits) == 1 else ""
+
+    def of(self, task: Task) -> list[Episode]:
+        """The first episodes of a task; raises RunDirectoryError if the file has changed."""
+        if self.path is None:
+            return []
+        episodes = []
+        with self.path.open("rb") as stream:
+            for place in self.places.get(task.task_id, ())[:MAX_EPISODES_SHOWN]:
+                stream.seek(place)
+                try:
+                    episode = parse_record(_episode(), parse_json(stream.readline()))
+                    if episode.task.task_id != task.task_id:
+                        raise ValueError("it is of another task now")
+                except ValueError as error:
+                    raise RunDirectoryError(
+                        f"{self.path} was changed since the shop was opened ({error}); start the "
+                        "shop again"
+                    ) from error
+                episodes.append(episode)
+        return episodes
+
+
+def agent_episodes(run_path: Path) -> AgentEpisodes:
+    """The episodes of a run's last evaluation.
+
+    Raises RunDirectoryError if it was not evaluated or the file is damaged.
+    """
+    run = open_evaluated(run_path)
+    if not run.episodes.is_file():
+        raise RunDirectoryError(
+            f"{run_path} was not evaluated: {run.episodes} is missing. Run "
+            f"`ragen-apo evaluate {run_path}` first"
+        )
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    tasks: dict[str, Task] = {}
+    with run.episodes.open("rb") as stream:
+        place = 0
+        for number, line in enumerate(stream, 1):
+            try:
+                task = parse_record(_episode(), parse_json(line)).task
+            except ValueError as error:
+                raise broken_line(run.episodes, number, f"cannot be used ({error})") from error
+            tasks.setdefault(task.task_id, task)
+            places[task.task_id].append(place)
+            place += len(line)
+    return AgentEpisodes(run_path.resolve().name, run.episodes, tasks, places)
+
+
+@dataclass(frozen=True)
+class RunsEnvironment:
+    """The environment of a run, and the split that its configuration evaluates."""
+
+    name: str
+    options: Mapping[str, Any]
+    split: str
+
+
+class _Section(BaseModel, extra="allow"):
+    name: str
+
+
+class _Evaluation(BaseModel):
+    split: str
+
+
+class _RunConfig(BaseModel):
+    environment: _Section
+    evaluation: _Evaluation
+
+
+_RUN_CONFIG = TypeAdapter(_RunConfig)
+
+
+def environment_of_run(run_path: Path) -> RunsEnvironment:
+    """What the configuration of a run, or of an evaluated model behind an API, says of it.
+
+    Raises RunDirectoryError where there is none that can be read.
+    """
+    run = open_evaluated(run_path)
+    path = run.evaluation if run.evaluation.is_file() else run.config
+    try:
+        values, _ = parse_yaml(read_yaml(path))
+        config = parse_record(_RUN_CONFIG, values)
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} {error}") from error
+    section = config.environment
+    return RunsEnvironment(section.name, section.model_extra or {}, config.evaluation.split)
+
+
+def goals_of(environment: TextEnvironment, split: str, agent: AgentEpisodes) -> Sequence[Task]:
+    """The tasks of a split on which the agent has played, else all of them, in their order.
+
+    Raises ConfigError for a split without tasks.
+    """
+    tasks = environment.tasks(split)
+    if not tasks:
+        filled = " or ".join(splits_with_tasks(environment))
+        raise ConfigError(f"the split {split!r} has no tasks; take --split {filled}")
+    return [task for task in agent.tasks.values() if split in ("all", task.split)] or tasks

@@ -1,0 +1,182 @@
+"""Who is in the shop. Each visit has an environment of its own, a lock, and an end.
+
+A visit is found by its id alone, 192 random bits that only its visitor's browser has. Idle visits
+end, and there are never more than a given number.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.environments.human.recordings import SUFFIX
+from ragen_apo.errors import ConfigError, RagenApoError
+from ragen_apo.files import write_json_lines_atomically
+from ragen_apo.types import Task
+from ragen_apo.web.shop.episode import Episode
+from ragen_apo.web.shop.goals import AgentEpisodes, goals_of
+
+NUM_ID_BYTES = 24
+MAX_VISITS = 500
+MAX_IDLE_SECONDS = 2 * 60 * 60.0
+
+
+class ShopFullError(RagenApoError):
+    """There are as many visits as the shop takes."""
+
+
+@dataclass(frozen=True)
+class Shop:
+    """What all visits share: the goals, the agent's episodes, and where demonstrations go."""
+
+    environment: TextEnvironment
+    """Never stepped: each episode has a copy, which shares what is large and never changes."""
+    split: str
+    goals: Sequence[Task]
+    agent: AgentEpisodes
+    demonstrations: Path
+
+    def begin(self, number: int) -> Episode:
+        """An episode on goal `number`, counted from 0."""
+        return Episode(copy.copy(self.environment), self.goals[number])
+
+
+def open_shop(
+    environment: TextEnvironment, *, split: str, agent: AgentEpisodes, demonstrations: Path
+) -> Shop:
+    """The shop of an environment; raises ConfigError for one that is none, or no such split."""
+    goals = goals_of(environment, split, agent)
+    shop = Shop(environment, split, goals, agent, demonstrations)
+    shop.begin(0)  # a wrong environment is refused now, not at the first visit
+    return shop
+
+
+class Visit:
+    """One visitor: the goal and the episode. Hold `lock` while reading or changing it."""
+
+    def __init__(self, visit_id: str, shop: Shop, number: int) -> None:
+        self.id = visit_id
+        self.lock = threading.Lock()
+        self.last_seen = 0.0
+        """In seconds of the clock of `Visits`, whose lock guards it."""
+        self._shop = shop
+        self.notice = ""
+        """Said once, on the next page."""
+        self.num_goals = 0
+        """The number of goals begun in this visit."""
+        self.go_to(number)
+
+    def go_to(self, number: int) -> None:
+        """Begins an episode on goal `number`, counted from 0."""
+        self.number = number % len(self._shop.goals)
+        self.episode = self._shop.begin(self.number)
+        self.num_goals += 1
+        self.kept: Path | None = None
+
+    def take_notice(self) -> str:
+        """What there is to say, once."""
+        notice, self.notice = self.notice, ""
+        return notice
+
+    def why_not_kept(self) -> str:
+        """Why this episode cannot be a demonstration; empty if it can."""
+        if not self.episode.is_over:
+            return "An episode is kept when it has come to its end."
+        if not (self.episode.terminated or self.episode.truncated):
+            return "The environment has not ended this episode, so it is no demonstration."
+        if self.episode.task.split != "train":
+            return (
+                f"This goal is for evaluation (split {self.episode.task.split}), and a policy is "
+                "not trained on those. To record demonstrations, start the shop with --split train."
+            )
+        return ""
+
+    def keep(self) -> Path:
+        """Writes the episode as a file of its own into the folder of demonstrations, once.
+
+        Raises ConfigError where it is none, OSError where the folder cannot be written.
+        """
+        if reason := self.why_not_kept():
+            raise ConfigError(reason)
+        if self.kept is None:
+            name = f"{self.episode.task.task_id}-{secrets.token_hex(6)}{SUFFIX}"
+            path = self._shop.demonstrations / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json_lines_atomically(path, [self.episode.recording().to_row()])
+            self.kept = path
+        return self.kept
+
+    def discard(self) -> None:
+        """Takes the kept episode out again."""
+        if self.kept is not None:
+            self.kept.unlink(missing_ok=True)
+            self.kept = None
+
+
+class Visits:
+    """All visits. For any number of threads."""
+
+    def __init__(
+        self,
+        shop: Shop,
+        *,
+        max_visits: int = MAX_VISITS,
+        max_idle_seconds: float = MAX_IDLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.shop = shop
+        self._max_visits = max_visits
+        self._max_idle_seconds = max_idle_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_id: dict[str, Visit] = {}
+        self._next_goal = itertools.count()
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._end_idle_ones()
+            return len(self._by_id)
+
+    def next_goal(self) -> int:
+        """The number of the first goal that nobody has had yet; then from the beginning."""
+        return next(self._next_goal) % len(self.shop.goals)
+
+    def open(self) -> Visit:
+        """A new visit on the next goal; raises ShopFullError where there are too many."""
+        with self._lock:
+            self._end_idle_ones()
+            if len(self._by_id) >= self._max_visits:
+                raise ShopFullError(
+                    f"{self._max_visits} people are in the shop, as many as it takes; come back "
+                    "when somebody has left"
+                )
+            visit = Visit(secrets.token_urlsafe(NUM_ID_BYTES), self.shop, self.next_goal())
+            visit.last_seen = self._clock()
+            self._by_id[visit.id] = visit
+            return visit
+
+    def find(self, visit_id: str) -> Visit | None:
+        """The visit of an id, if it has not ended; it is not idle now."""
+        with self._lock:
+            self._end_idle_ones()
+            visit = self._by_id.get(visit_id)
+            if visit is not None:
+                visit.last_seen = self._clock()
+            return visit
+
+    def close(self, visit_id: str) -> None:
+        """Ends a visit, if there is one."""
+        with self._lock:
+            self._by_id.pop(visit_id, None)
+
+    def _end_idle_ones(self) -> None:
+        oldest = self._clock() - self._max_idle_seconds
+        for visit in [each for each in self._by_id.values() if each.last_seen < oldest]:
+            del self._by_id[visit.id]

@@ -1,0 +1,182 @@
+"""Shopping in a real Chromium: by mouse and by keyboard, wide and narrow, light and dark."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from ragen_apo.environments.human.recordings import read_recordings
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.web.shop.goals import agent_episodes
+from ragen_apo.web.shop.visits import Visits
+from tests.web.shopping import served, shop_of
+
+CHROMIUM = Path("/usr/bin/chromium")
+DESKTOP, PHONE = (1280, 800), (390, 844)
+MAX_TABS = 60
+PATIENCE_MS = 120_000
+"""A busy machine is no failure."""
+expect.set_options(timeout=PATIENCE_MS)
+FOCUSED_NAME = """(() => {
+  const element = document.activeElement
+  return element.getAttribute("aria-label") || element.textContent.trim()
+})()"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM)
+
+
+@contextmanager
+def window(
+    browser: Browser,
+    address: str,
+    size: tuple[int, int] = DESKTOP,
+    scheme: Literal["light", "dark"] = "light",
+) -> Iterator[Page]:
+    """A window on an address; when it is closed, nothing may stand in its console."""
+    problems: list[str] = []
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(address)
+    yield page
+    context.close()
+    assert problems == []
+
+
+def assert_good(page: Page) -> None:
+    """Axe finds nothing serious, and nothing is wider than the window."""
+    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert not serious, [(each["id"], each["nodes"][0]["html"]) for each in serious]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.fixture
+def visits(finished_run: Path, tmp_path: Path) -> Visits:
+    """The shop of the finished run, with goals for training."""
+    environment = ShopEnvironment(num_products=24, max_turns=3)
+    agent = agent_episodes(finished_run)
+    return Visits(shop_of(environment, tmp_path / "kept", agent=agent))
+
+
+def title_of_the_goal(visits: Visits) -> str:
+    environment = visits.shop.environment
+    assert isinstance(environment, ShopEnvironment)
+    return environment.catalogue.by_id[visits.shop.goals[0].payload["product_id"]].title
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_shopping_to_a_purchase_by_mouse(
+    size: tuple[int, int],
+    scheme: Literal["light", "dark"],
+    visits: Visits,
+    browser: Browser,
+    tmp_path: Path,
+) -> None:
+    title = title_of_the_goal(visits)
+    with served(visits) as address, window(browser, address, size, scheme) as page:
+        assert_good(page)
+        page.get_by_role("button", name="Come in").click()
+        assert_good(page)
+        page.get_by_role("searchbox", name="Search the shop").fill(title)
+        page.get_by_role("button", name="Search").click()
+        assert_good(page)
+        page.get_by_role("button", name=f"Look at it: {title}", exact=True).click()
+        assert_good(page)
+        page.get_by_role("button", name=f"Buy: {title}", exact=True).first.click()
+        expect(page.get_by_role("heading", name="Exactly what was asked for")).to_be_visible()
+        assert_good(page)
+        page.get_by_role("button", name="Keep as a demonstration").click()
+        expect(page.get_by_text("kept in")).to_be_visible()
+        assert_good(page)
+        page.get_by_role("button", name="Next goal").click()
+        expect(page.get_by_text("Goal 2 of")).to_be_visible()
+    recordings, _ = read_recordings(tmp_path / "kept")
+    assert [recording.episode.success for recording in recordings] == [True]
+
+
+def test_shopping_to_a_purchase_by_keyboard_alone(
+    visits: Visits, browser: Browser, tmp_path: Path
+) -> None:
+    title = title_of_the_goal(visits)
+    with served(visits) as address, window(browser, address) as page:
+        press(page, "Come in")
+        page.keyboard.type(title)  # the search field of a new goal has the focus
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        press(page, f"Look at it: {title}")
+        press(page, f"Buy: {title}")
+        expect(page.get_by_role("heading", name="Exactly what was asked for")).to_be_visible()
+        press(page, "Keep as a demonstration")
+        expect(page.get_by_text("kept in")).to_be_visible()
+    recordings, _ = read_recordings(tmp_path / "kept")
+    assert len(recordings) == 1
+
+
+def press(page: Page, name: str) -> None:
+    """Goes to the button of this name with the tab key, sees the focus, and presses Enter."""
+    page.wait_for_load_state()
+    for _ in range(MAX_TABS):
+        page.keyboard.press("Tab")
+        if page.evaluate(FOCUSED_NAME) == name:
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none"
+            with page.expect_navigation():
+                page.keyboard.press("Enter")
+            return
+    raise AssertionError(f"the tab key does not come to {name!r}")
+
+
+def test_webshop_is_shopped_with_options_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    environment = WebShopEnvironment(
+        data="generated:1000", store=tmp_path / "store", split_scheme="product"
+    )
+    visits = Visits(shop_of(environment, tmp_path / "kept"))
+    goal = visits.shop.goals[0]
+    with served(visits) as address, window(browser, address, PHONE, "dark") as page:
+        page.get_by_role("button", name="Come in").click()
+        page.get_by_role("searchbox").fill(goal.instruction.split(",")[0])
+        page.get_by_role("button", name="Search").click()
+        assert_good(page)
+        page.get_by_role("button", name=re.compile("^Look at it")).first.click()
+        options = page.locator("fieldset")
+        for number in range(options.count()):
+            options.nth(number).get_by_role("button").first.click()
+        assert page.locator("[aria-pressed=true]").count() == options.count()
+        assert_good(page)
+        page.get_by_role("button", name="Features").click()
+        assert_good(page)
+        page.get_by_role("button", name="Back", exact=True).click()
+        page.get_by_role("button", name=re.compile("^Buy now")).click()
+        expect(page.get_by_role("row", name="Kind of product")).to_be_visible()
+        assert_good(page)
+
+
+def test_hostile_words_run_nothing(visits: Visits, browser: Browser) -> None:
+    hostile = '"><script>document.title = "taken"</script><img src=x onerror="document.title = 1">'
+    with served(visits) as address, window(browser, address) as page:
+        page.get_by_role("button", name="Come in").click()
+        page.get_by_role("searchbox").fill(hostile)
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_text(f"search {hostile}")).to_be_visible()
+        assert "taken" not in page.title()
+        assert page.get_by_role("searchbox").input_value() == hostile
