@@ -20,6 +20,7 @@ from ragen_apo.cli.common import (
     examples,
     print_policies,
 )
+from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
 
@@ -34,6 +35,7 @@ NO_API = ApiOptions()
         "train --config configs/shop.yaml --run-dir runs/mine --seed 1",
         "train --run-dir runs/mine --resume",
     )
+    + "\n    torchrun --nproc-per-node 8 -m ragen_apo train --config FILE --run-dir runs/mine"
 )
 def train(
     *overrides: Overrides,
@@ -60,7 +62,8 @@ def train(
     console.print(f"trained policy: {run.files.policy}", highlight=False, soft_wrap=True)
     if evaluate:
         _evaluate(run, split=None, episodes=None, pass_k=None)
-        report(run_dir)
+        if place_of_this_process().rank == 0:
+            report(run_dir)
 
 
 @app.command(
