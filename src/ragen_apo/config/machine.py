@@ -16,9 +16,10 @@ class MachineConfig(Section):
     """CPU threads of torch, of each process; null for its own choice."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs; auto takes a GPU if there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the policy's weights, and without mixed precision of all it computes.
-    bfloat16 only with policy.lora: updates of weights in bfloat16 are mostly rounded away."""
+    bfloat16 only with policy.lora: updates of weights in bfloat16 are mostly rounded away. float64
+    takes twice the memory; with it the number of processes changes no token of a run."""
     mixed_precision: Literal["none", "bfloat16"] = "none"
     """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
     gradient_checkpointing: bool = False

@@ -20,7 +20,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -146,8 +146,7 @@ class Ranks:
         answer = b""
         if self.is_first:
             try:
-                made = kind.dump_python(make(), mode="json")
-                answer = json.dumps({"made": made}).encode()
+                answer = json.dumps({"made": make()}, default=asdict).encode()
             except Exception as problem:  # noqa: BLE001 - raised again below, after the others know
                 error = problem
                 known = isinstance(problem, RagenApoError | OSError)

@@ -76,7 +76,7 @@ def check_run_inputs(
 
 def _check_number_format(config: RunConfig) -> None:
     """Adapters are float32 whatever the weights below them are, which then never change."""
-    if config.machine.dtype != "float32" and config.policy.lora is None:
+    if config.machine.dtype == "bfloat16" and config.policy.lora is None:
         raise ConfigError(
             f"machine.dtype is {config.machine.dtype} and all weights are trained: an update is "
             "smaller than the distance between two such numbers and would mostly be lost. Set "

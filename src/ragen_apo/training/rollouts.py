@@ -122,7 +122,8 @@ class Rollouts:
         scores_BT = torch.zeros_like(self.reference_logprobs_BT)
         with torch.no_grad():
             for micro in self.micro_batches(range(len(self)), size=size):
-                scores_BT[micro.rows, : micro.mask_BT.shape[1]] = score(micro)
+                own_BT = score(micro).to(scores_BT.dtype)
+                scores_BT[micro.rows, : micro.mask_BT.shape[1]] = own_BT
         self.ranks.add_up(scores_BT, what)
         return scores_BT
 
