@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.distributed.start import join_ranks, leave_ranks
@@ -38,18 +39,23 @@ def in_ranks(
     forks = multiprocessing.get_context("fork")
     port = free_port()
     started = []
+    names = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    names["TORCHELASTIC_USE_AGENT_STORE"] = True
     for rank in range(size):
         receiver, sender = forks.Pipe(duplex=False)
-        names = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        names["RANK"] = rank
         environment = {name: str(value) for name, value in names.items()}
         options = (sender, environment, timeout_seconds, work, arguments)
         process = forks.Process(target=_in_rank, args=options)
         process.start()
         sender.close()
         started.append((process, receiver))
+    # As torchrun does, which outlives its processes; after the forks, as it has a thread.
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=True, wait_for_workers=False)
     results = [_received(receiver) for _, receiver in started]
     for process, _ in started:
         process.join()
+    del store
     return results
 
 

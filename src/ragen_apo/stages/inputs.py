@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config import RunConfig
+from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
@@ -65,6 +66,7 @@ def check_run_inputs(
     `recordings_are_kept`: the run has a copy of its recordings, so the configured ones may be gone.
     """
     _check_number_format(config)
+    _check_ranks(config)
     training_tasks(config, environment)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)
@@ -82,6 +84,17 @@ def _check_number_format(config: RunConfig) -> None:
             "smaller than the distance between two such numbers and would mostly be lost. Set "
             "machine.dtype to float32 and machine.mixed_precision to bfloat16, which computes in "
             "bfloat16 and keeps the weights in float32; or train adapters (policy.lora)"
+        )
+
+
+def _check_ranks(config: RunConfig) -> None:
+    """Every rank would bring its weights to the same servers."""
+    size = place_of_this_process().size
+    if size > 1 and config.rollouts.engine != "local":
+        raise ConfigError(
+            f"rollouts.engine is {config.rollouts.engine}, and torchrun has started {size} "
+            "processes: servers take their weights from one. Set rollouts.engine to local, or "
+            "start one process and let the servers use the other GPUs"
         )
 
 
