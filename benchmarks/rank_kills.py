@@ -4,10 +4,10 @@
 
 A run with every phase is trained once without a disturbance. Then runs of the same configuration
 are trained, and a rank that is drawn at random gets SIGKILL after a time that is drawn from the
-length of the first run; the other ranks have to end by themselves, and the run is resumed, until it
-is done. Its curves, the episodes in its value store and its weights have to be those of the first
-run, bit by bit. The ranks are forks of this process, so that a start costs no imports; torchrun
-itself is not part of it (tests/distributed has that).
+length of the first run; the others end at their next meeting or are ended, as torchrun would, and
+the run is resumed, until it is done. Its curves, the episodes in its value store and its weights
+have to be those of the first run, bit by bit. The ranks are forks of this process, so that a start
+costs no imports; torchrun itself is not part of it (tests/distributed has that).
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from transformers import LlamaForCausalLM  # noqa: F401 - so that no fork has to import it
 
 from ragen_apo import api
 from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.stages import pipeline  # noqa: F401 - as above
+
+GRACE_SECONDS = 10.0
+"""How long the ranks that are left have, before they are ended as torchrun ends them."""
 
 CONFIG = {
     "machine": {"num_threads": 1, "device": "cpu", "rank_timeout_seconds": 60.0},
@@ -127,6 +132,12 @@ def attempt(path: Path, size: int, kill_after: float | None, rank: int) -> bool:
         pid = processes[rank].pid
         if processes[rank].is_alive() and pid is not None:
             os.kill(pid, signal.SIGKILL)
+            deadline = time.monotonic() + GRACE_SECONDS
+            for process in processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+                if process.is_alive():
+                    print("  a rank that was still waiting was ended", flush=True)
+                    process.terminate()
     for process in processes:
         process.join()
     del store
