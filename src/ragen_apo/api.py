@@ -124,6 +124,14 @@ def train(
     return run
 
 
+def _require_one_process(work: str) -> None:
+    if (size := place_of_this_process().size) > 1:
+        raise ConfigError(
+            f"torchrun has started {size} processes, and {work} is for one: start it without "
+            "torchrun"
+        )
+
+
 def _is_started_again(path: Path) -> bool:
     """Whether `torchrun --max-restarts` has started a run again, whose first attempt had begun."""
     return place_of_this_process().num_restarts > 0 and RunDirectory(path).config.is_file()
@@ -267,6 +275,7 @@ def evaluate_api(
     from ragen_apo.policy.chat_api.client import ChatClient, Sampling
     from ragen_apo.stages.api_evaluation import evaluate_api_model
 
+    _require_one_process("an evaluation of a model behind an API")
     given = read_config({} if config is None else config, environment=environment, **sections)
     address = read_address(base_url)
     key = key_for(address, variable=api_key_env)
@@ -413,11 +422,7 @@ def compare(
     from ragen_apo.comparison.plan import load_comparison
     from ragen_apo.comparison.write import write_comparison
 
-    if place_of_this_process().size > 1:
-        raise ConfigError(
-            "compare starts processes of its own; give it without torchrun, or train its runs one "
-            "after another with torchrun"
-        )
+    _require_one_process("a comparison, which starts processes of its own,")
     comparison = load_comparison(Path(config))
     settings = comparison.settings
     with _console(progress) as shown:

@@ -35,7 +35,6 @@ NO_API = ApiOptions()
         "train --config configs/shop.yaml --run-dir runs/mine --seed 1",
         "train --run-dir runs/mine --resume",
     )
-    + "\n    torchrun --nproc-per-node 8 -m ragen_apo train --config FILE --run-dir runs/mine"
 )
 def train(
     *overrides: Overrides,
@@ -46,6 +45,9 @@ def train(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a policy: warm start, Stage 1, Stage 2; then evaluate it and write the report.
+
+    `torchrun --nproc-per-node N -m ragen_apo train ...` shares the work among N processes
+    (docs/scaling.md).
 
     Args:
         overrides: Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
