@@ -186,6 +186,22 @@ def test_torchrun_starts_a_run_again_whose_rank_was_killed(
     assert run.read_status()["attempts"] == 2
 
 
+def start(ranks: Ranks, config: Path, run: Path) -> str:
+    """What a user wrote after `torchrun -m ragen_apo`, without --resume."""
+    api.train(config, run, progress=False)
+    return "trained"
+
+
+def test_what_torchrun_starts_again_goes_on_without_being_told_to(
+    by_one: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_file(tmp_path)
+    first = in_ranks(2, start, config, by_one.path)
+    assert "exists already" in str(first[0])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert answers(in_ranks(2, start, config, by_one.path)) == 2 * ["trained"]
+
+
 def refuse(ranks: Ranks, config: Path, run: Path) -> tuple[object, str]:
     """Exit status and standard error of the command."""
     errors = io.StringIO()
