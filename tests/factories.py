@@ -283,7 +283,7 @@ def trainer(
         session.config,
         policy=policy,
         reference=frozen,
-        proxy=build_proxy(session.config, policy, session.environments),
+        proxy=build_proxy(session.config, policy, session.environments, ranks=session.ranks),
         tasks=selected_tasks(session, frozen, tasks),
         values=reference_values(session, frozen, tasks) if values is None else values,
         algorithm=session.config.algorithm.make(session.config, policy),

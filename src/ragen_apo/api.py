@@ -7,6 +7,7 @@
 A new run is refused before it has a directory if that can be known, and a start that fails leaves
 none behind. A run directory may come from somebody else, so code that it names is run only where
 the caller trusts it; a configuration or an environment that the caller gives is the caller's word.
+Under torchrun `train`, `evaluate` and `estimate_values` share the work (docs/scaling.md).
 Everything raised on purpose is a RagenApoError. Heavy libraries are imported when they are needed.
 """
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
 from ragen_apo.config.references import code_named_by, is_reference
+from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.progress import Progress, SilentProgress
@@ -87,6 +89,7 @@ def train(
         RunDirectoryError: `run_dir` is in use, or its run cannot go on as what it was.
         RagenApoError: whatever else stands in the way.
     """
+    from ragen_apo.distributed.start import join_ranks
     from ragen_apo.stages.inputs import check_start
     from ragen_apo.stages.pipeline import train as play
 
@@ -94,8 +97,10 @@ def train(
         raise ConfigError(f"until: got {until!r}, expected reference or policy")
     path = Path(run_dir)
     existed = path.exists()
+    resume = resume or _is_started_again(path)
     if resume:
         run = _continued(config, path, environment, sections, trust_remote_code)
+        ranks = join_ranks(run.config.machine)
     elif config is None:
         raise ConfigError(
             "config is None, expected the path of a YAML file such as configs/shop.yaml, a mapping "
@@ -104,16 +109,32 @@ def train(
     else:
         given = read_config(config, environment=environment, **sections)
         check_start(given)
-        run = Run(create_run(path, config_yaml=resolved_yaml(given)), given)
+        ranks = join_ranks(given.machine)
+        run = Run(RunDirectory(path), given)
+        text = resolved_yaml(given)
+        ranks.from_first(lambda: create_run(path, config_yaml=text).path.name, "making the run")
     try:
         with _console(progress) as shown:
             shown.say(f"{run.config.algorithm.traits.sentence}.")
             play(run.config, run.files, progress=shown, until=until)
     except (Exception, SystemExit):
-        if not resume:
+        if not resume and ranks.is_first:
             clear_failed_start(run.files, keep_directory=existed)
         raise
     return run
+
+
+def _require_one_process(work: str) -> None:
+    if (size := place_of_this_process().size) > 1:
+        raise ConfigError(
+            f"torchrun has started {size} processes, and {work} is for one: start it without "
+            "torchrun"
+        )
+
+
+def _is_started_again(path: Path) -> bool:
+    """Whether `torchrun --max-restarts` has started a run again, whose first attempt had begun."""
+    return place_of_this_process().num_restarts > 0 and RunDirectory(path).config.is_file()
 
 
 def _continued(
@@ -254,6 +275,7 @@ def evaluate_api(
     from ragen_apo.policy.chat_api.client import ChatClient, Sampling
     from ragen_apo.stages.api_evaluation import evaluate_api_model
 
+    _require_one_process("an evaluation of a model behind an API")
     given = read_config({} if config is None else config, environment=environment, **sections)
     address = read_address(base_url)
     key = key_for(address, variable=api_key_env)
@@ -400,6 +422,7 @@ def compare(
     from ragen_apo.comparison.plan import load_comparison
     from ragen_apo.comparison.write import write_comparison
 
+    _require_one_process("a comparison, which starts processes of its own,")
     comparison = load_comparison(Path(config))
     settings = comparison.settings
     with _console(progress) as shown:
@@ -464,7 +487,7 @@ def _files(run: Run | Path | str) -> RunDirectory:
 
 
 def _console(progress: bool) -> AbstractContextManager[Progress]:
-    if not progress:
+    if not progress or place_of_this_process().rank > 0:
         return nullcontext(SilentProgress())
     from ragen_apo.console import ConsoleProgress, PrintableConsole
 

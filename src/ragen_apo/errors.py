@@ -49,6 +49,10 @@ class CheckpointError(RagenApoError):
     """A checkpoint cannot be written or read."""
 
 
+class RanksError(RagenApoError):
+    """Another process of the run has ended, hangs, or does something else than this one."""
+
+
 class TrainingError(RagenApoError):
     """An update cannot be made: the gradient is not finite."""
 

@@ -16,6 +16,8 @@ import torch
 from ragen_apo.agent.assembly import build_environments, set_up_machine
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
+from ragen_apo.distributed.ranks import ALONE, Ranks
+from ragen_apo.distributed.start import join_ranks
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     CHECKSUMS,
@@ -49,7 +51,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class Session:
-    """One process's work on a run."""
+    """One process's work on a run, of which the first rank alone writes files."""
 
     config: RunConfig
     run: RunDirectory
@@ -58,9 +60,18 @@ class Session:
     dtype: torch.dtype
     progress: Progress
     tracking: RunTracking
+    ranks: Ranks = ALONE
     opened: float = field(default_factory=time.perf_counter, compare=False)
     """When this process began with the run."""
     _clock: _Clock = field(default_factory=_Clock, init=False, repr=False, compare=False)
+
+    def has(self, path: Path) -> bool:
+        """Whether the run has this file or folder, as the first rank sees it, on all of them."""
+        return self.ranks.from_first(path.exists, f"looking for {path.name}")
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Refuses a second run in the same directory; the first rank holds the lock for all."""
+        return self.run.locked() if self.ranks.is_first else contextlib.nullcontext()
 
     def training_tasks(self) -> list[Task]:
         """See `task_order.training_tasks`."""
@@ -108,7 +119,13 @@ class Session:
         return model
 
     def save_model(self, model: LanguageModel, folder: Path) -> None:
-        """Writes a model folder, whole or not at all; OSError where it cannot be written."""
+        """Writes a model folder, whole or not at all; OSError where it cannot be written.
+
+        The first rank does; the others come back when the folder is there.
+        """
+        self.ranks.from_first(lambda: self._write_model(model, folder), f"saving {folder.name}")
+
+    def _write_model(self, model: LanguageModel, folder: Path) -> None:
         try:
             with directory_written_atomically(folder) as partial:
                 model.save(partial)
@@ -123,9 +140,13 @@ class Session:
     def note_row(
         self, curve: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()
     ) -> None:
-        """Appends a row to a curve of the run; trackers get it as well, with these episodes."""
-        append_json_line(curve, row)
-        self.tracking.note(curve, row, episodes=episodes)
+        """Appends a row to a curve of the run; trackers get it as well, with these episodes.
+
+        The first rank does.
+        """
+        if self.ranks.is_first:
+            append_json_line(curve, row)
+            self.tracking.note(curve, row, episodes=episodes)
 
     @contextlib.contextmanager
     def timed(self, phase: str, *, since: float | None = None) -> Iterator[None]:
@@ -135,6 +156,7 @@ class Session:
         the wall. `since` is when the phase began, if that was earlier and outside of all others.
         """
         clock = self._clock
+        self.ranks.enter(phase)
         self.note_seconds()
         clock.noted = time.perf_counter() if since is None or clock.phases else since
         clock.phases.append(phase)
@@ -143,6 +165,7 @@ class Session:
         finally:
             self.note_seconds()
             clock.phases.pop()
+            self.ranks.enter(clock.phases[-1] if clock.phases else "end")
 
     def note_seconds(self, *, every: float = 0.0) -> None:
         """Notes what the phase under way has taken so far, so that a kill loses no more.
@@ -150,13 +173,16 @@ class Session:
         Nothing is written if that was done less than `every` seconds ago.
         """
         now, clock = time.perf_counter(), self._clock
-        if clock.phases and now - clock.noted >= every:
+        if self.ranks.is_first and clock.phases and now - clock.noted >= every:
             self.run.add_seconds(clock.phases[-1], now - clock.noted)
             clock.noted = now
 
 
 def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:
-    """Sets the machine up and makes the environments; configuration errors surface here."""
+    """Sets the machine up and makes the environments; configuration errors surface here.
+
+    Under torchrun this process joins the others.
+    """
     opened = time.perf_counter()
     device, dtype = set_up_machine(config.machine)
     return Session(
@@ -167,5 +193,6 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
         dtype,
         progress,
         RunTracking(config, run, progress),
+        join_ranks(config.machine),
         opened,
     )

@@ -16,6 +16,8 @@ from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import AgentConfig, ContextConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
+from ragen_apo.distributed.ranks import ALONE, Ranks
+from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.generation import GenerationEngine
@@ -30,6 +32,8 @@ PARSER_VERSION = "think-answer-2"
 def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
     """Sets the thread count and returns device and number format of the policy.
 
+    Each process that torchrun starts on a host has a GPU of its own.
+
     Raises ConfigError for a device that this machine or this build of torch does not have.
     """
     if machine.num_threads is not None:
@@ -43,7 +47,15 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
             f"machine.device is cuda, and torch {torch.__version__}, {built}, finds no GPU here. "
             "Set machine.device to auto or cpu, or install a CUDA build and check `nvidia-smi`"
         )
-    return torch.device(name), getattr(torch, machine.dtype)
+    place = place_of_this_process()
+    if name == "cuda" and place.local_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"torchrun has started {place.local_size} processes on this host, which has "
+            f"{torch.cuda.device_count()} GPUs; give --nproc-per-node gpu, or machine.device cpu"
+        )
+    shares_gpus = name == "cuda" and place.size > 1
+    device = torch.device(name, place.local_rank) if shares_gpus else torch.device(name)
+    return device, getattr(torch, machine.dtype)
 
 
 def build_environments(environment: EnvironmentConfig, agent: AgentConfig) -> EnvironmentManager:
@@ -91,15 +103,23 @@ def context_window(context: ContextConfig) -> ContextWindow:
 
 
 def build_proxy(
-    config: RunConfig, model: LanguageModel, environments: EnvironmentManager
+    config: RunConfig,
+    model: LanguageModel,
+    environments: EnvironmentManager,
+    *,
+    ranks: Ranks = ALONE,
 ) -> AgentProxy:
-    """The agent that plays with `model`, by the weights that it has when a rollout begins."""
+    """The agent that plays with `model`, by the weights that it has when a rollout begins.
+
+    `ranks` share its episodes; `training.num_rows` are those of each.
+    """
     num_rows, capacity = config.training.num_rows, config.agent.max_context_tokens
     if config.rollouts.engine == "vllm":
         engine = ServerEngine(model, config.rollouts, num_rows=num_rows, capacity=capacity)
     else:
         engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
-    return AgentProxy(engine, environments, build_context(config.agent, model, environments))
+    context = build_context(config.agent, model, environments)
+    return AgentProxy(engine, environments, context, ranks=ranks)
 
 
 def sampling_conditions(

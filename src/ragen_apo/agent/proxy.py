@@ -5,23 +5,33 @@
 An episode continues as soon as its response is over, and a row whose episode is over takes the next
 request at once, so the batch stays full. The order of requests fixes the batches, and with them
 every bit of the result where the policy samples in this process.
+
+Several ranks deal the requests out among themselves, and each receives all trajectories. An episode
+has a generator of its own, so it does not depend on who plays it, up to the rounding of a batch.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
+from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.environments.base import Reply, TextEnvironment
 from ragen_apo.policy.engine import Engine, Response
 from ragen_apo.seeding import generator
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
 
 NO_PROMPT = Prompt((), restarts=False)
+OnFinished = Callable[[Sequence[tuple[int, Trajectory]]], None]
+"""Receives (index of the request, trajectory) pairs as soon as they are over."""
+_TRAJECTORIES = TypeAdapter(list[Trajectory])
 
 
 @dataclass(frozen=True)
@@ -97,11 +107,16 @@ class AgentProxy:
     """Plays episodes with a language model."""
 
     def __init__(
-        self, engine: Engine[Any], environments: EnvironmentManager, context: ContextManager
+        self,
+        engine: Engine[Any],
+        environments: EnvironmentManager,
+        context: ContextManager,
+        *,
+        ranks: Ranks = ALONE,
     ) -> None:
         assert context.limits is not None, "build_context sets them"
         self.engine, self.environments, self.context = engine, environments, context
-        self.limits = context.limits
+        self.limits, self.ranks = context.limits, ranks
 
     def rollout(
         self,
@@ -109,13 +124,43 @@ class AgentProxy:
         *,
         temperature: float,
         policy_version: str,
-        on_finished: Callable[[Sequence[tuple[int, Trajectory]]], None] | None = None,
+        on_finished: OnFinished | None = None,
     ) -> list[Trajectory]:
-        """One trajectory a request, in the order of the requests.
+        """One trajectory a request, in the order of the requests, on every rank.
 
-        `on_finished` receives (index of the request, trajectory) pairs as soon as they are over, so
-        that a caller can save them.
+        `on_finished` lets a caller save trajectories before all are over. With several ranks it is
+        called on the first alone, with those of the others at the end.
         """
+        ranks = self.ranks
+        if ranks.size == 1:
+            return self._play(requests, temperature, policy_version, on_finished)
+        indices = range(len(requests))
+
+        def own_finished(ended: Sequence[tuple[int, Trajectory]]) -> None:
+            if on_finished and ranks.is_first:
+                on_finished([(indices[ranks.share][index], each) for index, each in ended])
+
+        own = self._play(requests[ranks.share], temperature, policy_version, own_finished)
+        encoded = json.dumps([trajectory.to_json() for trajectory in own]).encode()
+        played: dict[int, Trajectory] = {}
+        for rank, part in enumerate(ranks.gather(encoded, f"trajectories of {policy_version}")):
+            share = indices[rank :: ranks.size]
+            received = dict(
+                zip(share, _TRAJECTORIES.validate_python(json.loads(part)), strict=True)
+            )
+            if on_finished and ranks.is_first and rank > 0 and received:
+                on_finished(sorted(received.items()))
+            played |= received
+        return [played[index] for index in indices]
+
+    def _play(
+        self,
+        requests: Sequence[EpisodeRequest],
+        temperature: float,
+        policy_version: str,
+        on_finished: OnFinished | None,
+    ) -> list[Trajectory]:
+        """What this process plays itself."""
         waiting = deque(enumerate(requests))
         active: dict[Any, Episode] = {}
         finished: dict[int, Trajectory] = {}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ragen_apo.cli import models, pages, runs, serve, worlds  # noqa: F401 - they define commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
+from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.errors import EnvironmentFaultError, RagenApoError
 
 if TYPE_CHECKING:
@@ -78,8 +79,18 @@ def _problem_of_a_file(error: OSError) -> str:
 
 
 def _fail(message: str, *, status: int) -> None:
-    # No wrapping by us: it would break paths and commands that people copy.
-    PrintableConsole(stderr=True).print(
-        f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True
-    )
+    if _speaks():
+        # No wrapping by us: it would break paths and commands that people copy.
+        PrintableConsole(stderr=True).print(
+            f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
     sys.exit(status)
+
+
+def _speaks() -> bool:
+    """Whether this process says what went wrong: of those of torchrun, the first that fails."""
+    if place_of_this_process().size == 1:
+        return True
+    from ragen_apo.distributed.start import is_first_to_fail
+
+    return is_first_to_fail()

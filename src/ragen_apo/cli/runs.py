@@ -20,6 +20,7 @@ from ragen_apo.cli.common import (
     examples,
     print_evaluation,
 )
+from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
 
@@ -45,6 +46,9 @@ def train(
 ) -> None:
     """Train a policy: warm start, Stage 1, Stage 2; then evaluate it and write the report.
 
+    `torchrun --nproc-per-node N -m ragen_apo train ...` shares the work among N processes
+    (docs/scaling.md).
+
     Args:
         overrides: Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
             docs/configuration.md has all of them.
@@ -60,7 +64,8 @@ def train(
     console.print(f"trained policy: {run.files.policy}", highlight=False, soft_wrap=True)
     if evaluate:
         _evaluate(run, split=None, episodes=None, pass_k=None)
-        report(run_dir)
+        if place_of_this_process().rank == 0:
+            report(run_dir)
 
 
 @app.command(

@@ -6,21 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ragen_apo.config.section import Section, whole_number
+from ragen_apo.config.section import Positive, Section, whole_number
 
 
 class MachineConfig(Section):
     """How the run uses the machine."""
 
     num_threads: Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=4096)] | None = 2
-    """CPU threads of torch; null for its own choice."""
+    """CPU threads of torch, of each process; null for its own choice."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs; auto takes a GPU if there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the policy's weights, and without mixed precision of all it computes.
-    bfloat16 only with policy.lora: updates of weights in bfloat16 are mostly rounded away."""
+    bfloat16 only with policy.lora: updates of weights in bfloat16 are mostly rounded away. float64
+    takes twice the memory; with it the number of processes changes no token of a run."""
     mixed_precision: Literal["none", "bfloat16"] = "none"
     """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
     gradient_checkpointing: bool = False
     """Compute each layer a second time for the backward pass instead of keeping what it computed:
     about a third more time, far less memory on long episodes."""
+    rank_timeout_seconds: Positive = 1800.0
+    """With torchrun: how long a process waits for the others, which may play longer episodes or
+    save a large model, before the run ends with a message. See docs/scaling.md."""

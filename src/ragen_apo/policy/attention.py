@@ -24,6 +24,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ragen_apo.policy.passes import at_least_float32
+
 ATTENTION = "ragen_apo"
 """The name by which transformers knows `attend`."""
 QUERIES_PER_BLOCK = 128
@@ -123,7 +125,7 @@ def _of_one_token(
     batch, num_heads, _, head_dim = query.shape
     # Heads that share keys and values are the rows of one product.
     grouped = query.to(key.dtype).reshape(batch, key.shape[1], -1, head_dim)
-    scores = torch.matmul(grouped, key.transpose(2, 3)).float()
+    scores = at_least_float32(torch.matmul(grouped, key.transpose(2, 3)))
     scores *= scaling
     scores += mask
     attended = torch.matmul(scores.softmax(-1).to(value.dtype), value)

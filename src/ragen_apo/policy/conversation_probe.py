@@ -27,7 +27,7 @@ SAID = ("Red or blue?", "And now?")
 """What the user says, turn by turn; few words, as a model may be large and a processor slow."""
 NUM_TURNS = len(SAID)
 TOKENS_A_TURN = 2
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float64: 1e-3}
 """The largest mean difference of a log-probability in nats, by the format of the products.
 
 Those of SmolLM2-135M are 5e-6 in float32, 0.04 with mixed precision and 0.10 with bfloat16 weights;

@@ -47,7 +47,7 @@ from ragen_apo.policy.model_checks import (
     probe_model,
     refuse_foreign_weights,
 )
-from ragen_apo.policy.passes import body_output, can_recompute
+from ragen_apo.policy.passes import at_least_float32, body_output, can_recompute
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
@@ -133,11 +133,11 @@ class LanguageModel:
             )
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """Vocabulary logits [N, V] in float32 of selected hidden states [N, H]."""
+        """Vocabulary logits [N, V], in float32 or more, of selected hidden states [N, H]."""
         projection = self.model.get_output_embeddings()
         assert projection is not None
         with torch.autocast(self.device.type, enabled=False):
-            return projection(hidden_NH.to(projection.weight.dtype)).float()
+            return at_least_float32(projection(hidden_NH.to(projection.weight.dtype)))
 
     @contextlib.contextmanager
     def constant_weights(self) -> Iterator[None]:

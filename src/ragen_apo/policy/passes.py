@@ -13,6 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in float32 where its format holds less."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 @contextlib.contextmanager
 def seeded_torch(seed: int, *, device: torch.device) -> Iterator[None]:
     """Inside, torch draws from this seed; afterwards its global generators are as before."""

@@ -10,18 +10,22 @@ the same rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.estimator import SampleSchedule, next_num_samples
 from ragen_apo.values.store import ValueStore
 
+Answer = TypeVar("Answer")
+
 
 def collect_values(
     proxy: AgentProxy,
-    store: ValueStore,
+    store: ValueStore | None,
     tasks: Sequence[Task],
     *,
     conditions: SamplingConditions,
@@ -31,6 +35,7 @@ def collect_values(
 ) -> None:
     """Fills the store until every task has the samples that the schedule wants.
 
+    The ranks of the proxy play together. The first one alone has the store, the others None.
     `on_progress(done, total)` counts the episodes of the present round.
     """
     lower, in_round = 0, list(tasks)
@@ -39,7 +44,7 @@ def collect_values(
             break
         wanted = [(task, index) for task in in_round for index in range(lower, total)]
         _play_missing(proxy, store, wanted, conditions=conditions, seed=seed, report=on_progress)
-        successes = store.successes_by_task(conditions)
+        successes = asked(proxy.ranks, store, lambda store: store.successes_by_task(conditions))
         in_round = [
             task
             for task in in_round
@@ -51,26 +56,41 @@ def collect_values(
         lower = total
 
 
+def asked(
+    ranks: Ranks, store: ValueStore | None, question: Callable[[ValueStore], Answer]
+) -> Answer:
+    """What the store of the first rank says, on all ranks; JSON values."""
+
+    def answer() -> Answer:
+        assert store is not None, "the first rank has it"
+        return question(store)
+
+    return ranks.from_first(answer, "asking the store")
+
+
 def _play_missing(
     proxy: AgentProxy,
-    store: ValueStore,
+    store: ValueStore | None,
     wanted: Sequence[tuple[Task, int]],
     *,
     conditions: SamplingConditions,
     seed: int,
     report: Callable[[int, int], None],
 ) -> None:
-    stored = {
-        task_id: set(store.sample_indices(conditions, task_id))
-        for task_id in dict.fromkeys(task.task_id for task, _ in wanted)
-    }
+    task_ids = list(dict.fromkeys(task.task_id for task, _ in wanted))
+    stored = asked(
+        proxy.ranks,
+        store,
+        lambda store: {each: store.sample_indices(conditions, each) for each in task_ids},
+    )
+    is_stored = {(task_id, index) for task_id, indices in stored.items() for index in indices}
     # Four rounds of rows a chunk: long enough to keep the rows full, short enough to skip by.
-    chunk_size = 4 * proxy.engine.num_rows
+    chunk_size = 4 * proxy.engine.num_rows * proxy.ranks.size
     num_done = 0
     report(0, len(wanted))
     for start in range(0, len(wanted), chunk_size):
         chunk = wanted[start : start + chunk_size]
-        if not all(index in stored[task.task_id] for task, index in chunk):
+        if not all((task.task_id, index) in is_stored for task, index in chunk):
             requests = [
                 EpisodeRequest(task, derive_seed(seed, "stage-1", task.task_id, index))
                 for task, index in chunk
@@ -81,6 +101,7 @@ def _play_missing(
                 chunk: Sequence[tuple[Task, int]] = chunk,
             ) -> None:
                 nonlocal num_done
+                assert store is not None, "the first rank has it"
                 store.add_many(conditions, [(chunk[index][1], episode) for index, episode in ended])
                 num_done += len(ended)
                 report(num_done, len(wanted))

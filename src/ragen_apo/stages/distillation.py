@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from ragen_apo.agent.assembly import sampling_conditions
@@ -51,6 +52,9 @@ class WeightedEpisode:
     turn_weights: tuple[float, ...]
 
 
+_EPISODES = TypeAdapter(list[WeightedEpisode])
+
+
 def distil(
     session: Session,
     policy: LanguageModel,
@@ -67,11 +71,16 @@ def distil(
     task. Raises MissingValueError if the store lacks a task.
     """
     conditions = sampling_conditions(session.config, reference, session.environments)
+    settings = session.config.distillation
     min_visits = session.config.algorithm.min_state_visits or MIN_STATE_VISITS
-    with ValueStore(store_path(session), create=False) as store:
-        episodes = weighted_episodes(
-            store, conditions, tasks, settings=session.config.distillation, min_visits=min_visits
-        )
+
+    def stored() -> list[WeightedEpisode]:
+        with ValueStore(store_path(session), create=False) as store:
+            return weighted_episodes(
+                store, conditions, tasks, settings=settings, min_visits=min_visits
+            )
+
+    episodes = session.ranks.from_first(stored, "episodes of the store", _EPISODES)
     if session.config.policy.freeze_embeddings:
         policy.freeze_embeddings()
     phase = distillation_phase(session, policy, episodes, version=version)
@@ -153,7 +162,12 @@ def distillation_phase(
             chosen = relabel(chosen, token_ids=names, seed=seed, step=step)
         size = session.config.training.micro_batch_size
         return sample_batches(
-            chosen, weights=chosen_weights, size=size, pad_id=policy.pad_id, device=session.device
+            chosen,
+            weights=chosen_weights,
+            size=size,
+            pad_id=policy.pad_id,
+            device=session.device,
+            share=session.ranks.share,
         )
 
     return SupervisedPhase(

@@ -33,15 +33,17 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
             f"{run.path} has no trained policy yet; finish it with "
             f"`ragen-apo train --run-dir {run.path} --resume`"
         )
-    for file in (run.results, run.episodes):
-        check_writable(file)
     section = config.evaluation
     plan = EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
     session = open_session(config, run, progress)
+    ranks = session.ranks
+    if ranks.is_first:
+        for file in (run.results, run.episodes):
+            check_writable(file)
     require_same_origin(session, but_for=("evaluation",))
     if not session.environments.tasks(plan.split):
         raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
-    proxy = build_proxy(config, session.load_model(run.policy), session.environments)
+    proxy = build_proxy(config, session.load_model(run.policy), session.environments, ranks=ranks)
     progress.start("evaluation", 4)
     trajectories = play_evaluation(proxy, plan, policy_version="trained")
     progress.update(1, "policy")
@@ -51,8 +53,9 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     progress.update(2, "pass@k")
     baselines = {}
     for name, folder in (("reference", run.reference(0)), ("distilled", run.distilled)):
-        if folder.exists():
-            proxy = build_proxy(config, session.load_model(folder), session.environments)
+        if session.has(folder):
+            model = session.load_model(folder)
+            proxy = build_proxy(config, model, session.environments, ranks=ranks)
             played = play_evaluation(proxy, plan, policy_version=name)
             baselines[name] = outcome_summary(played)
     progress.update(3, "reference")
@@ -67,7 +70,8 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
         pass_at=pass_at,
         failure_words=session.environments.properties.failure_words,
     )
-    write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
-    write_json_atomically(run.results, results)
-    run.add_seconds("evaluation", time.perf_counter() - session.opened)
+    if ranks.is_first:
+        write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
+        write_json_atomically(run.results, results)
+        run.add_seconds("evaluation", time.perf_counter() - session.opened)
     return results

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config import RunConfig
+from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
@@ -67,6 +68,7 @@ def check_run_inputs(
     """
     _check_number_format(config)
     require_trackers(config.tracking)
+    _check_ranks(config)
     training_tasks(config, environment)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)
@@ -78,12 +80,23 @@ def check_run_inputs(
 
 def _check_number_format(config: RunConfig) -> None:
     """Adapters are float32 whatever the weights below them are, which then never change."""
-    if config.machine.dtype != "float32" and config.policy.lora is None:
+    if config.machine.dtype == "bfloat16" and config.policy.lora is None:
         raise ConfigError(
             f"machine.dtype is {config.machine.dtype} and all weights are trained: an update is "
             "smaller than the distance between two such numbers and would mostly be lost. Set "
             "machine.dtype to float32 and machine.mixed_precision to bfloat16, which computes in "
             "bfloat16 and keeps the weights in float32; or train adapters (policy.lora)"
+        )
+
+
+def _check_ranks(config: RunConfig) -> None:
+    """Every rank would bring its weights to the same servers."""
+    size = place_of_this_process().size
+    if size > 1 and config.rollouts.engine != "local":
+        raise ConfigError(
+            f"rollouts.engine is {config.rollouts.engine}, and torchrun has started {size} "
+            "processes: servers take their weights from one. Set rollouts.engine to local, or "
+            "start one process and let the servers use the other GPUs"
         )
 
 

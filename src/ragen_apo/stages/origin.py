@@ -28,6 +28,7 @@ from ragen_apo.training.checkpoint import STAGE_TWO, WARM_START, Position
 MAY_CHANGE = (
     "machine.num_threads",
     "machine.device",
+    "machine.rank_timeout_seconds",
     "policy.trust_remote_code",
     "rollouts",
     "training.micro_batch_size",

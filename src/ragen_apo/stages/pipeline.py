@@ -8,10 +8,14 @@ Stage 1 is there for A*-PO and for distillation, which any algorithm can have.
 Each phase finds out from the run directory what is done already and goes on from there. What it
 writes depends on the configuration alone, so a run that was killed ends with the same files as one
 that was not (`seconds` and `attempts` aside).
+
+Several ranks go through the phases together. The first one writes, and says what is there already;
+the others read a file only after it has said something that it says once the file is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import resource
@@ -82,10 +86,10 @@ def train(
     session = open_session(config, run, progress)
     require_same_origin(session)
     check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
-    with run.locked():
-        if run.policy.exists():
+    with session.locked():
+        if session.has(run.policy):
             progress.say(f"{run.path} is trained already")
-        elif until == "reference" and run.reference(0).exists():
+        elif until == "reference" and session.has(run.reference(0)):
             progress.say(f"{run.path} has its reference already")
         else:
             with session.timed("loading", since=session.opened):
@@ -97,22 +101,25 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     run, data = session.run, session.environments.properties.data
     if data:
         session.progress.say(f"{session.environments.properties.name}: {data}")
-    if not run.has_begun:
-        note_origin(session)
+    if session.ranks.is_first:
+        if not run.has_begun:
+            note_origin(session)
+        for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
+            remove_partial_files(folder)
     tasks = session.training_tasks()
-    for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
-        remove_partial_files(folder)
     # From the first reference on, its weights are those that adapters are added to.
     policy = session.load_policy(
-        run.reference(0) if run.reference(0).exists() else _initial_model(session)
+        run.reference(0) if session.has(run.reference(0)) else _initial_model(session)
     )
     _plan_memory(session, policy)
-    if session.config.policy.lora is not None and not run.reference(0).exists():
+    has_adapters = session.config.policy.lora is not None
+    if session.ranks.is_first and has_adapters and not run.reference(0).exists():
         require_same_initial_model(session, policy)
     position, moments = _resume(session, policy)
-    note_origin(session)  # after all that may refuse the run
-    count_attempt(run)
-    with session.tracking.running():
+    if session.ranks.is_first:
+        note_origin(session)  # after all that may refuse the run
+        count_attempt(run)
+    with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
         _play_from(session, policy, tasks, position, moments, only_reference=only_reference)
 
 
@@ -128,8 +135,9 @@ def _play_from(
     run = session.run
     _warm_start(session, policy, position, moments)
     if only_reference:
-        _note_peak_memory(run, session.device)
-        count_attempt(run, by=-1)  # it ended where it was asked to: going on is no resumption
+        if session.ranks.is_first:
+            _note_peak_memory(run, session.device)
+            count_attempt(run, by=-1)  # it ended where it was asked to: going on is no resumption
         return
     for sentence in describe_servers(session.config):
         session.progress.say(sentence)
@@ -143,7 +151,8 @@ def _play_from(
         position, moments = Position(STAGE_TWO, 0), {}
     with session.timed("stage 2"):
         run_stage_two(session, policy, tasks, position=position, moments=moments)
-    _note_peak_memory(run, session.device)
+    if session.ranks.is_first:
+        _note_peak_memory(run, session.device)
     session.save_model(policy, run.policy)
 
 
@@ -153,6 +162,8 @@ def _plan_memory(session: Session, policy: LanguageModel) -> None:
     plan = plan_memory(session.config, policy, max_turns=max_turns)
     held = plan.weights  # is taken already
     available = free_memory(session.device) + held
+    if session.device.type == "cpu":  # the processes of this host share its memory
+        available //= session.ranks.place.local_size
     plan.require(available)
     session.progress.say(plan.sentence(available))
 
@@ -162,16 +173,15 @@ def _initial_model(session: Session) -> Path | str:
     config, folder = session.config, session.run.initial
     if config.policy.path is not None:
         return config.policy.path
-    if not folder.exists():
-        small = config.policy.small
-        model = build_small_model(
-            train_tokenizer(
-                tokenizer_texts(config, session.environments), vocab_size=small.vocab_size
-            ),
-            small,
-            seed=config.seed,
-        )
-        session.save_model(model, folder)
+    if session.has(folder):
+        return folder
+    small = config.policy.small
+    model = build_small_model(
+        train_tokenizer(tokenizer_texts(config, session.environments), vocab_size=small.vocab_size),
+        small,
+        seed=config.seed,
+    )
+    session.save_model(model, folder)
     return folder
 
 
@@ -183,8 +193,16 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     run = session.run
     loaded = load_latest_checkpoint(run.checkpoints, model=policy.model, device=session.device)
     position, moments = loaded or (Position(PHASES[0], 0), {})
-    require_references(run, position)
-    require_checkpoints(run, position, every=session.config.training.checkpoint_every)
+    if session.ranks.is_first:
+        require_references(run, position)
+        require_checkpoints(run, position, every=session.config.training.checkpoint_every)
+        _cut_back_curves(run, position)
+    if loaded:
+        session.progress.say(f"continuing after {position.phase}, step {position.step}")
+    return position, moments
+
+
+def _cut_back_curves(run: RunDirectory, position: Position) -> None:
     reached = (PHASES.index(position.phase), position.step)
     if not run.reference(0).exists():
         _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)
@@ -197,9 +215,6 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     )
     for path in (run.metrics, run.rollouts):
         _keep_rows(path, lambda row: (PHASES.index(STAGE_TWO), row["step"]) <= reached)
-    if loaded:
-        session.progress.say(f"continuing after {position.phase}, step {position.step}")
-    return position, moments
 
 
 def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -217,7 +232,8 @@ def _warm_start(
     session: Session, policy: LanguageModel, position: Position, moments: dict[str, Tensor]
 ) -> None:
     """Runs what is left of the supervised phases; `references/0` exists afterwards."""
-    if session.config.warm_start.enabled and not session.run.reference(0).exists():
+    has_reference = session.has(session.run.reference(0))
+    if session.config.warm_start.enabled and not has_reference:
         if session.config.policy.freeze_embeddings and session.config.policy.path is not None:
             policy.freeze_embeddings()  # those of a model built here still have to be learned
         reached = PHASES.index(position.phase)
@@ -239,9 +255,10 @@ def _warm_start(
                     start=position.step if resuming else 0,
                     moments=moments if resuming else {},
                 )
-    if not session.run.reference(0).exists():
+    if not has_reference:
         session.save_model(policy, session.run.reference(0))
-        note_reference(session.run, 0)
+        if session.ranks.is_first:
+            note_reference(session.run, 0)
 
 
 def _stage_one(session: Session, tasks: list[Task]) -> None:
@@ -267,7 +284,7 @@ def _distillation(
         with session.timed(DISTILLATION):
             reference = reference_model(session, policy, version=0)
             distil(session, policy, reference, tasks, start=position.step, moments=moments)
-    if not run.distilled.exists():
+    if not session.has(run.distilled):
         session.save_model(policy, run.distilled)
 
 

@@ -1,6 +1,7 @@
 """What Stage 2 reads from the value store: values under a reference, and which tasks to train on.
 
-Reads only; `stages.values` fills the store.
+Reads only; `stages.values` fills the store. The first rank reads, and tells the others: the store
+has to lie on a disk of its host.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ def reference_values(
     beta = baseline_beta(config.values)
     min_visits = config.algorithm.min_state_visits
     conditions = sampling_conditions(config, reference, session.environments)
-    with ValueStore(store_path(session), create=False) as store:
-        by_task = store.values(conditions, task_ids, beta=beta)
-        if min_visits is None:
-            return ReferenceValues(by_task)
-        trajectories = stored_trajectories(store, conditions, tasks)
-        return ReferenceValues(
-            by_task, state_values(trajectories, beta=beta, min_visits=min_visits)
-        )
+
+    def stored() -> dict[str, dict[str, float]]:
+        with ValueStore(store_path(session), create=False) as store:
+            values = {"tasks": store.values(conditions, task_ids, beta=beta)}
+            if min_visits is not None:
+                trajectories = stored_trajectories(store, conditions, tasks)
+                values["states"] = dict(
+                    state_values(trajectories, beta=beta, min_visits=min_visits)
+                )
+            return values
+
+    return ReferenceValues(**session.ranks.from_first(stored, "values of the store"))
 
 
 def selected_tasks(
@@ -62,6 +67,19 @@ def selected_tasks(
     config = session.config
     if not config.needs_values or config.rollout_filter.strategy == "none":
         return tasks
+
+    def selected() -> list[str]:
+        chosen = _selected_by_store(session, reference, tasks, version=version)
+        return [task.task_id for task in chosen]
+
+    ids = set(session.ranks.from_first(selected, "tasks of the store"))
+    return [task for task in tasks if task.task_id in ids]
+
+
+def _selected_by_store(
+    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int
+) -> Sequence[Task]:
+    config = session.config
     conditions = sampling_conditions(config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
         # A task without samples is an error, as it is for the values.

@@ -47,7 +47,7 @@ def run_stage_two(
     """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
     config = session.config
     trainer = make_trainer(session, policy, tasks, position=position, moments=moments)
-    version = position.counters.get("reference_version", 0)
+    version, ranks = position.counters.get("reference_version", 0), session.ranks
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     _note_distilled(session, trainer.proxy)
     session.progress.start("stage 2", config.training.max_steps)
@@ -58,13 +58,14 @@ def run_stage_two(
         position = _advance(position, result.metrics)
         row = result.metrics | {f"{name}_total": position.counters[name] for name in TOTALS}
         row |= {"reference_version": version, "num_training_tasks": len(trainer.tasks)}
+        row = ranks.from_first(lambda row=row: row, "row of metrics")  # decides what comes next
         watch.note(row)
         is_last = watch.stopped is not None or step + 1 == config.training.max_steps
         episodes: Sequence[Trajectory] = ()
         if _is_due(step + 1, config.training.eval_every, is_last=is_last):
             episodes = _evaluation_episodes(session, trainer.proxy)
             row |= _outcome(episodes)
-        for kept in result.kept_episodes:
+        for kept in result.kept_episodes if ranks.is_first else ():
             append_json_line(session.run.rollouts, kept)
         session.note_row(session.run.metrics, row, episodes=episodes)
         session.progress.update(step + 1, _note(row))
@@ -86,7 +87,7 @@ def run_stage_two(
         if distilled or _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
             _save(session, trainer, position)
     stopped = watch.stopped if trainer.tasks else _all_solved(position.step)
-    if stopped and stopped.step < config.training.max_steps:
+    if stopped and stopped.step < config.training.max_steps and ranks.is_first:
         _note_early_stop(session, stopped)
 
 
@@ -115,7 +116,7 @@ def make_trainer(
         config,
         policy=policy,
         reference=reference,
-        proxy=build_proxy(config, policy, session.environments),
+        proxy=build_proxy(config, policy, session.environments, ranks=session.ranks),
         tasks=selected_tasks(session, reference, tasks, version=version),
         values=reference_values(session, reference, tasks),
         algorithm=algorithm,
@@ -125,14 +126,16 @@ def make_trainer(
 
 def _save(session: Session, trainer: Trainer, position: Position) -> None:
     """A checkpoint from which `make_trainer` goes on."""
-    save_checkpoint(
-        session.run.checkpoints,
-        position=position,
-        model=trainer.policy.model,
-        optimizer=trainer.optimizer,
-        algorithm_state=trainer.algorithm.state_tensors(),
-        keep=session.config.training.keep_checkpoints,
-    )
+    session.ranks.require_equal_weights([trainer.policy.model, *trainer.algorithm.other_models])
+    if session.ranks.is_first:
+        save_checkpoint(
+            session.run.checkpoints,
+            position=position,
+            model=trainer.policy.model,
+            optimizer=trainer.optimizer,
+            algorithm_state=trainer.algorithm.state_tensors(),
+            keep=session.config.training.keep_checkpoints,
+        )
     session.note_seconds()
 
 
@@ -196,12 +199,13 @@ def _note(row: dict[str, float | int]) -> str:
 
 def _note_distilled(session: Session, proxy: AgentProxy) -> None:
     """Evaluates what was distilled, once, before the first step: one more row of its curve."""
-    rows = read_json_lines(session.run.distillation)
+    curve = session.run.distillation
+    rows = session.ranks.from_first(lambda: read_json_lines(curve), "curve of the distillation")
     is_noted = any("eval_success_rate" in row for row in rows)
     if rows and not is_noted and session.config.training.eval_every is not None:
         labels = {key: rows[-1][key] for key in ("phase", "reference_version", "step")}
         outcome = _outcome(_evaluation_episodes(session, proxy))
-        session.note_row(session.run.distillation, labels | outcome)
+        session.note_row(curve, labels | outcome)
 
 
 def _refresh_is_due(session: Session, position: Position, row: dict[str, float | int]) -> bool:
@@ -219,7 +223,8 @@ def _refresh_reference(
 ) -> LanguageModel:
     """The policy becomes the reference; its samples, if any are used, are added to the store."""
     session.save_model(policy, session.run.reference(version))
-    note_reference(session.run, version)
+    if session.ranks.is_first:
+        note_reference(session.run, version)
     reference = reference_model(session, policy, version=version)
     if session.config.has_stage_one:
         report = estimate_values(session, reference, tasks, version=version)

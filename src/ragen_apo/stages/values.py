@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,11 +17,12 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session, open_session
-from ragen_apo.stages.collect_values import collect_values
+from ragen_apo.stages.collect_values import asked, collect_values
 from ragen_apo.stages.origin import require_same_origin
 from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.types import Task, Trajectory, TurnFlag
+from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.coverage import coverage_report, coverage_sentence, few_are_solved
 from ragen_apo.values.estimator import SampleSchedule
 from ragen_apo.values.state_values import state_coverage
@@ -61,7 +63,7 @@ def estimate_run_values(
             "warm start and later ones where the section reference asks for them"
         )
     tasks = session.training_tasks() if split == "train" else session.environments.tasks(split)
-    with run.locked():
+    with session.locked():
         reference = session.load_model(run.reference(version))
         report = estimate_values(session, reference, tasks, version=version)
         if split == "train":
@@ -71,6 +73,8 @@ def estimate_run_values(
 
 def note_values(session: Session, report: Mapping[str, Any], *, version: int) -> None:
     """Writes the coverage of the training tasks; trackers get it as step `version` of Stage 1."""
+    if not session.ranks.is_first:
+        return
     path = session.run.value_report_of(version)
     write_json_atomically(path, report)
     session.tracking.note(path, {"phase": "stage_1", "step": version, **report})
@@ -81,12 +85,12 @@ def estimate_values(
 ) -> dict[str, Any]:
     """Samples reference `version` until the run's store has what the schedule wants.
 
-    Returns coverage.
+    Returns coverage, on all ranks.
     """
     config = session.config
     num_samples = config.reference.num_samples if version > 0 else None
     conditions = sampling_conditions(config, reference, session.environments)
-    proxy = build_proxy(config, reference, session.environments)
+    proxy = build_proxy(config, reference, session.environments, ranks=session.ranks)
     round_total = -1
 
     def on_progress(done: int, total: int) -> None:
@@ -97,7 +101,8 @@ def estimate_values(
         session.progress.update(done)
         session.note_seconds(every=SECONDS_NOTED_EVERY)
 
-    with ValueStore(session.run.values) as store:
+    first = session.ranks.is_first
+    with ValueStore(session.run.values) if first else contextlib.nullcontext() as store:
         collect_values(
             proxy,
             store,
@@ -107,24 +112,33 @@ def estimate_values(
             seed=derive_seed(config.seed, conditions.reference_fingerprint),
             on_progress=on_progress,
         )
-        task_ids = [task.task_id for task in tasks]
-        returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
-        solved = {task_id: successes[task_id] for task_id in task_ids}
-        unreadable = None
-        if few_are_solved(solved):  # reading every response back takes a while
-            unreadable = unreadable_share(stored_trajectories(store, conditions, tasks))
-        report = coverage_report(
-            {task_id: returns[task_id] for task_id in task_ids},
-            solved,
-            beta=config.values.beta1,
-            unreadable_share=unreadable,
+        report = asked(
+            session.ranks, store, lambda store: _coverage(store, conditions, tasks, config)
         )
-        if (min_visits := config.algorithm.min_state_visits) is not None:
-            trajectories = stored_trajectories(store, conditions, tasks)
-            report |= asdict(state_coverage(trajectories, min_visits=min_visits))
-        selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
-    report["selection"] = asdict(selection.counts)
     session.progress.say(coverage_sentence(report))
     if report["advice"]:
         session.progress.say(str(report["advice"]))
     return report
+
+
+def _coverage(
+    store: ValueStore, conditions: SamplingConditions, tasks: Sequence[Task], config: RunConfig
+) -> dict[str, Any]:
+    """What the stored samples of these tasks say about the reference."""
+    task_ids = [task.task_id for task in tasks]
+    returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
+    solved = {task_id: successes[task_id] for task_id in task_ids}
+    unreadable = None
+    if few_are_solved(solved):  # reading every response back takes a while
+        unreadable = unreadable_share(stored_trajectories(store, conditions, tasks))
+    report = coverage_report(
+        {task_id: returns[task_id] for task_id in task_ids},
+        solved,
+        beta=config.values.beta1,
+        unreadable_share=unreadable,
+    )
+    if (min_visits := config.algorithm.min_state_visits) is not None:
+        trajectories = stored_trajectories(store, conditions, tasks)
+        report |= asdict(state_coverage(trajectories, min_visits=min_visits))
+    selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
+    return report | {"selection": asdict(selection.counts)}

@@ -64,15 +64,18 @@ def padded_length(length: int) -> int:
     return -(-length // unit) * unit
 
 
-def micro_batches(episodes: Sequence[Sequence[TrainingSample]], *, size: int) -> list[list[int]]:
+def micro_batches(
+    episodes: Sequence[Sequence[TrainingSample]], *, size: int, share: slice = slice(None)
+) -> list[list[int]]:
     """Indices of the episodes in groups of at most `size` samples of similar length.
 
-    The samples of an episode stay together; one that has more is a group of its own.
+    The samples of an episode stay together; one that has more is a group of its own. `share` of
+    the episodes, from the shortest to the longest, are in the groups of this rank.
     """
     longest = [max(len(sample.token_ids) for sample in samples) for samples in episodes]
     groups: list[list[int]] = []
     num_samples = 0
-    for index in sorted(range(len(episodes)), key=longest.__getitem__):
+    for index in sorted(range(len(episodes)), key=longest.__getitem__)[share]:
         num_samples += len(episodes[index])
         if not groups or num_samples > size:
             groups.append([])

@@ -2,6 +2,9 @@
 
     trajectories -> Rollouts -> [normalise returns] -> [filter] -> micro-batches
 
+Every rank has the rollouts of all; micro-batches are of its own share of them, with the counts of
+all, so that losses and gradients add up over the ranks as they do over micro-batches.
+
 The model reads training samples, several of a trajectory where a window moved; an algorithm reads
 rows, one a trajectory, in which the sampled tokens of all its samples stand in their order. Losses
 are functions of rows, so they do not know of windows.
@@ -12,13 +15,14 @@ Everything here is constant to the gradient, except what goes through `MicroBatc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ragen_apo.config.training import RolloutFilterConfig
+from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.filters import filter_trajectories
 from ragen_apo.objectives.tensors import spread_over_tokens
 from ragen_apo.training.batching import TokenBatch, collate, micro_batches, padded_length
@@ -46,6 +50,8 @@ class Rollouts:
     rewards_BT: Tensor
     """A turn's reward at its last sampled token; each row adds up to its return."""
     values: ReferenceValues
+    ranks: Ranks = ALONE
+    """Who shares the work on them."""
 
     def __len__(self) -> int:
         return len(self.trajectories)
@@ -88,11 +94,14 @@ class Rollouts:
         )
 
     def micro_batches(self, indices: Sequence[int], *, size: int) -> Iterator[MicroBatch]:
-        """The episodes of these indices in groups of at most `size` samples, padded to a length."""
+        """The episodes of these indices in groups of at most `size` samples, padded to a length.
+
+        This rank's share of them, which may be none.
+        """
         episodes = [self.samples[index] for index in indices]
         device = self.group_B.device
         num_tokens = sum(sum(sample.loss_mask) for samples in episodes for sample in samples)
-        for chosen in micro_batches(episodes, size=size):
+        for chosen in micro_batches(episodes, size=size, share=self.ranks.share):
             rows = torch.tensor([indices[index] for index in chosen], device=device)
             longest = padded_length(max(len(row_of(episodes[index]).token_ids) for index in chosen))
             samples = [sample for index in chosen for sample in episodes[index]]
@@ -104,6 +113,19 @@ class Rollouts:
                 num_sequences=len(episodes),
                 num_tokens=num_tokens,
             )
+
+    def scored(self, score: Callable[[MicroBatch], Tensor], *, size: int, what: str) -> Tensor:
+        """A number of each sampled token [B, T] without gradients; 0 elsewhere.
+
+        `score` gives those of a micro-batch. Each rank scores its share and receives the rest.
+        """
+        scores_BT = torch.zeros_like(self.reference_logprobs_BT)
+        with torch.no_grad():
+            for micro in self.micro_batches(range(len(self)), size=size):
+                own_BT = score(micro).to(scores_BT.dtype)
+                scores_BT[micro.rows, : micro.mask_BT.shape[1]] = own_BT
+        self.ranks.add_up(scores_BT, what)
+        return scores_BT
 
 
 @dataclass(frozen=True)
@@ -164,6 +186,7 @@ def gather_rollouts(
     values: ReferenceValues,
     pad_id: int,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Rollouts:
     """The rollouts of a step, task after task; the reference is still to be scored (zeros).
 
@@ -195,6 +218,7 @@ def gather_rollouts(
         returns_B=returns_B.to(device),
         rewards_BT=rewards_BT.to(device),
         values=values,
+        ranks=ranks,
     )
     own_B = torch.tensor([trajectory.episode_return for trajectory in trajectories])
     return rollouts if torch.equal(own_B, returns_B) else rollouts.with_returns(rollouts.returns_B)

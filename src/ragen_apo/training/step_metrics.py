@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
+from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.objectives.apo import divergence_metrics, sequence_kl, sequence_log_ratio
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.monitors.thoughts import thought_shares
@@ -77,6 +79,45 @@ class StepMetrics:
         """Notes an update, with the loss that led to it."""
         self.updates.append({"loss": self.loss, **values})
         self.loss = 0.0
+
+    def of_all(self, ranks: Ranks) -> StepMetrics:
+        """Those of all ranks together: each has collected its own micro-batches."""
+        if ranks.size == 1:
+            return self
+        parts = [
+            safetensors.torch.load(part)
+            for part in ranks.gather(safetensors.torch.save(self._as_tensors()), "step metrics")
+        ]
+        losses_U = torch.stack([part["losses"] for part in parts]).sum(dim=0).tolist()
+        joined = StepMetrics(
+            updates=[
+                {**update, "loss": loss}
+                for update, loss in zip(self.updates, losses_U, strict=True)
+            ],
+            entropy_sum=sum(part["entropy_sum"].item() for part in parts),
+            logprob_gap_max=max(part["logprob_gap_max"].item() for part in parts),
+        )
+        for part in parts:
+            for name, tensor in part.items():
+                kind, _, of = name.partition("/")
+                if kind == "sums":
+                    joined.sums[of] += tensor.item()
+                elif kind == "vectors":
+                    joined._vectors[of].append(tensor)
+            joined._rows.append(part["rows"])
+        return joined
+
+    def _as_tensors(self) -> dict[str, Tensor]:
+        """What differs from rank to rank."""
+        vectors = {f"vectors/{name}": torch.cat(each) for name, each in self._vectors.items()}
+        numbers = {f"sums/{name}": value for name, value in self.sums.items()}
+        numbers |= {"entropy_sum": self.entropy_sum, "logprob_gap_max": self.logprob_gap_max}
+        return {
+            **vectors,
+            **{name: torch.tensor(each, dtype=torch.float64) for name, each in numbers.items()},
+            "losses": torch.tensor([each["loss"] for each in self.updates], dtype=torch.float64),
+            "rows": torch.cat(self._rows) if self._rows else torch.empty(0, dtype=torch.int64),
+        }
 
     def vector(self, name: str) -> Tensor:
         """A number per episode [B], in the order of the rollouts."""

@@ -16,6 +16,9 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
             loss      over micro-batches, whose gradients add up
             update    one optimizer step
 
+Several ranks play and score a share each (`ragen_apo.distributed`). All of them have the step's
+trajectories and weights; what they share is said where it happens.
+
 A*-PO (`algorithms.apo`) plays each task once and makes one pass with one update; the others differ
 in what `prepare` and `loss` do and in how often rollouts are used, and the trainer does not know
 which one it runs.
@@ -79,6 +82,7 @@ class Trainer:
     ) -> None:
         self.config = config
         self.policy, self.proxy = policy, proxy
+        self.ranks = proxy.ranks
         self.algorithm, self.optimizer = algorithm, optimizer
         self.take_reference(reference, tasks=tasks, values=values)
         self._micro_batch_size = config.training.micro_batch_size
@@ -120,6 +124,7 @@ class Trainer:
             "training_seconds": time.perf_counter()
             - rolled_out
             - metrics.get("thought_monitor_seconds", 0.0),
+            **self.ranks.take_seconds(),
         }
         kept = kept_episodes(
             rollouts, scored=scored, num_episodes=self.config.training.keep_episodes
@@ -151,6 +156,7 @@ class Trainer:
             values=self.values,
             pad_id=self.policy.pad_id,
             device=self.policy.device,
+            ranks=self.ranks,
         )
 
     def _filtered(self, rollouts: Rollouts) -> torch.Tensor:
@@ -179,7 +185,7 @@ class Trainer:
         )
 
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
-        """The updates of one step; returns what they report."""
+        """The updates of one step, by all ranks together; returns what they report."""
         algorithm, settings, collected = self.algorithm, self.config.optimizer, StepMetrics()
         targets = algorithm.prepare(rollouts)
         for epoch in range(algorithm.num_epochs):
@@ -195,20 +201,22 @@ class Trainer:
                     part = algorithm.loss(targets, micro, scores)
                     part.loss.backward()
                     collected.add_part(part, micro, scores, first_pass=epoch == 0)
+                self.ranks.add_gradients([self.policy.model, *algorithm.other_models])
                 norm = self.optimizer.update(
                     learning_rate=learning_rate, max_grad_norm=settings.max_grad_norm
                 )
                 others = algorithm.update(rate_scale=learning_rate / settings.learning_rate)
                 collected.close_update(gradient_norm=norm, **others)
+        collected = collected.of_all(self.ranks)
         return collected.metrics() | algorithm.metrics(rollouts, targets, collected)
 
     def _with_reference(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with log pi_ref of their tokens."""
-        logprobs_BT = torch.zeros_like(rollouts.reference_logprobs_BT)
-        for micro in rollouts.micro_batches(range(len(rollouts)), size=self._micro_batch_size):
-            with torch.no_grad():
-                scores = self._scores(self.reference, micro)
-            logprobs_BT[micro.rows, : micro.mask_BT.shape[1]] = scores.logprobs_BT
+        logprobs_BT = rollouts.scored(
+            lambda micro: self._scores(self.reference, micro).logprobs_BT,
+            size=self._micro_batch_size,
+            what="reference",
+        )
         return replace(rollouts, reference_logprobs_BT=logprobs_BT)
 
     def _scores(self, model: LanguageModel, micro: MicroBatch) -> TokenScores:

@@ -150,13 +150,14 @@ def sample_batches(
     pad_id: int,
     device: torch.device,
     weights: Sequence[Sequence[float]] | None = None,
+    share: slice = slice(None),
 ) -> list[SupervisedBatch]:
-    """One update's samples in parts of at most `size`, of similar length.
+    """One update's samples, this rank's share, in parts of at most `size`, of similar length.
 
     `weights` has one for each token of each sample; a weight of 0 makes it no target.
     """
     batches = []
-    for rows in micro_batches([(sample,) for sample in samples], size=size):
+    for rows in micro_batches([(sample,) for sample in samples], size=size, share=share):
         tokens = collate([samples[row] for row in rows], pad_id=pad_id, device=device)
         batch = SupervisedBatch(tokens.token_ids_BT, tokens.loss_mask_BT)
         if weights is not None:

@@ -30,8 +30,11 @@ def copy_phase(session: Session, model: LanguageModel) -> SupervisedPhase:
 
     def batch(step: int) -> list[SupervisedBatch]:
         drawn = copy_batch(config, token_ids=token_ids, seed=session.config.seed, step=step)
-        device = session.device
-        return [SupervisedBatch(drawn.token_ids_BT.to(device), drawn.target_mask_BT.to(device))]
+        device, share = session.device, session.ranks.share
+        token_ids_BT, target_mask_BT = drawn.token_ids_BT[share], drawn.target_mask_BT[share]
+        if len(token_ids_BT) == 0:  # more ranks than rows
+            return []
+        return [SupervisedBatch(token_ids_BT.to(device), target_mask_BT.to(device))]
 
     return SupervisedPhase(
         name="copy",
@@ -71,8 +74,13 @@ def demonstrations_phase(session: Session, model: LanguageModel) -> SupervisedPh
         if names:
             share, seed = config.relabel_share, session.config.seed
             chosen = relabel(chosen, token_ids=names, share=share, seed=seed, step=step)
-        size = session.config.training.micro_batch_size
-        return sample_batches(chosen, size=size, pad_id=pad_id, device=session.device)
+        return sample_batches(
+            chosen,
+            size=session.config.training.micro_batch_size,
+            pad_id=pad_id,
+            device=session.device,
+            share=session.ranks.share,
+        )
 
     return SupervisedPhase(
         name="demonstrations",

@@ -29,8 +29,9 @@ def recorded_demonstrations(
     another course than the recorded one.
     """
     kept = session.run.recordings
-    chosen = select_recordings(kept if kept.exists() else path, session.environments)
-    if not kept.exists():
+    is_kept = session.has(kept)
+    chosen = select_recordings(kept if is_kept else path, session.environments)
+    if not is_kept and session.ranks.is_first:
         rows = [recording.to_row() for recording in chosen.recordings]
         write_json_lines_atomically(kept, rows)
         left_out = f"; left out: {chosen.left_out}" if chosen.left_out else ""

@@ -1,7 +1,7 @@
 """The loop of every supervised phase: weighted next-token training, resumable at each checkpoint.
 
 A batch is a function of (seed, phase, step), so a resumed phase sees the batches it would have
-seen.
+seen. Each rank makes its share of the batch's rows; weights and counts are those of all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.choices import Schedule
+from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import seeded_torch
 from ragen_apo.seeding import derive_seed
@@ -58,7 +59,8 @@ class SupervisedPhase:
     peak_learning_rate: float
     schedule: Schedule
     batch: Callable[[int], list[SupervisedBatch]]
-    """The batch of a step, in parts that go through the model one after another."""
+    """This rank's share of the batch of a step, in parts that go through the model one after
+    another."""
     seed: int
     curve: Path
     """Where its rows go."""
@@ -92,7 +94,7 @@ def run_supervised_phase(
         batch = phase.batch(step)
         dropout_seed = derive_seed(phase.seed, "dropout", phase.name, step)
         with seeded_torch(dropout_seed, device=session.device):
-            result = accumulate_supervised_gradients(model, batch)
+            result = accumulate_supervised_gradients(model, batch, ranks=session.ranks)
         learning_rate = learning_rate_at(
             step,
             peak=phase.peak_learning_rate,
@@ -132,6 +134,8 @@ def _save(
     phase: SupervisedPhase,
 ) -> None:
     if phase.keeps_checkpoints:
+        session.ranks.require_equal_weights([model.model])
+    if phase.keeps_checkpoints and session.ranks.is_first:
         save_checkpoint(
             session.run.checkpoints,
             position=position,
@@ -143,11 +147,17 @@ def _save(
 
 
 def accumulate_supervised_gradients(
-    model: LanguageModel, parts: Sequence[SupervisedBatch]
+    model: LanguageModel, parts: Sequence[SupervisedBatch], *, ranks: Ranks = ALONE
 ) -> SupervisedResult:
-    """Adds up the gradient of the weighted mean cross-entropy over all targets of all parts."""
-    num_targets = sum(int(part.target_mask_BT.sum()) for part in parts)
-    total_weight = sum(float(_weights(part).sum()) for part in parts)
+    """Adds up the gradient of the weighted mean cross-entropy over all targets of all parts.
+
+    And of the parts of all ranks, some of which may have none.
+    """
+    num_targets, total_weight = ranks.total(
+        sum(int(part.target_mask_BT.sum()) for part in parts),
+        sum(float(_weights(part).sum()) for part in parts),
+        what="targets",
+    )
     loss_sum = num_correct = sampled_sum = 0.0
     for part in parts:
         hidden_BTH = model.hidden_states(part.token_ids_BT, use_cache=False)
@@ -164,6 +174,10 @@ def accumulate_supervised_gradients(
         if part.sampled_logprobs_BT is not None:
             sampled_M = part.sampled_logprobs_BT[part.target_mask_BT]
             sampled_sum += float((sampled_M * weights_M).sum())
+    ranks.add_gradients([model.model])
+    loss_sum, num_correct, sampled_sum = ranks.total(
+        loss_sum, num_correct, sampled_sum, what="losses"
+    )
     is_sampled = all(part.sampled_logprobs_BT is not None for part in parts)
     return SupervisedResult(
         loss=loss_sum / total_weight,

@@ -11,14 +11,14 @@ metrics   what it reports beyond `StepMetrics.metrics`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ragen_apo.training.named_tensors import check_tensors
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ragen_apo.policy.scoring import TokenScores
     from ragen_apo.training.rollouts import MicroBatch, Rollouts
@@ -37,6 +37,11 @@ class Algorithm(ABC, Generic[Targets]):
     """Updates of a pass."""
     entropy_gradients: bool = False
     """Whether the loss differentiates the entropy."""
+
+    @property
+    def other_models(self) -> Sequence[nn.Module]:
+        """What is trained besides the policy: `loss` reaches it, `update` updates it."""
+        return ()
 
     def sampling(self) -> AbstractContextManager[None]:
         """Inside, the policy has the weights that play the rollouts of a step: here its own.

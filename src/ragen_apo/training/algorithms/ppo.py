@@ -12,7 +12,7 @@ is a failure of the task, not an interruption.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -25,7 +25,7 @@ from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
 from ragen_apo.training.named_tensors import check_tensors
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ragen_apo.config import RunConfig
     from ragen_apo.objectives.ppo import AdvantageEstimate
@@ -101,10 +101,16 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         self.num_minibatches = settings.num_minibatches
         self.entropy_gradients = settings.entropy_coefficient > 0
 
+    @property
+    def other_models(self) -> Sequence[nn.Module]:
+        return (self._critic,)
+
     def prepare(self, rollouts: Rollouts) -> PpoTargets:
         from ragen_apo.objectives.tensors import whiten
 
-        values_BT = self._values(rollouts)
+        values_BT = rollouts.scored(
+            self._critic_values, size=self._micro_batch_size, what="values of the critic"
+        )
         estimate = self._estimate(self._term.with_kl_penalty(rollouts), values_BT)
         advantages_BT = estimate.advantages_BT
         if self._settings.whiten_advantages:
@@ -178,16 +184,6 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         check_tensors(others, {})
         load_trained_tensors(self._critic, _below(_WEIGHTS, tensors))
         self._optimizer.load_state_tensors(_below(_MOMENTS, tensors))
-
-    def _values(self, rollouts: Rollouts) -> Tensor:
-        import torch
-
-        values_BT = torch.zeros_like(rollouts.rewards_BT)
-        with torch.no_grad():
-            for micro in rollouts.micro_batches(range(len(rollouts)), size=self._micro_batch_size):
-                part_BT = self._critic_values(micro)
-                values_BT[micro.rows, : part_BT.shape[1]] = part_BT
-        return values_BT
 
     def _critic_values(self, micro: MicroBatch) -> Tensor:
         samples = micro.samples

@@ -1,0 +1,95 @@
+"""Joins the processes that torchrun has started: gloo between CPUs, nccl between GPUs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ragen_apo.config.machine import MachineConfig
+from ragen_apo.distributed.ranks import ALONE, Ranks
+from ragen_apo.distributed.torchrun import Place, place_of_this_process
+from ragen_apo.errors import RanksError
+
+_SECONDS_TO_FAIL = 5.0
+"""How long a process that ends with an error tries to reach the store."""
+
+_joined: dict[str, Ranks] = {}
+"""What this process has joined."""
+
+
+def join_ranks(machine: MachineConfig) -> Ranks:
+    """This process among those of torchrun; the same object every time.
+
+    Raises RanksError where the others do not come within `machine.rank_timeout_seconds`.
+    """
+    place = place_of_this_process()
+    if place.size == 1:
+        return ALONE
+    if "ranks" not in _joined:
+        _joined["ranks"] = _join(place, machine)
+        atexit.register(leave_ranks)
+    return _joined["ranks"]
+
+
+def leave_ranks() -> None:
+    """Closes the connections to the other ranks; may be called again."""
+    if _joined.pop("ranks", None) and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_first_to_fail() -> bool:
+    """Whether no other rank has asked this before: one message for all of them is enough."""
+    place = place_of_this_process()
+    if place.size == 1:
+        return True
+    joined = _joined.get("ranks")
+    try:
+        store = joined.store if joined else None
+        store = store or _store(place, seconds=_SECONDS_TO_FAIL)
+        return store.add("failed", 1) == 1
+    except (RuntimeError, RanksError):
+        return True  # nobody is left to ask
+
+
+def _join(place: Place, machine: MachineConfig) -> Ranks:
+    uses_cuda = machine.device != "cpu" and torch.cuda.is_available()
+    if uses_cuda:
+        torch.cuda.set_device(place.local_rank)
+    try:
+        store = _store(place, seconds=machine.rank_timeout_seconds)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if uses_cuda else "gloo",
+            store=dist.PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=machine.rank_timeout_seconds),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise RanksError(
+            f"rank {place.rank} of {place.size} cannot join the others: {error}. Start all of them "
+            "with torchrun, and see that the hosts reach each other at MASTER_ADDR, MASTER_PORT"
+        ) from error
+    return Ranks(place, store)
+
+
+def _store(place: Place, *, seconds: float) -> dist.Store:
+    """Keys and values that all ranks see: torchrun keeps them, without it the first rank."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RanksError(
+            f"RANK is {place.rank}, and {missing[0]} is not set; start the processes with torchrun"
+        )
+    kept_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        place.size,
+        is_master=place.rank == 0 and not kept_by_torchrun,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+    )
+    return dist.PrefixStore(f"ragen_apo/{place.num_restarts}", store)

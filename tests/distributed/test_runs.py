@@ -1,0 +1,224 @@
+"""Whole runs by several processes against the run of one.
+
+All go on from the same reference: a warm start by two processes ends with other last bits, and the
+seeds of Stage 1 come from the bits of the reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import pytest
+
+from ragen_apo import api, cli
+from ragen_apo.distributed.ranks import Ranks
+from ragen_apo.errors import RanksError
+from ragen_apo.files import read_json_lines
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.trainer import Trainer
+from tests import factories
+from tests.command_line import snapshot
+from tests.distributed.processes import answers, environment, finished, in_ranks, torchrun
+from tests.distributed.runs import config_file, curves, stored_tokens
+
+pytestmark = pytest.mark.slow
+
+MODELS = ("distilled", "policy")
+
+
+def make_reference(ranks: Ranks, config: Path, run: Path) -> None:
+    api.train(config, run, until="reference", progress=False)
+
+
+def go_on(ranks: Ranks, run: Path, killed_at_step: int | None = None) -> str:
+    """Continues a run; the last rank is killed before a step, and the others say so."""
+    make_step = Trainer.step
+
+    def step(trainer: Trainer, number: int) -> Any:
+        if number == killed_at_step and ranks.rank == ranks.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make_step(trainer, number)
+
+    with patch.object(Trainer, "step", step):
+        try:
+            api.train(None, run, resume=True, progress=False)
+        except RanksError as error:
+            return str(error)
+    return "trained"
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process that has its reference."""
+    folder = tmp_path_factory.mktemp("started")
+    answers(in_ranks(1, make_reference, config_file(folder), folder / "run"))
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(started: Path, tmp_path: Path) -> Callable[[str], RunDirectory]:
+    return lambda name: RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
+
+
+@pytest.fixture(scope="module")
+def by_one(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The run, continued to its end by one process and evaluated."""
+    path = Path(shutil.copytree(started, tmp_path_factory.mktemp("one") / "run"))
+    assert answers(in_ranks(1, go_on, path)) == ["trained"]
+    api.evaluate(path, progress=False)
+    return RunDirectory(path)
+
+
+@pytest.fixture(scope="module")
+def by_two(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The same by two processes of torchrun, on the command line."""
+    path = Path(shutil.copytree(started, tmp_path_factory.mktemp("two") / "run"))
+    result = finished(torchrun(2, "train", "--run-dir", path, "--resume"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("\ntrained policy:") == 1, "the first rank speaks for all"
+    return RunDirectory(path)
+
+
+def assert_same_rows(
+    actual: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], *, tolerance: float
+) -> None:
+    assert len(actual) == len(expected) > 0
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            wanted = value if isinstance(value, str) else pytest.approx(value, tolerance, tolerance)
+            assert mine[key] == wanted, (key, theirs["step"])
+
+
+def assert_same_run(actual: RunDirectory, expected: RunDirectory, *, tolerance: float) -> None:
+    assert stored_tokens(actual) == stored_tokens(expected)
+    rows, wanted = curves(actual), curves(expected)
+    assert rows.keys() == wanted.keys()
+    for name, curve in wanted.items():
+        assert_same_rows(rows[name], curve, tolerance=tolerance)
+    for model in MODELS:
+        left, right = (
+            factories.tensors(actual.path / model),
+            factories.tensors(expected.path / model),
+        )
+        for name, tensor in right.items():
+            assert (left[name] - tensor).abs().max() <= tolerance * max(1.0, tensor.abs().max())
+
+
+def test_a_warm_start_by_two_processes_has_the_losses_of_one(started: Path, tmp_path: Path) -> None:
+    config = config_file(tmp_path)
+    answers(in_ranks(2, make_reference, config, tmp_path / "run"))
+    run, expected = RunDirectory(tmp_path / "run"), RunDirectory(started)
+    rows, wanted = curves(run)["warm_start.jsonl"], curves(expected)["warm_start.jsonl"]
+    assert_same_rows(rows, wanted, tolerance=1e-6)
+    left, right = (factories.tensors(each.reference(0)) for each in (run, expected))
+    for name, tensor in right.items():
+        assert (left[name] - tensor).abs().max() <= 1e-4 * max(1.0, tensor.abs().max()), name
+
+
+def test_two_processes_of_torchrun_make_the_run_of_one(
+    by_two: RunDirectory, by_one: RunDirectory
+) -> None:
+    assert_same_run(by_two, by_one, tolerance=1e-5)
+    results = [json.loads(run.results.read_text()) for run in (by_two, by_one)]
+    assert {**results[0], "policy": ""} == {**results[1], "policy": ""}
+    episodes = [read_json_lines(run.episodes) for run in (by_two, by_one)]
+    assert len(episodes[0]) == len(episodes[1]) > 0
+    row = read_json_lines(by_two.metrics)[-1]
+    assert row["num_ranks"] == 2
+    assert 0 < row["communication_seconds"] < row["rollout_seconds"] + row["training_seconds"]
+    assert by_two.read_status()["attempts"] == 1, "one for all ranks"
+
+
+def test_a_run_goes_on_with_another_number_of_processes_after_each_kill(
+    copy: Callable[[str], RunDirectory], by_one: RunDirectory
+) -> None:
+    run = copy("resized")
+    survivor, killed = in_ranks(2, go_on, run.path, 3)
+    assert killed is None
+    assert "rank 0 of 2 is without the others at 'stage 2: trajectories of step-3'" in survivor
+    assert in_ranks(1, go_on, run.path, 4) == [None]
+    assert answers(in_ranks(3, go_on, run.path)) == 3 * ["trained"]
+    assert_same_run(run, by_one, tolerance=1e-5)
+
+
+def rank_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("RANK")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+def kill_rank(started: subprocess.Popen[str], rank: int) -> None:
+    children = psutil.Process(started.pid).children(recursive=True)
+    (found,) = [child for child in children if rank_of(child) == str(rank)]
+    os.kill(found.pid, signal.SIGKILL)
+
+
+def test_torchrun_starts_a_run_again_whose_rank_was_killed(
+    copy: Callable[[str], RunDirectory], by_two: RunDirectory
+) -> None:
+    run = copy("killed")
+    arguments = ("train", "--run-dir", run.path, "--resume", "--no-evaluate")
+    command = torchrun(2, *arguments, options=("--max-restarts", "1"))
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        while len(read_json_lines(run.metrics)) < 3 and process.poll() is None:
+            time.sleep(0.05)
+        kill_rank(process, 1)
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert_same_run(run, by_two, tolerance=0.0)
+    assert run.read_status()["attempts"] == 2
+
+
+def start(ranks: Ranks, config: Path, run: Path) -> str:
+    """What a user wrote after `torchrun -m ragen_apo`, without --resume."""
+    api.train(config, run, progress=False)
+    return "trained"
+
+
+def test_what_torchrun_starts_again_goes_on_without_being_told_to(
+    by_one: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_file(tmp_path)
+    first = in_ranks(2, start, config, by_one.path)
+    assert "exists already" in str(first[0])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert answers(in_ranks(2, start, config, by_one.path)) == 2 * ["trained"]
+
+
+def refuse(ranks: Ranks, config: Path, run: Path) -> tuple[object, str]:
+    """Exit status and standard error of the command."""
+    errors = io.StringIO()
+    command = ["ragen-apo", "train", "--config", str(config), "--run-dir", str(run)]
+    with patch.object(sys, "argv", command), contextlib.redirect_stderr(errors):
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code, errors.getvalue()
+    return 0, ""
+
+
+def test_what_the_first_rank_refuses_is_said_once(started: Path, tmp_path: Path) -> None:
+    before = snapshot(started)
+    results = answers(in_ranks(2, refuse, config_file(tmp_path), started))
+    assert [status for status, _ in results] == [2, 2]
+    said = [text for _, text in results if text]
+    assert len(said) == 1
+    assert "exists already and is not an empty directory" in said[0]
+    assert snapshot(started) == before
