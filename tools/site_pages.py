@@ -24,6 +24,7 @@ OUTSIDE = (
     "CONTRIBUTING.md",
     "benchmarks/results/*",
     "configs/*.yaml",
+    "deploy/*",
     "examples/*.py",
     "examples/*.ipynb",
 )
