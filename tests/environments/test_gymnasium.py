@@ -178,6 +178,7 @@ def test_the_documented_random_baseline_plays_an_episode(
     monkeypatch.setattr(sys, "path", [*sys.path])
     names: dict = {}
     for block in blocks[1:]:
-        exec(block, names)
+        if "trl" not in block:  # that one is for a GPU and a hub; test_trl.py trains with it
+            exec(block, names)
     assert names["over"] is True
     assert isinstance(names["environment"].task.payload["secret"], int)

@@ -14,6 +14,7 @@ from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.config.values import ValuesConfig
+from ragen_apo.distributed.ranks import ALONE
 from ragen_apo.errors import MissingValueError, TrainingError
 from ragen_apo.files import read_json_lines
 from ragen_apo.seeding import derive_seed
@@ -147,7 +148,7 @@ class ScriptedReference:
     """Plays a task's samples with the successes that were written down for it."""
 
     def __init__(self, successes: dict[str, str]) -> None:
-        self.engine = SimpleNamespace(num_rows=8)
+        self.engine, self.ranks = SimpleNamespace(num_rows=8), ALONE
         self._success = {
             derive_seed(0, "stage-1", task(name).task_id, index): mark == "S"
             for name, marks in successes.items()
@@ -351,4 +352,4 @@ def test_a_first_reference_that_solves_every_task_is_an_error(
     model = reference(part)
     with pytest.raises(TrainingError, match=r"21 always solved\. There is nothing to train on"):
         selected_tasks(part, model, tasks)
-    assert selected_tasks(part, model, tasks, version=1) == ()
+    assert list(selected_tasks(part, model, tasks, version=1)) == []

@@ -58,13 +58,13 @@ class RunLine:
 
     name: str
     state: RunState
-    algorithm: str
-    environment: str
-    progress: str
-    best: str
-    held_out: str
-    held_out_interval: str
-    changed: str
+    algorithm: str = ABSENT
+    environment: str = ABSENT
+    progress: str = ABSENT
+    best: str = ABSENT
+    held_out: str = ABSENT
+    held_out_interval: str = ABSENT
+    changed: str = ABSENT
     problem: str = ""
     """Why its files cannot be read."""
 
@@ -89,8 +89,7 @@ def run_line(reader: RunReader, name: str) -> RunLine:
         record, progress = reader.record(name), reader.progress(name)
         reached = _progress(record, progress) or _before_stage_two(reader, name)
     except (RunDirectoryError, OSError) as error:
-        nothing = (ABSENT,) * 6
-        return RunLine(name, state, *nothing, changed, problem=one_line(error, 300))
+        return RunLine(name, state, changed=changed, problem=one_line(error, 300))
     results = record.data.results
     return RunLine(
         name=name,
