@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store
 
 from ragen_apo.distributed.torchrun import Place
 from ragen_apo.errors import RagenApoError, RanksError
@@ -54,7 +55,7 @@ class Ranks:
     """This process among those that share the run's work."""
 
     place: Place = field(default_factory=Place)
-    store: dist.Store | None = None
+    store: Store | None = None
     """Where every rank notes where it is; None for one process."""
     _log: _Log = field(default_factory=_Log, repr=False, compare=False)
 

@@ -9,6 +9,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# Documented, but torch does not list it as exported.
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.torchrun import Place, place_of_this_process
@@ -63,7 +67,7 @@ def _join(place: Place, machine: MachineConfig) -> Ranks:
         store = _store(place, seconds=machine.rank_timeout_seconds)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if uses_cuda else "gloo",
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=place.rank,
             world_size=place.size,
             timeout=timedelta(seconds=machine.rank_timeout_seconds),
@@ -76,7 +80,7 @@ def _join(place: Place, machine: MachineConfig) -> Ranks:
     return Ranks(place, store)
 
 
-def _store(place: Place, *, seconds: float) -> dist.Store:
+def _store(place: Place, *, seconds: float) -> Store:
     """Keys and values that all ranks see: torchrun keeps them, without it the first rank."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
@@ -84,7 +88,7 @@ def _store(place: Place, *, seconds: float) -> dist.Store:
             f"RANK is {place.rank}, and {missing[0]} is not set; start the processes with torchrun"
         )
     kept_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
+    store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         place.size,
@@ -92,4 +96,4 @@ def _store(place: Place, *, seconds: float) -> dist.Store:
         wait_for_workers=False,
         timeout=timedelta(seconds=seconds),
     )
-    return dist.PrefixStore(f"ragen_apo/{place.num_restarts}", store)
+    return PrefixStore(f"ragen_apo/{place.num_restarts}", store)
