@@ -113,7 +113,8 @@ def wandb(folder: Path, run_name: str) -> Written:
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         names.add(path.name)
         for record in _records_of_wandb(path):
-            row = {item.nested_key[0]: item.value_json for item in record.history.item}
+            items = [item for item in record.history.item if len(item.nested_key) == 1]
+            row = {item.nested_key[0]: item.value_json for item in items}
             values = {name: json.loads(text) for name, text in row.items() if name[0] != "_"}
             for name, value in values.items():
                 axis = f"{name.rpartition('/')[0]}/step".removeprefix("/")

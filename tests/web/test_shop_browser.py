@@ -53,12 +53,13 @@ def window(
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
-    page.on("console", lambda message: problems.append(message.text))
+    page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(address)
     yield page
     context.close()
-    assert problems == []
+    # Chromium remarks on it where a page comes again while its field has the focus.
+    assert [text for text in problems if "Autofocus processing was blocked" not in text] == []
 
 
 def assert_good(page: Page) -> None:
