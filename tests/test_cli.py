@@ -555,12 +555,12 @@ def test_a_resumed_run_uses_the_recordings_that_it_began_with(
     command(*train, "--run-dir", tmp_path / "whole")
     original, num_calls = supervised.accumulate_supervised_gradients, 0
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
         if num_calls == 15:
             raise KeyboardInterrupt
-        return original(*arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(supervised, "accumulate_supervised_gradients", interrupted)
     assert command(*train, "--run-dir", tmp_path / "run").status == 130
