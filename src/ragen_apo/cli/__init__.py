@@ -4,9 +4,8 @@
     runs.py     train, warm-start, estimate-values, evaluate, report, compare, show-prompt
     api_model.py  evaluate with a model behind an API
     worlds.py   play, check, data
-    serve.py    serve
     models.py   model, push
-    pages.py    view
+    pages.py    view, serve
 
 What this package raises on purpose is shown as one message without a traceback, exit status 2. An
 interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
@@ -19,7 +18,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ragen_apo.cli import models, pages, runs, serve, worlds  # noqa: F401 - they define commands
+from ragen_apo.cli import models, pages, runs, worlds  # noqa: F401 - they define commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
 from ragen_apo.distributed.torchrun import place_of_this_process
@@ -60,6 +59,8 @@ def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any)
     try:
         return command(*arguments, **options)
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # how click's `main` reports it
+            raise error.__context__ from None
         raise EnvironmentFaultError(
             f"code that is not ragen-apo's tried to end the process ({error!r:.80}), most likely "
             "that of the environment; run `ragen-apo check` on it"

@@ -1,12 +1,24 @@
-"""The command for pages in the browser: `view`."""
+"""The commands for pages in the browser: `view` for runs, `serve` for environments."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from ragen_apo.cli.common import app, console, examples, whole_number
+from cyclopts import App
 
+from ragen_apo.cli.common import Overrides, app, console, examples, whole_number
+from ragen_apo.errors import ConfigError
+
+serve = App(
+    name="serve",
+    help="Serve an environment to people or programs.",
+    help_epilogue=examples("serve shop", "serve shop webshop --data generated"),
+)
+app.command(serve)
+
+DEFAULT_SHOP = "shop"
+DEMONSTRATIONS = Path("demonstrations")
 Port = Annotated[int, whole_number(0, 65_535)]
 
 
@@ -25,11 +37,71 @@ def view(folder: Path = Path("runs"), *, host: str = "127.0.0.1", port: Port = 0
     from ragen_apo.web.extra import require_web
 
     require_web()
-    from ragen_apo.web.serving import serve
+    from ragen_apo.web.serving import serve as serve_pages
     from ragen_apo.web.view.folder import open_folder
     from ragen_apo.web.view.routes import view_routes
 
-    def announce(address: str) -> None:
-        console.print(f"open {address} (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+    serve_pages(view_routes(open_folder(folder)), host=host, port=port, announce=_announce)
 
-    serve(view_routes(open_folder(folder)), host=host, port=port, announce=announce)
+
+@serve.command(
+    name="shop",
+    help_epilogue=examples(
+        "serve shop",
+        "serve shop webshop --data generated --keep demonstrations",
+        "serve shop --run runs/shop",
+    ),
+)
+def serve_shop(
+    environment: str | None = None,
+    *options: Overrides,
+    run: Path | None = None,
+    split: str | None = None,
+    keep: Path = DEMONSTRATIONS,
+    host: str = "127.0.0.1",
+    port: Port = 8001,
+) -> None:
+    """Shop yourself in the browser, and keep what you do as demonstrations.
+
+    Args:
+        environment: shop or webshop; that of the run where one is given.
+        options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
+            of them. A run has its own.
+        run: A run, or an evaluation of a model behind an API: its environment, its goals, and what
+            its agent did on them.
+        split: Where the goals are from; by default train, with a run the split of its evaluation.
+        keep: The folder for kept episodes; the key warm_start.demonstrations.recordings takes it.
+        host: The address to listen on; another one than this machine's own needs the token that is
+            printed.
+        port: The port to listen on; 0 takes a free one.
+    """
+    from ragen_apo.config.overrides import parse_options
+    from ragen_apo.environments.base import make_environment
+    from ragen_apo.web.extra import require_web
+
+    require_web()
+    from ragen_apo.web.serving import serve as serve_pages
+    from ragen_apo.web.shop.goals import AgentEpisodes, agent_episodes, environment_of_run
+    from ragen_apo.web.shop.routes import shop_routes
+    from ragen_apo.web.shop.visits import Visits, open_shop
+
+    if run is None:
+        agent = AgentEpisodes()
+        world = make_environment(environment or DEFAULT_SHOP, parse_options(options))
+    else:
+        if environment is not None or options:
+            raise ConfigError(
+                "--run goes without an environment and its options: the run has them in its "
+                "configuration"
+            )
+        of_run = environment_of_run(run)
+        agent = agent_episodes(run)
+        world = make_environment(of_run.name, of_run.options)
+        split = split or agent.split or of_run.split
+    shop = open_shop(world, split=split or "train", agent=agent, demonstrations=keep)
+    console.print(f"{world.properties.name}: {len(shop.goals):,} goals")
+    serve_pages(shop_routes(Visits(shop)), host=host, port=port, announce=_announce)
+
+
+def _announce(address: str) -> None:
+    console.print(f"open {address} (Ctrl-C ends it)", highlight=False, soft_wrap=True)

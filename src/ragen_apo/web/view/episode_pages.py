@@ -111,10 +111,9 @@ class EpisodePages:
         patterns = self._site.patterns(name, source)
         examples: dict[str, Sequence[lists.EpisodeLine]] = {}
         index, path = self._site.index(name, source)
-        for pattern, _, count, _ in patterns:
-            if count:
-                chosen = lists.selected(index, path, Filters(failure=pattern))
-                examples[pattern] = lists.episode_lines(index, path, chosen[:NUM_EXAMPLES])
+        for pattern, *_ in patterns:
+            chosen = lists.selected(index, path, Filters(failure=pattern))
+            examples[pattern] = lists.episode_lines(index, path, chosen[:NUM_EXAMPLES])
         return render(
             "failures",
             name=name,

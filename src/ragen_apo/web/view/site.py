@@ -126,7 +126,7 @@ class Site:
         """What the store has under these conditions, at the run's beta."""
         path = self.store(name)
         beta = finite(self.reader.record(name).option("values", "beta1"))
-        beta = 0.5 if beta is None or beta < 0 else beta
+        beta = DEFAULT_BETA1 if beta is None or beta < 0 else beta
         journal = path.with_name(f"{path.name}-wal")
         key = (path, digest, beta, signature(path), journal.exists() and signature(journal))
         return self.reader.computed.get(key, lambda: stored_values(path, digest, beta=beta))
