@@ -378,7 +378,7 @@ def write_report(run: Run | Path | str) -> list[Path]:
 
     Raises RunDirectoryError if there is no evaluation.
     """
-    from ragen_apo.report import write_report as write
+    from ragen_apo.report.write import write_report as write
 
     return write(_files(run).path)
 

@@ -324,7 +324,7 @@ def build_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 if __name__ == "__main__":
-    from ragen_apo.report import write_report
+    from ragen_apo.report.write import write_report
 
     for written in write_report(write_run(Path(sys.argv[1]))):
         print(written)

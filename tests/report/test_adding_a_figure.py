@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ragen_apo.report import plots, write_report
+from ragen_apo.report import plots
+from ragen_apo.report.write import write_report
 
 pytestmark = pytest.mark.slow
 

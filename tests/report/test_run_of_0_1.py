@@ -7,9 +7,9 @@ import pytest
 
 from ragen_apo.config import RunConfig
 from ragen_apo.config.algorithms import ALGORITHMS, algorithm_class
-from ragen_apo.report import write_report
 from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings_of
 from ragen_apo.report.load import load_run
+from ragen_apo.report.write import write_report
 from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
 from tests.command_line import Command, assert_refused, snapshot
 

@@ -11,7 +11,8 @@ import pytest
 
 from ragen_apo import files
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.report import write, write_report
+from ragen_apo.report import write
+from ragen_apo.report.write import write_report
 
 FILES = [
     "summary.csv", "summary.tex", "learning_curves.png", "by_category.png", "failures.png",

@@ -39,7 +39,7 @@ def origin(run: RunData) -> str | None:
     """How the reference was made, and the data of the tasks."""
     warm_start = mapping(run.config.get("warm_start"))
     demonstrations = mapping(warm_start.get("demonstrations"))
-    path = mapping(run.config.get("policy")).get("path")
+    path = run.option("policy", "path")
     if not warm_start:
         sentence = ""
     elif not warm_start.get("enabled"):
@@ -60,7 +60,7 @@ def distilled(run: RunData) -> str | None:
     updates = [row for row in run.distillation if "loss" in row]
     if not updates:
         return None
-    beta = finite(mapping(run.config.get("distillation")).get("beta"))
+    beta = finite(run.option("distillation", "beta"))
     at = "" if beta is None else f" at beta {beta:g}"
     return (
         "Before its first step the policy imitated the reference’s own good episodes "
@@ -70,7 +70,7 @@ def distilled(run: RunData) -> str | None:
 
 def adapters(run: RunData) -> str | None:
     """Says that adapters were trained instead of the weights, if they were."""
-    lora = mapping(run.config.get("policy")).get("lora")
+    lora = run.option("policy", "lora")
     if not lora:
         return None
     rank = finite(mapping(lora).get("rank"))
@@ -83,7 +83,7 @@ def early_stop(run: RunData) -> str | None:
     stopped = mapping(run.record.get("early_stop"))
     if not stopped:
         return None
-    most = finite(mapping(run.config.get("training")).get("max_steps"))
+    most = finite(run.option("training", "max_steps"))
     made = finite(stopped.get("step"))
     where = "early" if made is None else f"early, after step {compact(made)}"
     if made is not None and most is not None:

@@ -50,7 +50,7 @@ def _shown_report(run: RunData) -> Mapping[str, Any]:
     """
     if not algorithm_of(run).has_values:
         return {}
-    strategy = mapping(run.config.get("rollout_filter")).get("strategy") or "none"
+    strategy = run.option("rollout_filter", "strategy") or "none"
     left_out = {"selection"} if strategy == "none" else set()
     return {key: value for key, value in run.value_report.items() if key not in left_out}
 

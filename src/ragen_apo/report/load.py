@@ -84,6 +84,13 @@ class RunData:
         """Whether Stage 2 took at least one step."""
         return bool(self.metrics)
 
+    def option(self, *names: str) -> Any:
+        """A key of the configuration by its sections; None where it is absent."""
+        value: Any = self.config
+        for name in names:
+            value = mapping(value).get(name)
+        return value
+
     @property
     def num_episodes(self) -> int:
         """The number of evaluated episodes."""
@@ -103,7 +110,7 @@ def load_run(run_directory: Path) -> RunData:
                 f"{run_directory} has no finished evaluation: {file} is missing, and a report "
                 f"is made from it. Run `{_command(run)}` first."
             )
-    config_text, config = _read_config(run.evaluation if _is_of_api(run) else run.config)
+    config_text, config = read_config(run.evaluation if _is_of_api(run) else run.config)
     return RunData(
         name="".join(c if c.isprintable() else "?" for c in run_directory.resolve().name),
         config_text=config_text,
@@ -165,14 +172,22 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], li
     return steps, values
 
 
-def _read_config(path: Path) -> tuple[str, Mapping[str, Any]]:
+def read_config(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """A run's configuration as it was saved, and its sections in the words of today.
+
+    Raises RunDirectoryError if the file cannot be read.
+    """
     try:
         text = read_yaml(path)
         value, _ = parse_yaml(text)
     except ValueError as error:
         raise RunDirectoryError(f"{path} {error}") from error
-    values = mapping(value)
-    return text, translated(values) if is_of_0_1(values) else values
+    return text, sections_of_today(mapping(value))
+
+
+def sections_of_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of a run by any version, with the sections of this one."""
+    return translated(config) if is_of_0_1(config) else config
 
 
 def _read_object(path: Path, kind: type[_Row], verb: str) -> Mapping[str, Any]:

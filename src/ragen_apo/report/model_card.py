@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from ragen_apo.config.references import is_reference
 from ragen_apo.report.algorithm import settings_of
 from ragen_apo.report.findings import headline, key_sentences
-from ragen_apo.report.load import RunData, finite, mapping
+from ragen_apo.report.load import RunData, finite
 from ragen_apo.report.style import one_line
 from ragen_apo.report.tables import method_rows, summary_cells
 
@@ -51,7 +51,7 @@ Trained with ragen-apo from this configuration:
 
 def _environment(run: RunData) -> str:
     """Its name; of one that a file of somebody's makes, not where the file was."""
-    name = str(mapping(run.config.get("environment")).get("name") or "unknown")
+    name = str(run.option("environment", "name") or "unknown")
     return name.rpartition(":")[2] if is_reference(name) else name
 
 
@@ -69,7 +69,7 @@ def _metadata(run: RunData, environment: str) -> str:
         metric_name="success rate",
         metric_value=rate,
     )
-    base = mapping(run.config.get("policy")).get("path")
+    base = run.option("policy", "path")
     data = ModelCardData(
         base_model=base if _is_of_the_hub(base) else None,
         library_name="transformers",

@@ -115,7 +115,7 @@ def _path(start: Box, end: Box) -> list[tuple[float, float]]:
 def pipeline(run: RunData) -> list[tuple[str, str]]:
     """The eight stations with their text; numbers of this run where they are known."""
     traits, training = algorithm_of(run), mapping(run.config.get("training"))
-    environment = mapping(run.config.get("environment")).get("name") or "the environment"
+    environment = run.option("environment", "name") or "the environment"
     num_tasks, steps = finite(run.value_report.get("num_tasks")), len(run.metrics)
     known = f"; {compact(num_tasks)} with known V*" if traits.has_values and num_tasks else ""
     a_step, repeats = counted(training.get("tasks_per_step"), "task"), rollouts_per_task(run)
@@ -150,7 +150,7 @@ def _baseline(run: RunData) -> tuple[str, str]:
 
 def _advantage(run: RunData) -> str:
     traits = algorithm_of(run)
-    chosen = str(mapping(run.config.get("values")).get("baseline"))
+    chosen = str(run.option("values", "baseline"))
     return ABLATIONS.get(chosen, traits.advantage) if traits.has_values else traits.advantage
 
 

@@ -111,7 +111,7 @@ def method_rows(run: RunData) -> list[MethodRow]:
     known = [name for name in BASELINES if name in baselines]
     others = sorted(set(baselines) - set(known))
     for name in known + others:
-        warm = name == "reference" and mapping(run.config.get("warm_start")).get("enabled")
+        warm = name == "reference" and run.option("warm_start", "enabled")
         label = f"{name} (warm start)" if warm else name
         rows.append(MethodRow(method=label, evaluated=False, summary=mapping(baselines[name])))
     return rows

@@ -41,6 +41,12 @@ ANSWER_HEADERS: Mapping[str, str] = {
 }
 
 
+def cookie_name(request: Request, purpose: str) -> str:
+    """One for each port: a browser sends the cookies of a machine to all its ports."""
+    server = request.scope.get("server") or ("", 0)
+    return f"ragen_apo_{purpose}_{server[1]}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can connect to a server that listens on `host`."""
     if host == "localhost":
@@ -85,7 +91,7 @@ class Guard:
         return None if self._token is None else self._without_token(request, self._token)
 
     def _without_token(self, request: Request, token: str) -> Response | None:
-        cookie = _cookie_name(request.scope)
+        cookie = cookie_name(request, TOKEN_PARAMETER)
         if _same(request.query_params.get(TOKEN_PARAMETER, ""), token):
             # The token leaves the address bar, so that no copied link carries it.
             others = [
@@ -110,12 +116,6 @@ def _refused(reason: str) -> Response:
 
 def _same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
-
-
-def _cookie_name(scope: Scope) -> str:
-    """One a port: a browser sends the cookies of a machine to all its ports."""
-    server = scope.get("server") or ("", 0)
-    return f"ragen_apo_{server[1]}"
 
 
 def _host_name(headers: Headers) -> str | None:

@@ -9,31 +9,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.environments.base import TextEnvironment, splits_with_tasks
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import broken_line, parse_json, parse_record
+from ragen_apo.report.episodes import Episode
+from ragen_apo.report.load import read_config
 from ragen_apo.run_directory import open_evaluated
 from ragen_apo.types import Task
-
-if TYPE_CHECKING:
-    from ragen_apo.report.episodes import Episode
 
 MAX_EPISODES_SHOWN = 3
 
 
-@cache
-def _episode() -> TypeAdapter[Episode]:
-    """Reads an episode of an evaluation; the room `report` is slow to import."""
-    from ragen_apo.report.episodes import Episode
-
-    return TypeAdapter(Episode)
+_EPISODE = TypeAdapter(Episode)
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class AgentEpisodes:
     path: Path | None = None
     tasks: Mapping[str, Task] = field(default_factory=dict)
     """The tasks by id, in the order in which they were first played."""
-    places: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Where the episodes of a task begin in the file, in bytes."""
 
     @property
@@ -60,10 +52,10 @@ class AgentEpisodes:
             return []
         episodes = []
         with self.path.open("rb") as stream:
-            for place in self.places.get(task.task_id, ())[:MAX_EPISODES_SHOWN]:
-                stream.seek(place)
+            for offset in self.offsets.get(task.task_id, ())[:MAX_EPISODES_SHOWN]:
+                stream.seek(offset)
                 try:
-                    episode = parse_record(_episode(), parse_json(stream.readline()))
+                    episode = parse_record(_EPISODE, parse_json(stream.readline()))
                     if episode.task.task_id != task.task_id:
                         raise ValueError("it is of another task now")
                 except ValueError as error:
@@ -86,19 +78,19 @@ def agent_episodes(run_path: Path) -> AgentEpisodes:
             f"{run_path} was not evaluated: {run.episodes} is missing. Run "
             f"`ragen-apo evaluate {run_path}` first"
         )
-    places: defaultdict[str, list[int]] = defaultdict(list)
+    offsets: defaultdict[str, list[int]] = defaultdict(list)
     tasks: dict[str, Task] = {}
     with run.episodes.open("rb") as stream:
-        place = 0
+        offset = 0
         for number, line in enumerate(stream, 1):
             try:
-                task = parse_record(_episode(), parse_json(line)).task
+                task = parse_record(_EPISODE, parse_json(line)).task
             except ValueError as error:
                 raise broken_line(run.episodes, number, f"cannot be used ({error})") from error
             tasks.setdefault(task.task_id, task)
-            places[task.task_id].append(place)
-            place += len(line)
-    return AgentEpisodes(run_path.resolve().name, run.episodes, tasks, places)
+            offsets[task.task_id].append(offset)
+            offset += len(line)
+    return AgentEpisodes(run_path.resolve().name, run.episodes, tasks, offsets)
 
 
 @dataclass(frozen=True)
@@ -133,8 +125,8 @@ def environment_of_run(run_path: Path) -> RunsEnvironment:
     """
     run = open_evaluated(run_path)
     path = run.evaluation if run.evaluation.is_file() else run.config
+    _, values = read_config(path)
     try:
-        values, _ = parse_yaml(read_yaml(path))
         config = parse_record(_RUN_CONFIG, values)
     except ValueError as error:
         raise RunDirectoryError(f"{path} {error}") from error

@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 
 from ragen_apo.errors import RagenApoError
 from ragen_apo.web.pages import page
+from ragen_apo.web.security import cookie_name
 from ragen_apo.web.shop.visits import ShopFullError, Visit, Visits
 
 MAX_FORM_BYTES = 64 * 1024
@@ -59,7 +60,7 @@ class _Pages:
         self._visits = visits
 
     def welcome(self, request: Request) -> Response:
-        visit_id = request.cookies.get(_cookie(request), "")
+        visit_id = request.cookies.get(cookie_name(request, "visit"), "")
         is_open = self._visits.find(visit_id) is not None
         shop = self._visits.shop
         properties = shop.environment.properties
@@ -74,19 +75,19 @@ class _Pages:
         )
 
     def come_in(self, request: Request) -> Response:
-        self._visits.close(request.cookies.get(_cookie(request), ""))
+        self._visits.close(request.cookies.get(cookie_name(request, "visit"), ""))
         try:
             visit = self._visits.open()
         except ShopFullError as error:
             raise HTTPException(503, str(error)) from error
         answer = RedirectResponse("/shop", 303)
-        answer.set_cookie(_cookie(request), visit.id, httponly=True, samesite="lax")
+        answer.set_cookie(cookie_name(request, "visit"), visit.id, httponly=True, samesite="lax")
         return answer
 
     def leave(self, request: Request) -> Response:
-        self._visits.close(request.cookies.get(_cookie(request), ""))
+        self._visits.close(request.cookies.get(cookie_name(request, "visit"), ""))
         answer = RedirectResponse("/", 303)
-        answer.delete_cookie(_cookie(request))
+        answer.delete_cookie(cookie_name(request, "visit"))
         return answer
 
     def shop(self, request: Request) -> Response:
@@ -126,7 +127,7 @@ class _Pages:
             visit.notice = f"Goals have numbers from 1 to {num_goals:,}."
 
     def _visit(self, request: Request) -> Visit | None:
-        return self._visits.find(request.cookies.get(_cookie(request), ""))
+        return self._visits.find(request.cookies.get(cookie_name(request, "visit"), ""))
 
     def _shown(self, visit: Visit) -> Mapping[str, Any]:
         shop, episode = self._visits.shop, visit.episode
@@ -189,8 +190,3 @@ async def _form(request: Request) -> Form:
             raise HTTPException(413, f"a form has at most {MAX_FORM_BYTES:,} bytes")
     text = body.decode("utf-8", "replace")
     return dict(parse_qsl(text, keep_blank_values=True, errors="replace"))
-
-
-def _cookie(request: Request) -> str:
-    """One a port: a browser sends the cookies of a machine to all its ports."""
-    return f"ragen_apo_visit_{request.url.port or 80}"

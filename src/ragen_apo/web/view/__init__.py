@@ -9,5 +9,10 @@ value_store   tasks and samples of Stage 1, without writing to the database
 comparing     two runs on the same tasks
 curves        series as SVG
 shown         what a page says of a run
+lists         filtered and ordered episodes
+token_texts   the text of token ids
+query         what an address asks for
+site          what several pages need
+*_pages       one class a subject: runs, episodes, values, two runs
 routes        addresses, and what each answers
 """

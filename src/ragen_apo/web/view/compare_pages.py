@@ -11,9 +11,9 @@ from starlette.responses import Response
 from ragen_apo.web.view import lists, query
 from ragen_apo.web.view.comparing import Outcome, Pair, pairs
 from ragen_apo.web.view.lists import PAGE_SIZE
-from ragen_apo.web.view.query import Answer, Place
+from ragen_apo.web.view.query import Answer, EpisodeKey
 from ragen_apo.web.view.run_files import signature
-from ragen_apo.web.view.shown import algorithm_label, page_numbers
+from ragen_apo.web.view.shown import algorithm_label
 from ragen_apo.web.view.site import Site, render
 
 MAX_TURNS = 25
@@ -36,11 +36,11 @@ class ComparePages:
         names = self._evaluated()
         if not first or not second:
             return render("compare_choose", names=names, a=first, b=second)
-        number = max(1, query.number(request, "page", 1))
+        page = query.page(request, PAGE_SIZE)
         wanted = query.choice(request, "outcome", ["any", *(each.value for each in Outcome)])
         found = self._pairs(first, second)
         chosen = [each for each in found if wanted in ("any", each.outcome.value)]
-        shown = chosen[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+        shown = page.of(chosen)
         index, path = self._site.index(first, "evaluation")
         other, other_path = self._site.index(second, "evaluation")
         return render(
@@ -48,7 +48,7 @@ class ComparePages:
             a=first,
             b=second,
             names=names,
-            labels=[algorithm_label(self._site.reader.record(name)) for name in (first, second)],
+            labels=[algorithm_label(self._site.reader.data(name)) for name in (first, second)],
             counts=Counter(each.outcome.value for each in found),
             num_tasks=len(found),
             num_shown=len(chosen),
@@ -60,8 +60,8 @@ class ComparePages:
                     strict=True,
                 )
             ),
-            page=number,
-            pages=page_numbers(number, max(1, -(-len(chosen) // PAGE_SIZE))),
+            page=page.number,
+            pages=page.links(len(chosen)),
         )
 
     def _evaluated(self) -> list[str]:
@@ -75,9 +75,9 @@ class ComparePages:
 
     def side(self, request: Request) -> Response:
         """The episodes of two runs on one task, side by side."""
-        first = Place(query.text(request, "a"), "evaluation", query.number(request, "first"))
-        second = Place(query.text(request, "b"), "evaluation", query.number(request, "second"))
-        shown = [self._site.shown(place) for place in (first, second)]
+        first = EpisodeKey(query.text(request, "a"), "evaluation", query.number(request, "first"))
+        second = EpisodeKey(query.text(request, "b"), "evaluation", query.number(request, "second"))
+        shown = [self._site.shown(key) for key in (first, second)]
         if shown[0].task_id != shown[1].task_id:
             raise HTTPException(400, "these are episodes of two different tasks")
         sides = list(zip((first, second), shown, strict=True))
@@ -85,5 +85,5 @@ class ComparePages:
             "side",
             sides=sides,
             most_turns=MAX_TURNS,
-            words=[self._site.words(place.run, episode.failure) for place, episode in sides],
+            words=[self._site.words(key.run, episode.failure) for key, episode in sides],
         )

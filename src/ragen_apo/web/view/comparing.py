@@ -26,7 +26,7 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True)
 class Pair:
-    """A task that both have played: the places of its episodes in their files."""
+    """A task that both have played: the numbers of its episodes in their files."""
 
     task_id: str
     first: int
@@ -36,16 +36,16 @@ class Pair:
 
 def pairs(first: EpisodeIndex, second: EpisodeIndex) -> list[Pair]:
     """All common tasks in the order of the first run."""
-    places = {key: place for place, key in enumerate(_occurrences(second.task_ids))}
+    numbers = {key: number for number, key in enumerate(_occurrences(second.task_ids))}
     return [
         Pair(
             task_id=key[0],
-            first=place,
-            second=places[key],
-            outcome=_outcome(bool(first.successes[place]), bool(second.successes[places[key]])),
+            first=number,
+            second=numbers[key],
+            outcome=_outcome(bool(first.successes[number]), bool(second.successes[numbers[key]])),
         )
-        for place, key in enumerate(_occurrences(first.task_ids))
-        if key in places and key[0]
+        for number, key in enumerate(_occurrences(first.task_ids))
+        if key in numbers and key[0]
     ]
 
 

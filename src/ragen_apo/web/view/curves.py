@@ -73,7 +73,7 @@ def curve(panel: Panel, first: Series, second: Series = ((), ())) -> Curve | Non
     low, high = (0.0, _share_bound(values)) if panel.share else _bounds(values)
     left, right = min(steps), max(steps)
 
-    def place(step: float, value: float) -> tuple[float, float]:
+    def point(step: float, value: float) -> tuple[float, float]:
         x = LEFT + (WIDTH - LEFT - RIGHT) * (
             (step - left) / (right - left) if right > left else 0.5
         )
@@ -85,13 +85,13 @@ def curve(panel: Panel, first: Series, second: Series = ((), ())) -> Curve | Non
     for label, (own_steps, own_values) in zip(("training", panel.second_title), drawn, strict=True):
         if not own_steps:
             continue
-        places = [place(*each) for each in zip(own_steps, own_values, strict=True)]
+        drawn = [point(*each) for each in zip(own_steps, own_values, strict=True)]
         shown = [f"{s:g}:{v:.4g}" for s, v in zip(own_steps, own_values, strict=True)]
         lines.append(
             Line(
                 label=label,
-                points=" ".join(f"{x},{y}" for x, y in places),
-                dots=tuple(places) if len(places) <= 40 else (),
+                points=" ".join(f"{x},{y}" for x, y in drawn),
+                dots=tuple(drawn) if len(drawn) <= 40 else (),
                 values=" ".join(shown),
                 latest=write(own_values[-1]),
             )
@@ -101,7 +101,7 @@ def curve(panel: Panel, first: Series, second: Series = ((), ())) -> Curve | Non
         panel=panel,
         lines=tuple(lines),
         ticks=tuple(
-            (place(left, tick)[1], percent(tick, 0) if panel.share else compact(tick))
+            (point(left, tick)[1], percent(tick, 0) if panel.share else compact(tick))
             for tick in ticks
         ),
         first_step=compact(left),

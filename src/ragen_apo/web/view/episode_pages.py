@@ -12,13 +12,11 @@ from ragen_apo.web.view import lists, query
 from ragen_apo.web.view.episodes import text_of
 from ragen_apo.web.view.lists import PAGE_SIZE, Filters
 from ragen_apo.web.view.query import FILES, REFERENCE, Answer
-from ragen_apo.web.view.shown import page_numbers
 from ragen_apo.web.view.site import Site, render
 
 TURNS_PER_PAGE = 25
 TEXT_PART = 40_000
 """Characters of a long text on one page."""
-NUM_EXAMPLES = 4
 
 
 class EpisodePages:
@@ -45,12 +43,12 @@ class EpisodePages:
             order=query.choice(request, "order", lists.ORDERS),
             find=query.text(request, "find"),
         )
-        number = max(1, query.number(request, "page", 1))
-        most = None if filters.needs_all else number * PAGE_SIZE + 1
+        page = query.page(request, PAGE_SIZE)
+        most = None if filters.needs_all else page.start + PAGE_SIZE + 1
         index, path = self._site.index(name, source, num_episodes=most)
         chosen = lists.selected(index, path, filters)
         is_whole = index.end >= path.stat().st_size
-        shown = lists.page_of(index, path, chosen, page=number, is_whole=is_whole)
+        shown = lists.page_of(index, path, chosen, page, is_whole=is_whole)
         return render(
             "episodes",
             name=name,
@@ -58,51 +56,50 @@ class EpisodePages:
             other_sources=self._site.sources(name),
             filters=filters,
             shown=shown,
-            pages=page_numbers(number, shown.num_pages) if shown.num_pages else (),
+            page=page.number,
+            pages=() if shown.total is None else page.links(shown.total),
             patterns=self._site.pattern_names(name),
         )
 
     def episode(self, request: Request) -> Response:
         """An episode turn by turn."""
-        place = query.place(request)
-        shown, number = self._site.shown(place), max(1, query.number(request, "page", 1))
-        start = (number - 1) * TURNS_PER_PAGE
-        has_next = place.source != REFERENCE
+        key = query.episode_key(request)
+        shown, page = self._site.shown(key), query.page(request, TURNS_PER_PAGE)
+        has_next = key.source != REFERENCE
         if has_next:
-            index, _ = self._site.index(place.run, place.source, num_episodes=place.number + 2)
-            has_next = place.number + 1 < len(index)
+            index, _ = self._site.index(key.run, key.source, num_episodes=key.number + 2)
+            has_next = key.number + 1 < len(index)
         return render(
             "episode",
-            name=place.run,
-            place=place,
+            name=key.run,
+            key=key,
             episode=shown,
-            turns=shown.turns[start : start + TURNS_PER_PAGE],
-            page=number,
-            pages=page_numbers(number, max(1, -(-len(shown.turns) // TURNS_PER_PAGE))),
+            turns=page.of(shown.turns),
+            page=page.number,
+            pages=page.links(len(shown.turns)),
             shade=query.choice(request, "shade", ["surprise", "change"]),
-            words=self._site.words(place.run, shown.failure),
+            words=self._site.words(key.run, shown.failure),
             has_next=has_next,
-            beta2=self._site.reader.record(place.run).option("algorithm", "beta2"),
+            beta2=self._site.reader.data(key.run).option("algorithm", "beta2"),
         )
 
     def text(self, request: Request) -> Response:
         """A long text, a part at a time."""
-        place, field = query.place(request), query.text(request, "field")
-        number, turn = max(1, query.number(request, "page", 1)), query.number(request, "turn")
-        whole = text_of(self._site.row(place), field, turn)
+        key, field = query.episode_key(request), query.text(request, "field")
+        page, turn = query.page(request, TEXT_PART), query.number(request, "turn")
+        whole = text_of(self._site.row(key), field, turn)
         if whole is None:
             raise HTTPException(404, f"the episode has no such text: {field!r:.40}")
-        start = (number - 1) * TEXT_PART
         return render(
             "text",
-            name=place.run,
-            place=place,
+            name=key.run,
+            key=key,
             field=field,
             turn=turn,
-            part=whole[start : start + TEXT_PART],
+            part=page.of(whole),
             num_characters=len(whole),
-            page=number,
-            pages=page_numbers(number, max(1, -(-len(whole) // TEXT_PART))),
+            page=page.number,
+            pages=page.links(len(whole)),
         )
 
     def failures(self, request: Request) -> Response:
@@ -113,7 +110,7 @@ class EpisodePages:
         index, path = self._site.index(name, source)
         for pattern, *_ in patterns:
             chosen = lists.selected(index, path, Filters(failure=pattern))
-            examples[pattern] = lists.episode_lines(index, path, chosen[:NUM_EXAMPLES])
+            examples[pattern] = lists.episode_lines(index, path, chosen[: lists.NUM_EXAMPLES])
         return render(
             "failures",
             name=name,

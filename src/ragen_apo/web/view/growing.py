@@ -215,7 +215,7 @@ class EpisodeIndex(GrowingFile):
         self.offsets.append(start)
 
     def read(self, path: Path, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """The whole rows of some episodes, by their place in the file, from 0."""
+        """The whole rows of some episodes, by their number in the file, from 0."""
         rows: list[dict[str, Any]] = []
         with path.open("rb") as stream:
             for number in numbers:

@@ -11,8 +11,11 @@ from typing import Any
 from ragen_apo.report.load import mapping
 from ragen_apo.web.view.episodes import Folded, folded
 from ragen_apo.web.view.growing import EpisodeIndex
+from ragen_apo.web.view.query import Page
 
 PAGE_SIZE = 50
+NUM_EXAMPLES = 4
+"""Episodes shown of one kind, where a page has several kinds."""
 OUTCOMES = ("any", "solved", "failed")
 ORDERS = ("first", "newest", "best", "worst", "longest")
 MAX_INSTRUCTION_CHARACTERS = 240
@@ -39,7 +42,7 @@ class EpisodeLine:
     """An episode in a list."""
 
     number: int
-    """Its place in the file."""
+    """In the file, from 0."""
     instruction: Folded
     category: str
     success: bool
@@ -54,19 +57,13 @@ class ListPage:
     """One page of a list."""
 
     lines: tuple[EpisodeLine, ...]
-    page: int
     total: int | None
     """Of all pages; None where the file was not read to its end yet."""
     has_more: bool
 
-    @property
-    def num_pages(self) -> int | None:
-        """None where it is not known yet."""
-        return None if self.total is None else max(1, -(-self.total // PAGE_SIZE))
-
 
 def selected(index: EpisodeIndex, path: Path, filters: Filters) -> Sequence[int]:
-    """The places of the episodes that fit, in the order that is asked for."""
+    """The numbers of the episodes that fit, in the order that is asked for."""
     chosen: Sequence[int] = range(len(index))
     if filters.outcome != "any":
         wanted = filters.outcome == "solved"
@@ -98,16 +95,13 @@ def containing(index: EpisodeIndex, path: Path, text: str) -> set[int]:
 
 
 def page_of(
-    index: EpisodeIndex, path: Path, chosen: Sequence[int], *, page: int, is_whole: bool
+    index: EpisodeIndex, path: Path, chosen: Sequence[int], page: Page, *, is_whole: bool
 ) -> ListPage:
-    """Page `page` (from 1) of these episodes. `is_whole`: the index has the whole file."""
-    start = (page - 1) * PAGE_SIZE
-    numbers = chosen[start : start + PAGE_SIZE]
+    """A page of these episodes. `is_whole`: the index has the whole file."""
     return ListPage(
-        lines=tuple(episode_lines(index, path, numbers)),
-        page=page,
+        lines=tuple(episode_lines(index, path, page.of(chosen))),
         total=len(chosen) if is_whole else None,
-        has_more=start + PAGE_SIZE < len(chosen),
+        has_more=page.start + page.size < len(chosen),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
@@ -13,6 +14,7 @@ from starlette.responses import Response
 MAX_CHARACTERS = 2000
 MAX_NUMBER = 10**12
 
+Item = TypeVar("Item")
 Answer = Callable[[Request], Response]
 
 
@@ -47,6 +49,40 @@ def choice(request: Request, name: str, options: Collection[str]) -> str:
     return value
 
 
+@dataclass(frozen=True)
+class Page:
+    """One page of a long list."""
+
+    number: int
+    """From 1."""
+    size: int
+
+    @property
+    def start(self) -> int:
+        """The index of its first item."""
+        return (self.number - 1) * self.size
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Its items."""
+        return items[self.start : self.start + self.size]
+
+    def links(self, num_items: int) -> Sequence[int]:
+        """The pages to link: the first, the last and those around; 0 stands for a gap."""
+        last = max(1, -(-num_items // self.size))
+        near = {1, last, *range(max(1, self.number - 2), min(last, self.number + 2) + 1)}
+        numbers: list[int] = []
+        for number in sorted(near):
+            if numbers and number - numbers[-1] > 1:
+                numbers.append(0)
+            numbers.append(number)
+        return numbers
+
+
+def page(request: Request, size: int) -> Page:
+    """The page that an address names, the first where it names none."""
+    return Page(max(1, number(request, "page", 1)), size)
+
+
 FILES = {"evaluation": "episodes", "training": "rollouts"}
 """Where episodes are from, and the run's file."""
 REFERENCE = "reference"
@@ -54,8 +90,8 @@ REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an episode is: in a file by its place, in the store by its key."""
+class EpisodeKey:
+    """Names an episode: in a file by its number, in the value store by conditions and task too."""
 
     run: str
     source: str
@@ -70,9 +106,9 @@ class Place:
         return url(path, **own, **parameters)
 
 
-def place(request: Request) -> Place:
+def episode_key(request: Request) -> EpisodeKey:
     """The episode that an address names."""
-    return Place(
+    return EpisodeKey(
         run=text(request, "run"),
         source=choice(request, "source", [*FILES, REFERENCE]),
         number=number(request, "number"),

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from ragen_apo.config.moved import is_of_0_1, translated
-from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import parse_json
-from ragen_apo.report.load import RunData, mapping
+from ragen_apo.report.load import RunData, read_config, sections_of_today
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.web.view.episodes import Decode
 from ragen_apo.web.view.folder import RunsFolder
@@ -26,7 +23,7 @@ from ragen_apo.web.view.token_texts import decoder, numbers, tokenizer_file
 
 Kept = TypeVar("Kept")
 
-NUM_RECORDS = 1000
+NUM_RUNS = 1000
 NUM_METRICS = 12
 NUM_INDEXES = 6
 NUM_TOKENIZERS = 2
@@ -56,46 +53,29 @@ class Recent(Generic[Kept]):
         return value
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """The small files of a run: what it was asked to do, and how it ended."""
-
-    data: RunData
-    """For the words of the report; without curves and episodes."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The configuration's sections."""
-        return self.data.config
-
-    def option(self, *names: str) -> Any:
-        """A key of the configuration, None where it is absent."""
-        value: Any = self.config
-        for name in names:
-            value = mapping(value).get(name)
-        return value
-
-
 class RunReader:
     """Reads the runs of a folder, for any number of threads."""
 
     def __init__(self, folder: RunsFolder) -> None:
         self.folder = folder
-        self._records: Recent[RunRecord] = Recent(NUM_RECORDS)
-        self._progress: Recent[Progress] = Recent(NUM_RECORDS)
+        self._data: Recent[RunData] = Recent(NUM_RUNS)
+        self._progress: Recent[Progress] = Recent(NUM_RUNS)
         self._metrics: Recent[tuple[Metrics, Lock]] = Recent(NUM_METRICS)
         self._indexes: Recent[tuple[EpisodeIndex, Lock]] = Recent(NUM_INDEXES)
         self._decoders: Recent[Decode] = Recent(NUM_TOKENIZERS)
         self.computed: Recent[Any] = Recent(NUM_INDEXES)
         """What pages compute of whole files, by the state of these files."""
 
-    def record(self, name: str) -> RunRecord:
-        """Raises RunDirectoryError for a run that is not there, or whose files are damaged."""
+    def data(self, name: str) -> RunData:
+        """The small files of a run, without curves and episodes.
+
+        Raises RunDirectoryError for a run that is not there, or whose files are damaged.
+        """
         run = self.folder.run(name)
         files = (run.status, run.results, run.config, run.evaluation)
         paths = [self.folder.readable(file) for file in files]
         key = (name, *(path and signature(path) for path in paths))
-        return self._records.get(key, lambda: _read_record(run, *paths))
+        return self._data.get(key, lambda: _read_data(run, *paths))
 
     def metrics(self, name: str, file: str = "metrics") -> Metrics:
         """The curves in a file of metrics as they are now; without rows where there is none."""
@@ -153,21 +133,22 @@ def signature(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_record(
+def _read_data(
     run: RunDirectory,
     status: Path | None,
     results: Path | None,
     config: Path | None,
     evaluation: Path | None,
-) -> RunRecord:
+) -> RunData:
     noted = _document(status)
     configured = noted.get("configuration")
     if not isinstance(configured, dict):
-        configured = _yaml(evaluation or config)
-    data = RunData(
+        path = evaluation or config
+        configured = {} if path is None else read_config(path)[1]
+    return RunData(
         name=run.path.name,
         config_text="",
-        config=translated(configured) if is_of_0_1(configured) else configured,
+        config=sections_of_today(configured),
         record=noted,
         warm_start=(),
         distillation=(),
@@ -176,7 +157,6 @@ def _read_record(
         results=_document(results),
         episodes=(),
     )
-    return RunRecord(data)
 
 
 def _document(path: Path | None) -> Mapping[str, Any]:
@@ -192,13 +172,3 @@ def _document(path: Path | None) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path} must hold an object, got {type(value).__name__}")
     return value
-
-
-def _yaml(path: Path | None) -> Mapping[str, Any]:
-    if path is None:
-        return {}
-    try:
-        value, _ = parse_yaml(read_yaml(path))
-    except ValueError as error:
-        raise RunDirectoryError(f"{path} {error}") from error
-    return mapping(value)

@@ -11,11 +11,10 @@ from starlette.responses import Response
 from ragen_apo.web.view import curves, lists, query
 from ragen_apo.web.view.lists import Filters
 from ragen_apo.web.view.query import FILES, Answer
-from ragen_apo.web.view.shown import page_numbers, run_line, run_page
+from ragen_apo.web.view.shown import run_line, run_page
 from ragen_apo.web.view.site import Site, render
 
 RUNS_PER_PAGE = 50
-NUM_EXAMPLES = 4
 
 
 class RunPages:
@@ -30,18 +29,16 @@ class RunPages:
 
     def runs(self, request: Request) -> Response:
         """The list of runs."""
-        find, number = query.text(request, "find"), max(1, query.number(request, "page", 1))
+        find, page = query.text(request, "find"), query.page(request, RUNS_PER_PAGE)
         names = [name for name in self._site.folder.names() if find.lower() in name.lower()]
-        shown = names[(number - 1) * RUNS_PER_PAGE : number * RUNS_PER_PAGE]
-        num_pages = max(1, -(-len(names) // RUNS_PER_PAGE))
         return render(
             "runs",
             folder=str(self._site.folder.root),
-            lines=[run_line(self._site.reader, name) for name in shown],
+            lines=[run_line(self._site.reader, name) for name in page.of(names)],
             num_runs=len(names),
             find=find,
-            page=number,
-            pages=page_numbers(number, num_pages),
+            page=page.number,
+            pages=page.links(len(names)),
         )
 
     def run(self, request: Request) -> Response:
@@ -54,7 +51,7 @@ class RunPages:
 
     def _run(self, request: Request) -> dict[str, Any]:
         name = query.text(request, "run")
-        record, run = self._site.reader.record(name), self._site.folder.run(name)
+        data, run = self._site.reader.data(name), self._site.folder.run(name)
         return {
             "name": name,
             "shown": run_page(self._site.reader, name),
@@ -67,7 +64,7 @@ class RunPages:
                 "training": run.rollouts.exists(),
                 "values": run.values.exists(),
             },
-            "store": record.option("values", "store"),
+            "store": data.option("values", "store"),
         }
 
     def _examples(self, name: str) -> Mapping[str, Sequence[lists.EpisodeLine]]:
@@ -78,7 +75,7 @@ class RunPages:
         index, path = found
         return {
             order: lists.episode_lines(
-                index, path, lists.selected(index, path, Filters(order=order))[:NUM_EXAMPLES]
+                index, path, lists.selected(index, path, Filters(order=order))[: lists.NUM_EXAMPLES]
             )
             for order in ("newest", "best", "worst")
         }

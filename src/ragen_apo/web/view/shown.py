@@ -6,18 +6,18 @@ Consumes a `RunReader`; produces records for templates, numbers already written 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.api_model import api_model
-from ragen_apo.report.load import finite, mapping, pair
+from ragen_apo.report.findings import phase_seconds, total_seconds
+from ragen_apo.report.load import RunData, finite, pair
 from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, one_line, percent
 from ragen_apo.web.view.curves import Curve, Panel, curve
 from ragen_apo.web.view.folder import last_change
 from ragen_apo.web.view.growing import Metrics, Progress
-from ragen_apo.web.view.run_files import RunReader, RunRecord
+from ragen_apo.web.view.run_files import RunReader
 from ragen_apo.web.view.state import RunState, state_of
 
 NUM_RECENT_STEPS = 10
@@ -86,16 +86,16 @@ def run_line(reader: RunReader, name: str) -> RunLine:
     run = reader.folder.run(name)
     state, changed = state_of(run), _ago(last_change(run))
     try:
-        record, progress = reader.record(name), reader.progress(name)
-        reached = _progress(record, progress) or _before_stage_two(reader, name)
+        data, progress = reader.data(name), reader.progress(name)
+        reached = _progress(data, progress) or _before_stage_two(reader, name)
     except (RunDirectoryError, OSError) as error:
         return RunLine(name, state, changed=changed, problem=one_line(error, 300))
-    results = record.data.results
+    results = data.results
     return RunLine(
         name=name,
         state=state,
-        algorithm=algorithm_label(record),
-        environment=one_line(record.option("environment", "name") or ABSENT, 60),
+        algorithm=algorithm_label(data),
+        environment=one_line(data.option("environment", "name") or ABSENT, 60),
         progress=reached,
         best=_best(progress),
         held_out=percent(results.get("success_rate")),
@@ -104,27 +104,23 @@ def run_line(reader: RunReader, name: str) -> RunLine:
     )
 
 
-def algorithm_label(record: RunRecord) -> str:
+def algorithm_label(data: RunData) -> str:
     """The algorithm, or the model behind an API that played instead of a run."""
-    asked = api_model(record.data)
-    return algorithm_of(record.data).label if asked is None else asked.label
+    asked = api_model(data)
+    return algorithm_of(data).label if asked is None else asked.label
 
 
 def run_page(reader: RunReader, name: str) -> RunPage:
     """The numbers and curves of a run now."""
-    record, metrics = reader.record(name), reader.metrics(name)
+    data, metrics = reader.data(name), reader.metrics(name)
     line = run_line(reader, name)
-    phases = mapping(record.data.record.get("phases"))
-    shown = [
-        (one_line(phase, 60), duration(mapping(noted).get("seconds")))
-        for phase, noted in phases.items()
-    ]
+    phases = [(one_line(phase, 60), duration(took)) for phase, took in phase_seconds(data)]
     return RunPage(
         line=line,
-        tiles=tuple(_tiles(record, metrics, line)),
-        notices=tuple(circumstances(record.data)),
+        tiles=tuple(_tiles(data, metrics, line)),
+        notices=tuple(circumstances(data)),
         curves=tuple(_curves(reader, name, metrics)),
-        phases=tuple(shown),
+        phases=tuple(phases),
         has_rows=metrics.num_rows > 0,
     )
 
@@ -138,13 +134,13 @@ def _before_stage_two(reader: RunReader, name: str) -> str:
     return "before its first step"
 
 
-def _progress(record: RunRecord, progress: Progress) -> str:
-    if api_model(record.data) is not None:
-        return f"{compact(record.data.num_episodes)} episodes"
+def _progress(data: RunData, progress: Progress) -> str:
+    if api_model(data) is not None:
+        return f"{compact(data.num_episodes)} episodes"
     step = finite(progress.last.get("step"))
     if step is None:
         return ""
-    return f"step {compact(step)} of {compact(record.option('training', 'max_steps'))}"
+    return f"step {compact(step)} of {compact(data.option('training', 'max_steps'))}"
 
 
 def _best(progress: Progress) -> str:
@@ -155,8 +151,8 @@ def _best(progress: Progress) -> str:
     return f"{percent(progress.best)} at {compact(progress.best_step)}{what}"
 
 
-def _tiles(record: RunRecord, metrics: Metrics, line: RunLine) -> list[Tile]:
-    last, results = metrics.last, record.data.results
+def _tiles(data: RunData, metrics: Metrics, line: RunLine) -> list[Tile]:
+    last, results = metrics.last, data.results
     tiles: list[Tile] = []
     if results:
         label = "held-out success"
@@ -169,13 +165,9 @@ def _tiles(record: RunRecord, metrics: Metrics, line: RunLine) -> list[Tile]:
         tiles.append(Tile(percent(last.get("success_rate")), "success in the last rollouts"))
         tiles.append(Tile(line.best, "best success, at step"))
         tiles.append(Tile(_tokens_per_second(metrics), "tokens per second, last step"))
-    if line.state is RunState.RUNNING and (left := _seconds_left(record, metrics)) is not None:
+    if line.state is RunState.RUNNING and (left := _seconds_left(data, metrics)) is not None:
         tiles.append(Tile(f"about {duration(left)}", "left of Stage 2, without evaluations"))
-    total = sum(
-        finite(mapping(each).get("seconds")) or 0.0
-        for each in mapping(record.data.record.get("phases")).values()
-    )
-    if total:
+    if (total := total_seconds(data)) is not None:
         tiles.append(
             Tile(duration(total), "so far" if line.state is RunState.RUNNING else "in all")
         )
@@ -197,10 +189,10 @@ def _token_rates(metrics: Metrics) -> tuple[list[float], list[float]]:
     return [step for step, _ in rates], [rate for _, rate in rates]
 
 
-def _seconds_left(record: RunRecord, metrics: Metrics) -> float | None:
+def _seconds_left(data: RunData, metrics: Metrics) -> float | None:
     """The steps that are left, each as long as the last ones were."""
     step = finite(metrics.last.get("step"))
-    most = finite(record.option("training", "max_steps"))
+    most = finite(data.option("training", "max_steps"))
     recent = [
         metrics.series(name)[1][-NUM_RECENT_STEPS:]
         for name in ("rollout_seconds", "training_seconds")
@@ -235,14 +227,3 @@ def _ago(changed: float) -> str:
     if seconds < 129_600:
         return f"{round(seconds / 3600)} h ago"
     return time.strftime("%Y-%m-%d", time.localtime(changed))
-
-
-def page_numbers(page: int, num_pages: int) -> Sequence[int]:
-    """The pages to link: the first, the last and those around; 0 stands for a gap."""
-    near = {1, num_pages, *range(max(1, page - 2), min(num_pages, page + 2) + 1)}
-    numbers: list[int] = []
-    for number in sorted(near):
-        if numbers and number - numbers[-1] > 1:
-            numbers.append(0)
-        numbers.append(number)
-    return numbers

@@ -20,7 +20,7 @@ from ragen_apo.web.view import query
 from ragen_apo.web.view.episodes import ShownEpisode, shown_episode
 from ragen_apo.web.view.folder import RunsFolder
 from ragen_apo.web.view.growing import EpisodeIndex
-from ragen_apo.web.view.query import FILES, REFERENCE, Place
+from ragen_apo.web.view.query import FILES, REFERENCE, EpisodeKey
 from ragen_apo.web.view.run_files import RunReader, signature
 from ragen_apo.web.view.state import RunState
 from ragen_apo.web.view.value_store import StoredValues, sample, stored_values
@@ -53,71 +53,71 @@ class Site:
             raise RunDirectoryError(f"{name} has no episodes of {source}; {advice[source]}")
         return found
 
-    def row(self, place: Place) -> Mapping[str, Any]:
+    def row(self, key: EpisodeKey) -> Mapping[str, Any]:
         """An episode as it is stored. Raises HTTPException where there is none."""
         row: Mapping[str, Any] | None = None
-        if place.source == REFERENCE:
-            path = self.store(place.run)
-            row = sample(path, place.conditions, place.task, place.number)
+        if key.source == REFERENCE:
+            path = self.store(key.run)
+            row = sample(path, key.conditions, key.task, key.number)
         else:
-            index, path = self.index(place.run, place.source, num_episodes=place.number + 1)
-            if place.number < len(index):
-                row = index.read(path, [place.number])[0]
+            index, path = self.index(key.run, key.source, num_episodes=key.number + 1)
+            if key.number < len(index):
+                row = index.read(path, [key.number])[0]
         if row is None:
-            raise HTTPException(404, f"there is no such episode in {place.run}")
+            raise HTTPException(404, f"there is no such episode in {key.run}")
         return row
 
-    def shown(self, place: Place) -> ShownEpisode:
+    def shown(self, key: EpisodeKey) -> ShownEpisode:
         """An episode as a page shows it."""
-        record = self.reader.record(place.run)
-        has_values = place.source == "training"
+        data = self.reader.data(key.run)
+        has_values = key.source == "training"
         v_star = None
-        if place.source == REFERENCE:
-            stored = self.stored(place.run, place.conditions)
-            v_star = next((t.v_star for t in stored.tasks if t.task_id == place.task), None)
+        if key.source == REFERENCE:
+            stored = self.stored(key.run, key.conditions)
+            v_star = next((t.v_star for t in stored.tasks if t.task_id == key.task), None)
         return shown_episode(
-            self.row(place),
-            decode=self.reader.decoder(place.run),
-            beta2=finite(record.option("algorithm", "beta2")) if has_values else None,
+            self.row(key),
+            decode=self.reader.decoder(key.run),
+            beta2=finite(data.option("algorithm", "beta2")) if has_values else None,
             v_star=v_star,
-            normalized=record.option("algorithm", "length_normalization") == "tokens",
+            normalized=data.option("algorithm", "length_normalization") == "tokens",
         )
 
     def patterns(self, name: str, source: str) -> list[tuple[str, Any, int, float]]:
         """Pattern, its words, episodes and share; the most frequent first, without the absent."""
-        record = self.reader.record(name)
+        data = self.reader.data(name)
         if source == "evaluation":
-            noted = mapping(record.data.results.get("failures"))
+            noted = mapping(data.results.get("failures"))
             counts = {
                 str(pattern): int(finite(mapping(each).get("count")) or 0)
                 for pattern, each in noted.items()
             }
-            total = record.data.num_episodes
+            total = data.num_episodes
         else:
             index, _ = self.index(name, source)
             counts = Counter(failure for failure in index.failures if failure)
             total = len(index)
         ordered = sorted(counts.items(), key=lambda each: -each[1])
         return [
-            (pattern, failure_words(record.data, pattern), count, count / max(1, total))
+            (pattern, failure_words(data, pattern), count, count / max(1, total))
             for pattern, count in ordered
             if count
         ]
 
     def pattern_names(self, name: str) -> dict[str, str]:
         """What each pattern is called in this run's environment."""
-        data = self.reader.record(name).data
+        data = self.reader.data(name)
         return {each.value: failure_words(data, each.value).name for each in FailurePattern}
 
     def words(self, name: str, pattern: str | None) -> Any:
         """The words of a pattern, none for none."""
-        return pattern and failure_words(self.reader.record(name).data, pattern)
+        return pattern and failure_words(self.reader.data(name), pattern)
 
     def store(self, name: str) -> Path:
         """The run's value store. Raises RunDirectoryError where it has none of its own."""
         path = self.folder.readable(self.folder.run(name).values)
         if path is None:
-            elsewhere = self.reader.record(name).option("values", "store")
+            elsewhere = self.reader.data(name).option("values", "store")
             reason = f"; its values are those of {elsewhere}" if elsewhere else ""
             raise RunDirectoryError(f"{name} has no value store of its own{reason}")
         return path
@@ -125,7 +125,7 @@ class Site:
     def stored(self, name: str, digest: str) -> StoredValues:
         """What the store has under these conditions, at the run's beta."""
         path = self.store(name)
-        beta = finite(self.reader.record(name).option("values", "beta1"))
+        beta = finite(self.reader.data(name).option("values", "beta1"))
         beta = DEFAULT_BETA1 if beta is None or beta < 0 else beta
         journal = path.with_name(f"{path.name}-wal")
         key = (path, digest, beta, signature(path), journal.exists() and signature(journal))

@@ -11,8 +11,7 @@ from starlette.responses import Response
 from ragen_apo.web.view import query
 from ragen_apo.web.view.episodes import folded
 from ragen_apo.web.view.lists import PAGE_SIZE
-from ragen_apo.web.view.query import REFERENCE, Answer, Place
-from ragen_apo.web.view.shown import page_numbers
+from ragen_apo.web.view.query import REFERENCE, Answer, EpisodeKey
 from ragen_apo.web.view.site import Site, render
 from ragen_apo.web.view.value_store import StoredTask, all_conditions, instructions, sample_numbers
 
@@ -31,13 +30,13 @@ class ValuePages:
 
     def values(self, request: Request) -> Response:
         """The tasks of the value store by V*."""
-        name, number = query.text(request, "run"), max(1, query.number(request, "page", 1))
+        name, page = query.text(request, "run"), query.page(request, PAGE_SIZE)
         order, path = query.choice(request, "order", TASK_ORDERS), self._site.store(name)
         conditions = all_conditions(path)
         digest = query.text(request, "conditions") or next(iter(conditions), "")
         stored = self._site.stored(name, digest) if digest else None
         tasks = _ordered(stored.tasks if stored else (), order)
-        shown = tasks[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+        shown = page.of(tasks)
         return render(
             "values",
             name=name,
@@ -49,8 +48,8 @@ class ValuePages:
             tasks=shown,
             instructions=instructions(path, digest, [task.task_id for task in shown]),
             num_tasks=len(tasks),
-            page=number,
-            pages=page_numbers(number, max(1, -(-len(tasks) // PAGE_SIZE))),
+            page=page.number,
+            pages=page.links(len(tasks)),
         )
 
     def samples(self, request: Request) -> Response:
@@ -61,8 +60,8 @@ class ValuePages:
         found = next((each for each in stored.tasks if each.task_id == task), None)
         if found is None:
             raise HTTPException(404, f"the value store of {name} has no such task")
-        places = [
-            (Place(name, REFERENCE, index, digest, task), value, success, num_turns)
+        samples = [
+            (EpisodeKey(name, REFERENCE, index, digest, task), value, success, num_turns)
             for index, value, success, num_turns in sample_numbers(path, digest, task)
         ]
         return render(
@@ -71,7 +70,7 @@ class ValuePages:
             digest=digest,
             task=found,
             instruction=folded(instructions(path, digest, [task])[task]),
-            samples=places,
+            samples=samples,
             beta1=stored.coverage.get("beta1"),
         )
 
