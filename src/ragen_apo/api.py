@@ -373,14 +373,18 @@ def episodes(run: Run | Path | str) -> list[Episode]:
     return read_episodes(_files(run))
 
 
-def write_report(run: Run | Path | str) -> list[Path]:
+def write_report(run: Run | Path | str, *, pdf: bool = False) -> list[Path]:
     """Writes the report of an evaluated run and returns its files, report.html last.
 
-    Raises RunDirectoryError if there is no evaluation.
+    `pdf` writes report.pdf as well, which needs the extra `pdf`.
+
+    Raises:
+        RunDirectoryError: there is no evaluation.
+        ConfigError: the PDF cannot be made here.
     """
     from ragen_apo.report.write import write_report as write
 
-    return write(_files(run).path)
+    return write(_files(run).path, with_pdf=pdf)
 
 
 def push_to_hub(run: Run | Path | str, repository: str, *, private: bool = True) -> str:
@@ -399,17 +403,23 @@ def push_to_hub(run: Run | Path | str, repository: str, *, private: bool = True)
 
 
 def compare(
-    config: Path | str, out: Path | str, *, parallel: int = 1, progress: bool = True
+    config: Path | str,
+    out: Path | str,
+    *,
+    parallel: int = 1,
+    pdf: bool = False,
+    progress: bool = True,
 ) -> list[Measurement]:
     """Trains several algorithms from the same reference with the same seeds, and compares them.
 
-    Writes comparison.md, .csv, .tex and .pptx and curves to `out` and returns what each run has
-    cost and reached. Runs in `out` that are done are reused.
+    Writes comparison.md, .csv, .tex, .pptx and .html and curves to `out` and returns what each
+    run has cost and reached. Runs in `out` that are done are reused.
 
     Args:
         config: a comparison, as configs/compare_shop.yaml is one.
         out: where the runs and the results go.
         parallel: runs that train at the same time, each in a process of its own.
+        pdf: writes comparison.pdf as well, which needs the extra `pdf`.
         progress: show on the console what the runs print; else it goes to a file beside each.
 
     Raises:
@@ -421,8 +431,11 @@ def compare(
     from ragen_apo.comparison.measure import measure
     from ragen_apo.comparison.plan import load_comparison
     from ragen_apo.comparison.write import write_comparison
+    from ragen_apo.report.pdf import require_pdf
 
     _require_one_process("a comparison, which starts processes of its own,")
+    if pdf:
+        require_pdf()
     comparison = load_comparison(Path(config))
     settings = comparison.settings
     with _console(progress) as shown:
@@ -433,7 +446,7 @@ def compare(
         measure(run, name=name, seed=seed, budget=settings.budget)
         for (name, seed), run in runs.items()
     ]
-    write_comparison(measurements, Path(out), settings=settings)
+    write_comparison(measurements, Path(out), settings=settings, with_pdf=pdf)
     return measurements
 
 

@@ -21,6 +21,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.report.slides import WIDTH
 from ragen_apo.run_directory import RunDirectory
+from tests.report.printing import NEEDS_PDF
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = CONFIGS / "compare_shop.yaml"
@@ -237,6 +238,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
         "success_by_seconds.png",
         "success_by_tokens.png",
         "comparison.pptx",
+        "comparison.html",
     ]
     page = paths[0].read_text()
     assert "60.0% is what every run reached" in page
@@ -257,10 +259,26 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[3:5])
 
 
+@NEEDS_PDF
+def test_the_page_of_a_comparison_has_each_run_and_is_printed_as_it_is(tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.9]})
+    named = replace(MEASUREMENT, name="A*-PO")
+    *_, page, pdf = write_comparison([named], tmp_path, settings=settings, with_pdf=True)
+    assert pdf.read_bytes().startswith(b"%PDF-")
+    html = page.read_text()
+    assert html.count('src="data:image/png') == 2
+    row = "<td>A*-PO</td>" + "".join(
+        f'<td class="n">{cell}</td>' for cell in ("0", "1 min 00 s", "97.0%")
+    )
+    assert row in html
+
+
 def test_the_slides_of_a_comparison_have_the_curves_and_the_table(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
-    path = write_comparison([MEASUREMENT], tmp_path, settings=settings)[-1]
+    write_comparison([MEASUREMENT], tmp_path, settings=settings)
+    path = tmp_path / "comparison.pptx"
     curves, results = Presentation(str(path)).slides
     assert sum(shape.shape_type == MSO_SHAPE_TYPE.PICTURE for shape in curves.shapes) == 2
     (table,) = [shape.table for shape in results.shapes if shape.has_table]

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from ragen_apo.report.html import code_marked
 from ragen_apo.report.load import RunData, load_run
-from ragen_apo.report.page import code_marked, json_for_script, page
+from ragen_apo.report.page import json_for_script, page
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -79,7 +79,7 @@ def test_a_failure_while_writing_a_file_leaves_no_partial_file(
     def full_disk(path: Path) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(write, "report_files", lambda run: {"summary.csv": b"new"})
+    monkeypatch.setattr(write, "report_files", lambda run, with_pdf: {"summary.csv": b"new"})
     directory = build_run()
     monkeypatch.setattr(files, "sync_to_disk", full_disk)
     with pytest.raises(OSError, match="No space left"):

@@ -214,26 +214,33 @@ def _evaluate(run: Run, *, split: str | None, episodes: int | None, pass_k: int 
     print_evaluation(results, policy=method, whose="trained policy")
 
 
-@app.command(help_epilogue=examples("report runs/mine"))
-def report(run: Path) -> None:
+@app.command(help_epilogue=examples("report runs/mine", "report runs/mine --pdf"))
+def report(run: Path, *, pdf: bool = False) -> None:
     """Write tables, plots, failure_analysis.md, slides.pptx and report.html of a run.
 
     Args:
         run: A run directory with an evaluation, or the folder of a model behind an API.
+        pdf: Also report.pdf, with an example of each failure. Needs the extra `pdf`.
     """
     from ragen_apo import api
 
-    paths = api.write_report(run)
+    paths = api.write_report(run, pdf=pdf)
     console.print(f"report: {paths[-1]} ({len(paths)} files)", highlight=False, soft_wrap=True)
 
 
 @app.command(
     help_epilogue=examples("compare --config configs/compare_shop.yaml --out runs/compare")
 )
-def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number = 1) -> None:
+def compare(
+    *,
+    config: Path,
+    out: Path = Path("runs/compare"),
+    parallel: Number = 1,
+    pdf: bool = False,
+) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
-    Writes OUT/comparison.md, .csv, .tex and .pptx, and curves. Runs in OUT that are done are
+    Writes OUT/comparison.md, .csv, .tex, .pptx and .html, and curves. Runs in OUT that are done are
     reused, and an interrupted comparison goes on when the command is given again.
 
     Args:
@@ -241,10 +248,11 @@ def compare(*, config: Path, out: Path = Path("runs/compare"), parallel: Number 
         out: Where the runs and the results go.
         parallel: Runs that train at the same time. Their seconds can only be compared if each has
             cores of its own: set machine.num_threads to the cores over this number.
+        pdf: Also comparison.pdf. Needs the extra `pdf`.
     """
     from ragen_apo import api
 
-    api.compare(config, out, parallel=parallel)
+    api.compare(config, out, parallel=parallel, pdf=pdf)
     console.print(f"comparison: {out / 'comparison.md'}", highlight=False, soft_wrap=True)
 
 

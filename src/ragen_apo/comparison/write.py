@@ -1,4 +1,4 @@
-"""What people get of a comparison: its table in three formats, two pictures and the slides."""
+"""What people get of a comparison: its table in three formats, two pictures, page and slides."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ragen_apo.comparison.measure import Measurement, Point
+from ragen_apo.comparison.page import comparison_page
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
 from ragen_apo.comparison.slides import comparison_slides
 from ragen_apo.files import write_bytes_atomically
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.latex import latex_table
+from ragen_apo.report.pdf import pdf_of_page
 from ragen_apo.report.style import (
     ABSENT,
     ACCENT,
@@ -28,6 +30,7 @@ from ragen_apo.report.style import (
     WARM,
     compact,
     duration,
+    interval,
     percent,
 )
 
@@ -39,20 +42,30 @@ _LAPS = (("-", "o"), ("--", "s"), (":", "^"))
 
 
 def write_comparison(
-    measurements: Sequence[Measurement], out: Path, *, settings: ComparisonConfig
+    measurements: Sequence[Measurement],
+    out: Path,
+    *,
+    settings: ComparisonConfig,
+    with_pdf: bool = False,
 ) -> list[Path]:
-    """Writes the files and returns their paths."""
+    """Writes the files and returns their paths.
+
+    Raises ConfigError if a PDF is asked for and cannot be made.
+    """
     header, *rows = rows_of_algorithms(measurements, settings=settings)
     pictures = {axis: curves(measurements, axis=axis) for axis in AXES}
-    presentation = comparison_slides(
-        header, rows, pictures, about=explanation(measurements, settings=settings)
-    )
+    about = explanation(measurements, settings=settings)
+    presentation = comparison_slides(header, rows, pictures, about=about)
+    runs = _rows_of_runs(measurements, settings=settings)
+    page = comparison_page(header, rows, pictures, about=about, runs=runs)
     contents: dict[str, bytes] = {
         "comparison.md": markdown(measurements, settings=settings).encode(),
         "comparison.csv": table(measurements, settings=settings).encode(),
         "comparison.tex": latex_table(header, rows).encode(),
         **{f"success_by_{axis}.png": picture for axis, picture in pictures.items()},
         "comparison.pptx": presentation,
+        "comparison.html": page.encode(),
+        **({"comparison.pdf": pdf_of_page(page)} if with_pdf else {}),
     }
     for name, content in contents.items():
         write_bytes_atomically(out / name, content)
@@ -138,6 +151,22 @@ def rows_of_algorithms(
             f"{max(memory) / 2**20:,.0f} MiB" if memory else ABSENT,
         ]
         rows.append(cells)
+    return rows
+
+
+def _rows_of_runs(
+    measurements: Sequence[Measurement], *, settings: ComparisonConfig
+) -> list[dict[str, str]]:
+    """One row a run, as text."""
+    rows: list[dict[str, str]] = []
+    for run in measurements:
+        row = {"run": run.name, "seed": str(run.seed)}
+        for goal in settings.target:
+            row[f"time to {percent(goal, 0)}"] = _costs([run.first_at(goal)])[0]
+        row["success after training"] = percent(run.success)
+        row["95% interval"] = interval((run.success_low, run.success_high))
+        row["time"], row["tokens"] = duration(run.seconds), compact(run.tokens)
+        rows.append(row)
     return rows
 
 

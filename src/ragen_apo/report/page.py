@@ -7,20 +7,19 @@ travel as JSON without a `<`, which the page's script shows through `textContent
 
 from __future__ import annotations
 
-import base64
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
+from ragen_apo.printable import printable
 from ragen_apo.report import style
 from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.coverage import coverage_facts, coverage_rows
+from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.failure_analysis import examples, target_note
 from ragen_apo.report.findings import (
     evaluated_tasks,
@@ -28,6 +27,7 @@ from ragen_apo.report.findings import (
     phase_seconds,
     total_seconds,
 )
+from ragen_apo.report.html import data_uri, render
 from ragen_apo.report.load import RunData, finite, mapping, pair
 from ragen_apo.report.tables import (
     category_rows,
@@ -50,29 +50,18 @@ def page(
     *,
     curves: Sequence[tuple[str, bytes]],
     figures: Sequence[tuple[str, bytes]] = (),
+    printed: bool = False,
 ) -> str:
     """The whole page; `curves` (none for a run that was not trained) and `figures` are PNGs by
-    their titles.
+    their titles. `printed`: for paper, with examples in place of the reader of episodes.
     """
-    templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("ragen_apo.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters["code_marked"] = code_marked
-    return templates.get_template("report.html").render(
+    return render(
+        "report.html",
         run=run,
         algorithm=algorithm_of(run),
         asked=api_model(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
-        colors={
-            name.lower().replace("_", "-"): color
-            for name, color in vars(style).items()
-            if str(color).startswith("#")
-        },
         task_noun=evaluated_tasks(run),
         headline=_headline(run),
         sentences=key_sentences(run),
@@ -87,18 +76,14 @@ def page(
         num_failures=num_failures(run),
         phases=_phases(run),
         versions=mapping(run.record.get("versions")),
-        curves=[(title, _data_uri(picture)) for title, picture in curves],
-        figures=[(title, _data_uri(picture)) for title, picture in figures],
-        episodes_json=json_for_script([_episode(run, row) for row in run.episodes]),
+        curves=[(title, data_uri(picture)) for title, picture in curves],
+        figures=[(title, data_uri(picture)) for title, picture in figures],
+        printed=printed,
+        examples=_examples(run) if printed else (),
+        episodes_json=""
+        if printed
+        else json_for_script([_episode(run, row) for row in run.episodes]),
         percent=style.percent,
-    )
-
-
-def code_marked(text: str) -> Markup:
-    """Escaped text; the parts between backticks are marked as code."""
-    forms = itertools.cycle([Markup("{}"), Markup("<code>{}</code>")])
-    return Markup("").join(
-        form.format(part) for form, part in zip(forms, text.split("`"), strict=False)
     )
 
 
@@ -170,6 +155,20 @@ def _failures(run: RunData) -> list[dict[str, Any]]:
     ]
 
 
+def _examples(run: RunData) -> list[tuple[str, str]]:
+    """An episode of each failure that occurred, and the first success, as people read them."""
+    chosen = [
+        (failure_words(run, name).name, rows[0])
+        for name, summary in failure_rows(run)
+        if (rows := examples(run, summary))
+    ]
+    solved = [("solved", row) for row in run.episodes if row.get("success") is True]
+    return [
+        (f"Episode {row.get('episode')}: {what}", printable(readable_episode(row)))
+        for what, row in solved[:1] + chosen
+    ]
+
+
 def _episode(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
     """An episode as the page's script reads it."""
     task, failure = mapping(row.get("task")), row.get("failure")
@@ -183,7 +182,3 @@ def _episode(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
             {field: turn.get(field) for field in _TURN_FIELDS} for turn in row.get("turns") or ()
         ],
     }
-
-
-def _data_uri(image: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")

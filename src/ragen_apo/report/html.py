@@ -1,0 +1,51 @@
+"""Common to the pages of the report: their templates, and the parts that make a page one file."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ragen_apo.report import style
+
+COLORS: Mapping[str, str] = {
+    name.lower().replace("_", "-"): color
+    for name, color in vars(style).items()
+    if str(color).startswith("#")
+}
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("ragen_apo.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["code_marked"] = code_marked
+    return templates
+
+
+def render(template: str, **context: Any) -> str:
+    """A page; what the context holds is escaped where it stands in the markup."""
+    return _templates().get_template(template).render(colors=COLORS, **context)
+
+
+def code_marked(text: str) -> Markup:
+    """Escaped text; the parts between backticks are marked as code."""
+    forms = itertools.cycle([Markup("{}"), Markup("<code>{}</code>")])
+    return Markup("").join(
+        form.format(part) for form, part in zip(forms, text.split("`"), strict=False)
+    )
+
+
+def data_uri(image: bytes) -> str:
+    """A PNG as an address, so that the page needs no file beside it."""
+    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")
