@@ -116,6 +116,7 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     if session.ranks.is_first and has_adapters and not run.reference(0).exists():
         require_same_initial_model(session, policy)
     position, moments = _resume(session, policy)
+    session.shard(policy)
     if session.ranks.is_first:
         note_origin(session)  # after all that may refuse the run
         count_attempt(run)
@@ -145,7 +146,7 @@ def _play_from(
     if position.phase != STAGE_TWO:
         if position.phase != DISTILLATION:
             position, moments = Position(DISTILLATION, 0), {}
-            policy = session.load_policy(run.reference(0))
+            policy = session.shard(session.load_policy(run.reference(0)))
         if session.config.distillation.enabled:
             _distillation(session, policy, tasks, position, moments)
         position, moments = Position(STAGE_TWO, 0), {}
