@@ -1,13 +1,32 @@
-"""Weights, gradients and moments in shares against whole ones."""
+"""Weights, gradients and moments in shares against whole ones: steps, whole runs, adapters."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from ragen_apo import api
+from ragen_apo.config import resolved_yaml
+from ragen_apo.distributed.ranks import Ranks
+from ragen_apo.distributed.sharding import share_bytes
+from ragen_apo.errors import RanksError
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import open_session
+from tests import factories
 from tests.distributed.processes import answers, in_ranks
+from tests.distributed.runs import assert_same_run, config_file, go_on, make_reference
 from tests.distributed.steps import assert_same_steps, steps
 
 pytestmark = pytest.mark.slow
@@ -34,3 +53,144 @@ def test_so_do_more_ranks_than_some_have_work_for(algorithm: str, finished_run: 
     (one,) = answers(in_ranks(1, steps, *options))
     for seen in answers(in_ranks(4, steps, *options, "full")):
         assert_same_steps(seen, one)
+
+
+def held_bytes(ranks: Ranks, run: Path, sharding: str) -> dict[str, int]:
+    """What a rank holds after a step of PPO; the step counts of AdamW aside."""
+    config = factories.config(f"--machine.sharding={sharding}")
+    session = open_session(config, RunDirectory(run), SilentProgress())
+    trainer = factories.trainer_of(session, "ppo")
+    trainer.step(0)
+
+    def weights(module: nn.Module) -> int:
+        return sum(map(share_bytes, module.parameters()))
+
+    moments = trainer.optimizer.state_tensors()
+    critic = trainer.algorithm.state_tensors()
+    return {
+        "policy": weights(trainer.policy.model),
+        "reference": weights(trainer.reference.model),
+        "moments": sum(share_bytes(each) for name, each in moments.items() if "/exp" in name),
+        "critic": sum(
+            share_bytes(each)
+            for name, each in critic.items()
+            if not name.endswith("/step") and "head" not in name
+        ),
+    }
+
+
+def test_a_rank_holds_its_share_of_weights_and_moments(finished_run: Path) -> None:
+    (whole,) = answers(in_ranks(1, held_bytes, finished_run, "none"))
+    assert whole["moments"] == 2 * whole["policy"]
+    for found in answers(in_ranks(2, held_bytes, finished_run, "full")):
+        # All sizes of the tiny model are even; the head of the critic has one row.
+        assert {name: 2 * size for name, size in found.items()} == whole
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process that has its reference."""
+    folder = tmp_path_factory.mktemp("started")
+    config = config_file(folder, "--machine.sharding=full")
+    answers(in_ranks(1, make_reference, config, folder / "run"))
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(started: Path, tmp_path: Path) -> Callable[[str], RunDirectory]:
+    return lambda name: RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Those of a model folder but for its weights."""
+    left_out = ("model.safetensors", "SHA256SUMS")
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in left_out}
+
+
+def test_a_run_goes_on_with_two_then_one_then_three_processes(
+    copy: Callable[[str], RunDirectory],
+) -> None:
+    by_one, run = copy("one"), copy("resized")
+    assert answers(in_ranks(1, go_on, by_one.path)) == ["trained"]
+    survivor, killed = in_ranks(2, go_on, run.path, 3)
+    assert killed is None
+    assert "rank 0 of 2 is without the others at 'stage 2: weights in shares'" in survivor
+    assert "rank 1 was last at 'stage 2: " in survivor
+    assert in_ranks(1, go_on, run.path, 4) == [None]
+    assert answers(in_ranks(3, go_on, run.path)) == 3 * ["trained"]
+    assert_same_run(run, by_one, tolerance=1e-5)
+    assert files(run.policy) == files(by_one.policy)
+
+
+def killed_in_a_pass(ranks: Ranks, run: Path) -> str:
+    """The last rank is killed before its first pass with gradients, the others wait in theirs."""
+    target_logits = LanguageModel.target_logits
+
+    def dying(model: LanguageModel, *arguments: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and ranks.rank == ranks.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return target_logits(model, *arguments)
+
+    with patch.object(LanguageModel, "target_logits", dying), pytest.raises(RanksError) as caught:
+        api.train(None, run, resume=True, progress=False)
+    return str(caught.value)
+
+
+def test_a_rank_that_dies_in_a_pass_ends_the_others(copy: Callable[[str], RunDirectory]) -> None:
+    message, killed = in_ranks(2, killed_in_a_pass, copy("killed").path)
+    assert killed is None
+    assert message.startswith("rank 0 of 2 is without the others at 'distillation: weights in sha")
+    assert "--resume" in message
+
+
+def train(ranks: Ranks, config: Path, run: Path) -> None:
+    api.train(config, run, progress=False)
+
+
+def adapter_config(model: Path, folder: Path, sharding: str) -> Path:
+    """Adapters: demonstrations, two steps, a new reference, two steps."""
+    config = factories.config(
+        f"--machine.sharding={sharding}",
+        "--machine.dtype=float64",
+        "--machine.gradient_checkpointing=true",
+        f"--policy.path={model}",
+        "--policy.lora={rank: 3, alpha: 64}",
+        "--agent.max_context_tokens=1024",
+        "--warm_start.copy.max_steps=0",
+        "--warm_start.demonstrations.num_steps=3",
+        "--values.baseline=zero",  # returns are equal here, and so are they and V*
+        "--optimizer.learning_rate=0.01",
+        "--reference.refresh_every_steps=2",
+        "--training.max_steps=4",
+        "--training.tasks_per_step=3",
+        "--training.eval_every=null",
+    )
+    path = folder / f"{sharding}.yaml"
+    path.write_text(resolved_yaml(config))
+    return path
+
+
+def test_adapters_in_shares_learn_what_whole_ones_learn(qwen_folder: Path, tmp_path: Path) -> None:
+    """The reference is the policy without them, then a model of its own."""
+    for name, sharding in (("whole", "none"), ("shares", "full")):
+        config = adapter_config(qwen_folder, tmp_path, sharding)
+        answers(in_ranks(2, train, config, tmp_path / name))
+    whole, shares = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "shares")
+    rows = [factories.rows(run.metrics) for run in (shares, whole)]
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    for folder in ("references/0", "references/1", "policy"):
+        left, right = (factories.tensors(run.path / folder) for run in (shares, whole))
+        assert left.keys() == right.keys()
+        for name, tensor in right.items():
+            assert (left[name] - tensor).abs().max() <= 1e-5, (folder, name)
+    before, after = (factories.tensors(whole.path / each) for each in ("references/0", "policy"))
+    assert any((before[name] - after[name]).abs().max() > 1e-3 for name in before)
+
+
+def own_rows(ranks: Ranks) -> Any:
+    return ranks.most(ranks.rank, "rows")
+
+
+def test_ranks_with_whole_weights_make_as_many_passes_as_they_have() -> None:
+    assert answers(in_ranks(2, own_rows)) == [0, 1]

@@ -160,9 +160,9 @@ def _play_from(
 def _plan_memory(session: Session, policy: LanguageModel) -> None:
     """Says what the run may need; raises ConfigError where it cannot have it."""
     max_turns = session.environments.properties.max_turns
-    plan = plan_memory(session.config, policy, max_turns=max_turns)
-    held = plan.weights  # is taken already
-    available = free_memory(session.device) + held
+    num_ranks = session.ranks.size
+    plan = plan_memory(session.config, policy, max_turns=max_turns, num_ranks=num_ranks)
+    available = free_memory(session.device) + plan.loaded
     if session.device.type == "cpu":  # the processes of this host share its memory
         available //= session.ranks.place.local_size
     plan.require(available)
