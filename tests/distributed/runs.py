@@ -132,9 +132,12 @@ def assert_same_run(actual: RunDirectory, expected: RunDirectory, *, tolerance: 
     for name, curve in wanted.items():
         assert_same_rows(rows[name], curve, tolerance=tolerance)
     for model in MODELS:
-        left, right = (
-            factories.tensors(actual.path / model),
-            factories.tensors(expected.path / model),
-        )
-        for name, tensor in right.items():
-            assert (left[name] - tensor).abs().max() <= tolerance * max(1.0, tensor.abs().max())
+        assert_same_weights(actual.path / model, expected.path / model, tolerance=tolerance)
+
+
+def assert_same_weights(actual: Path, expected: Path, *, tolerance: float) -> None:
+    """Relative to the largest number of each tensor, or to 1."""
+    left, right = factories.tensors(actual), factories.tensors(expected)
+    assert left.keys() == right.keys()
+    for name, tensor in right.items():
+        assert (left[name] - tensor).abs().max() <= tolerance * max(1.0, tensor.abs().max()), name

@@ -26,8 +26,17 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import open_session
 from tests import factories
 from tests.distributed.processes import answers, in_ranks
-from tests.distributed.runs import assert_same_run, config_file, go_on, make_reference
+from tests.distributed.runs import (
+    assert_same_rows,
+    assert_same_run,
+    assert_same_weights,
+    config_file,
+    curves,
+    go_on,
+    make_reference,
+)
 from tests.distributed.steps import assert_same_steps, steps
+from tests.factories import AlgorithmRuns
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +131,28 @@ def test_a_run_goes_on_with_two_then_one_then_three_processes(
     assert files(run.policy) == files(by_one.policy)
 
 
+def begin(ranks: Ranks, config: Path, run: Path, killed_at_step: int | None = None) -> str:
+    api.train(config, run, until="reference", progress=False)
+    return go_on(ranks, run, killed_at_step)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "oapl"])
+def test_what_an_algorithm_trains_besides_goes_on_with_another_number_of_processes(
+    algorithm: str, algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    """The critic of PPO with its moments, the lagged policy of OAPL."""
+    keys = ("--machine.sharding=full", "--machine.dtype=float64", "--policy.freeze_embeddings=true")
+    config = tmp_path / "run.yaml"
+    config.write_text(resolved_yaml(algorithm_runs.config(algorithm, *keys)))
+    by_one, run = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "several")
+    assert answers(in_ranks(1, begin, config, by_one.path)) == ["trained"]
+    assert in_ranks(2, begin, config, run.path, 3)[1] is None
+    assert answers(in_ranks(3, go_on, run.path)) == 3 * ["trained"]
+    rows = curves(run)["metrics.jsonl"]
+    assert_same_rows(rows, curves(by_one)["metrics.jsonl"], tolerance=1e-5)
+    assert_same_weights(run.policy, by_one.policy, tolerance=1e-5)
+
+
 def killed_in_a_pass(ranks: Ranks, run: Path) -> str:
     """The last rank is killed before its first pass with gradients, the others wait in theirs."""
     target_logits = LanguageModel.target_logits
@@ -147,11 +178,11 @@ def train(ranks: Ranks, config: Path, run: Path) -> None:
     api.train(config, run, progress=False)
 
 
-def adapter_config(model: Path, folder: Path, sharding: str) -> Path:
+def adapter_config(model: Path, folder: Path, sharding: str, dtype: str) -> Path:
     """Adapters: demonstrations, two steps, a new reference, two steps."""
     config = factories.config(
         f"--machine.sharding={sharding}",
-        "--machine.dtype=float64",
+        f"--machine.dtype={dtype}",
         "--machine.gradient_checkpointing=true",
         f"--policy.path={model}",
         "--policy.lora={rank: 3, alpha: 64}",
@@ -170,20 +201,20 @@ def adapter_config(model: Path, folder: Path, sharding: str) -> Path:
     return path
 
 
-def test_adapters_in_shares_learn_what_whole_ones_learn(qwen_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_adapters_in_shares_learn_what_whole_ones_learn(
+    dtype: str, qwen_folder: Path, tmp_path: Path
+) -> None:
     """The reference is the policy without them, then a model of its own."""
     for name, sharding in (("whole", "none"), ("shares", "full")):
-        config = adapter_config(qwen_folder, tmp_path, sharding)
+        config = adapter_config(qwen_folder, tmp_path, sharding, dtype)
         answers(in_ranks(2, train, config, tmp_path / name))
     whole, shares = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "shares")
     rows = [factories.rows(run.metrics) for run in (shares, whole)]
     for mine, theirs in zip(*rows, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     for folder in ("references/0", "references/1", "policy"):
-        left, right = (factories.tensors(run.path / folder) for run in (shares, whole))
-        assert left.keys() == right.keys()
-        for name, tensor in right.items():
-            assert (left[name] - tensor).abs().max() <= 1e-5, (folder, name)
+        assert_same_weights(shares.path / folder, whole.path / folder, tolerance=1e-5)
     before, after = (factories.tensors(whole.path / each) for each in ("references/0", "policy"))
     assert any((before[name] - after[name]).abs().max() > 1e-3 for name in before)
 

@@ -77,6 +77,11 @@ class Ranks:
         return self.rank == 0
 
     @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint needs this rank: the first one writes, and shares are gathered."""
+        return self.is_first or self.sharded
+
+    @property
     def share(self) -> slice:
         """This rank's part of any list that all ranks have: every `size`-th item."""
         return slice(self.rank, None, self.size)

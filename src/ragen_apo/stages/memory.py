@@ -2,8 +2,8 @@
 
     weights + second model + gradients and moments + the larger of (a rollout, a training pass)
 
-Of sharded weights a rank has its part, and all of them besides while it plays. The first three are
-certain. The others count every context as full, which few are, so the sum is an
+Where weights are in shares, a rank has its part of these, and all weights besides while it plays.
+The first three are certain. The others count every context as full, which few are, so the sum is an
 upper bound for the tensors. On a CPU the process needs about 0.5 GiB besides, for its libraries.
 What a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
 
@@ -55,13 +55,22 @@ class MemoryPlan:
     @property
     def certain(self) -> int:
         """What is needed in any case."""
-        return self.weights + self.other_models + self.training_state + self.gathered
+        return max(self._training, self._playing)
 
     @property
     def total(self) -> int:
         """The most at any one time."""
-        held = self.weights + self.other_models + self.training_state
-        return held + max(self.gathered + self.rollout, self.training_pass)
+        return max(self._training + self.training_pass, self._playing + self.rollout)
+
+    @property
+    def _training(self) -> int:
+        return self.weights + self.other_models + self.training_state
+
+    @property
+    def _playing(self) -> int:
+        """Gathered weights may take the place of the gradients, which are there at updates only."""
+        gradients = self.training_state // 3
+        return self._training + max(self.gathered - gradients, 0)
 
     def sentence(self, available: int) -> str:
         """One line for people."""

@@ -127,15 +127,16 @@ def make_trainer(
 def _save(session: Session, trainer: Trainer, position: Position) -> None:
     """A checkpoint from which `make_trainer` goes on."""
     session.ranks.require_equal_weights([trainer.policy.model, *trainer.algorithm.other_models])
-    save_checkpoint(
-        session.run.checkpoints,
-        position=position,
-        model=trainer.policy.model,
-        optimizer=trainer.optimizer,
-        algorithm_state=trainer.algorithm.state_tensors(),
-        keep=session.config.training.keep_checkpoints,
-        ranks=session.ranks,
-    )
+    if session.ranks.is_saving:
+        save_checkpoint(
+            session.run.checkpoints,
+            position=position,
+            model=trainer.policy.model,
+            optimizer=trainer.optimizer,
+            algorithm_state=trainer.algorithm.state_tensors(),
+            keep=session.config.training.keep_checkpoints,
+            ranks=session.ranks,
+        )
     session.note_seconds()
 
 

@@ -135,6 +135,7 @@ def _save(
 ) -> None:
     if phase.keeps_checkpoints:
         session.ranks.require_equal_weights([model.model])
+    if phase.keeps_checkpoints and session.ranks.is_saving:
         save_checkpoint(
             session.run.checkpoints,
             position=position,
