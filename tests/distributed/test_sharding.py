@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from ragen_apo import api
 from ragen_apo.config import resolved_yaml
 from ragen_apo.distributed.ranks import Ranks
-from ragen_apo.distributed.sharding import share_bytes
-from ragen_apo.errors import RanksError
+from ragen_apo.distributed.sharding import require_fully_shard, share_bytes
+from ragen_apo.errors import ConfigError, RanksError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
@@ -217,6 +218,13 @@ def test_adapters_in_shares_learn_what_whole_ones_learn(
         assert_same_weights(shares.path / folder, whole.path / folder, tolerance=1e-5)
     before, after = (factories.tensors(whole.path / each) for each in ("references/0", "policy"))
     assert any((before[name] - after[name]).abs().max() > 1e-3 for name in before)
+
+
+def test_a_torch_without_a_part_of_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_fully_shard()
+    monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
+    with pytest.raises(ConfigError, match="set machine.sharding to none"):
+        require_fully_shard()
 
 
 def own_rows(ranks: Ranks) -> Any:

@@ -118,7 +118,7 @@ def plan_memory(
     training_pass = _training_pass(config, policy, max_turns=max_turns)
     if num_shares > 1:
         num_models = 2 if config.algorithm.traits.has_critic else 1
-        training_pass += num_models * _gathered_in_a_pass(model)
+        training_pass += num_models * _gathered_in_a_pass(policy)
     return MemoryPlan(
         weights=weights // num_shares,
         other_models=others // num_shares,
@@ -129,11 +129,21 @@ def plan_memory(
     )
 
 
-def _gathered_in_a_pass(model: nn.Module) -> int:
-    """Weights and gradients of a layer, of the next one, and of all that is in none."""
-    layers = [_num_bytes(layer) for layer in decoder_layers(model)]
-    outside = _num_bytes(model) - sum(layers)
-    return 2 * (outside + 2 * max(layers, default=0))
+def _gathered_in_a_pass(policy: LanguageModel) -> int:
+    """Weights and gradients of a layer, of the next one, and of all that is in none.
+
+    What autocast has converted stays until the backward pass.
+    """
+    layers = [_num_bytes(layer) for layer in decoder_layers(policy.model)]
+    outside = _num_bytes(policy.model) - sum(layers)
+    return 2 * (outside + 2 * max(layers, default=0)) + _converted(policy)
+
+
+def _converted(policy: LanguageModel) -> int:
+    """The weights in the format of mixed precision."""
+    if policy.autocast is None:
+        return 0
+    return policy.autocast.itemsize * sum(p.numel() for p in policy.model.parameters())
 
 
 def _num_bytes(module: nn.Module) -> int:
@@ -151,10 +161,7 @@ def _rollout(config: RunConfig, policy: LanguageModel) -> int:
     size = (policy.autocast or policy.model.dtype).itemsize
     positions = config.training.num_rows * config.agent.max_context_tokens
     cache = 2 * policy.config.num_hidden_layers * _num_key_features(policy.config) * positions
-    converted = 0
-    if policy.autocast is not None:
-        converted = sum(p.numel() for p in policy.model.parameters())
-    return (cache + converted) * size
+    return cache * size + _converted(policy)
 
 
 def _training_pass(config: RunConfig, policy: LanguageModel, *, max_turns: int | None) -> int:
