@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from benchmarks import sharding as benchmark
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -218,6 +222,31 @@ def test_adapters_in_shares_learn_what_whole_ones_learn(
         assert_same_weights(shares.path / folder, whole.path / folder, tolerance=1e-5)
     before, after = (factories.tensors(whole.path / each) for each in ("references/0", "policy"))
     assert any((before[name] - after[name]).abs().max() > 1e-3 for name in before)
+
+
+def measured(ranks: Ranks, *arguments: object) -> list[str]:
+    """The cells of the benchmark's line."""
+    output = io.StringIO()
+    with (
+        patch.object(sys, "argv", ["sharding", *map(str, arguments)]),
+        contextlib.redirect_stdout(output),
+    ):
+        benchmark.main()
+    return output.getvalue().split("\n")[-2].split(" | ") if ranks.is_first else []
+
+
+def test_the_benchmark_measures_the_same_steps_twice(qwen_folder: Path, tmp_path: Path) -> None:
+    whole, shares = (
+        in_ranks(2, measured, qwen_folder, "--sharding", sharding, "--out", tmp_path)[0]
+        for sharding in ("none", "full")
+    )
+    assert len(whole) == len(shares) == benchmark.HEADER.split("\n")[0].count("|") - 1
+    for left, right in zip(whole[-2:], shares[-2:], strict=True):  # losses, norms of gradients
+        expected = [float(number) for number in left.strip(" |").split(", ")]
+        assert [float(each) for each in right.strip(" |").split(", ")] == pytest.approx(
+            expected, abs=1e-5
+        )
+        assert all(expected)
 
 
 def test_a_torch_without_a_part_of_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
