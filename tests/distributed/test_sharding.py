@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import shutil
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from ragen_apo import api
 from ragen_apo.config import resolved_yaml
 from ragen_apo.distributed.ranks import Ranks
-from ragen_apo.distributed.sharding import require_fully_shard, share_bytes
+from ragen_apo.distributed.sharding import Shards, require_fully_shard, share_bytes
 from ragen_apo.errors import ConfigError, RanksError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import SilentProgress
@@ -99,6 +101,25 @@ def test_a_rank_holds_its_share_of_weights_and_moments(finished_run: Path) -> No
     for found in answers(in_ranks(2, held_bytes, finished_run, "full")):
         # All sizes of the tiny model are even; the head of the critic has one row.
         assert {name: 2 * size for name, size in found.items()} == whole
+
+
+def used_once(ranks: Ranks) -> weakref.ref[nn.Module]:
+    module = nn.Linear(4, 4)
+    shards = Shards(module, [], num_ranks=ranks.size)
+    shards.run(lambda: module(torch.ones(4)).sum()).backward()
+    return weakref.ref(module)
+
+
+def sharded_once_more(ranks: Ranks) -> bool:
+    """Whether a module that nobody needs is gone when the next one is sharded."""
+    gc.disable()
+    first = used_once(ranks)
+    Shards(nn.Linear(4, 4), [], num_ranks=ranks.size)
+    return first() is None
+
+
+def test_what_is_not_needed_any_more_makes_room_for_the_next_shares() -> None:
+    assert answers(in_ranks(2, sharded_once_more)) == [True, True]
 
 
 @pytest.fixture(scope="module")

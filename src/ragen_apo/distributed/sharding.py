@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -41,6 +42,7 @@ def shard(module: nn.Module, layers: Sequence[nn.Module], *, num_ranks: int) -> 
     Each of the `layers`, from the inside to the outside, is gathered by itself, the rest together.
     From now on the module is called by its forward alone; optimizers are made afterwards.
     """
+    gc.collect()  # sharded modules refer to themselves: an earlier reference would keep its memory
     device = next(module.parameters()).device
     mesh = init_device_mesh(device.type, (num_ranks,))
     for part in (*layers, module):
