@@ -9,8 +9,10 @@ import os
 import shutil
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -198,6 +200,37 @@ def test_a_rank_that_dies_in_a_pass_ends_the_others(copy: Callable[[str], RunDir
     assert killed is None
     assert message.startswith("rank 0 of 2 is without the others at 'distillation: weights in sha")
     assert "--resume" in message
+
+
+def pass_without_rank_1(ranks: Ranks, how: str) -> str:
+    module = nn.Linear(4, 4)
+    shards = Shards(module, [], num_ranks=ranks.size)
+    ranks = replace(ranks, sharded=True)
+    ranks.enter("stage 2")
+    if ranks.rank == 1 and how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ranks.rank == 1:
+        time.sleep(6.0)  # longer than the others wait
+        return "hangs"
+    with pytest.raises(RanksError) as caught, ranks.naming_failures():
+        shards.run(lambda: module(torch.ones(4)).sum()).backward()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_a_rank_that_is_missing_in_a_pass_is_said_to_be(how: str) -> None:
+    message = in_ranks(2, pass_without_rank_1, how, timeout_seconds=3.0)[0]
+    assert message.startswith("rank 0 of 2 is without the others at 'stage 2: weights in shares'")
+
+
+def own_mistake(ranks: Ranks) -> str:
+    with pytest.raises(RuntimeError) as caught, replace(ranks, sharded=True).naming_failures():
+        torch.ones(2) @ torch.ones(3)
+    return type(caught.value).__name__
+
+
+def test_a_mistake_of_a_rank_is_not_taken_for_a_missing_one() -> None:
+    assert answers(in_ranks(2, own_mistake)) == 2 * ["RuntimeError"]
 
 
 def train(ranks: Ranks, config: Path, run: Path) -> None:
