@@ -262,7 +262,7 @@ def reference(session: Session, version: int = 0) -> LanguageModel:
     """A frozen reference of the session's run."""
     model = session.load_model(session.run.reference(version))
     model.model.requires_grad_(False)
-    return model
+    return session.shard(model)
 
 
 def trainer(
@@ -277,7 +277,7 @@ def trainer(
     They differ, so that the log-ratio is not zero. The values are those of the store, or given.
     """
     frozen = reference(session)
-    policy = policy or session.load_model(session.run.reference(1))
+    policy = policy or session.shard(session.load_model(session.run.reference(1)))
     tasks = session.training_tasks() if tasks is None else tasks
     return Trainer(
         session.config,

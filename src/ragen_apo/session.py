@@ -118,12 +118,19 @@ class Session:
             add_adapters(model.model, self.config.policy.lora, seed=seed)
         return model
 
+    def shard(self, model: LanguageModel) -> LanguageModel:
+        """The model; this rank keeps its share of the weights alone, if that is configured."""
+        if self.ranks.sharded and self.ranks.size > 1:
+            model.shard(num_ranks=self.ranks.size)
+        return model
+
     def save_model(self, model: LanguageModel, folder: Path) -> None:
         """Writes a model folder, whole or not at all; OSError where it cannot be written.
 
         The first rank does; the others come back when the folder is there.
         """
-        self.ranks.from_first(lambda: self._write_model(model, folder), f"saving {folder.name}")
+        with model.whole():
+            self.ranks.from_first(lambda: self._write_model(model, folder), f"saving {folder.name}")
 
     def _write_model(self, model: LanguageModel, folder: Path) -> None:
         try:
@@ -161,7 +168,8 @@ class Session:
         clock.noted = time.perf_counter() if since is None or clock.phases else since
         clock.phases.append(phase)
         try:
-            yield
+            with self.ranks.naming_failures():
+                yield
         finally:
             self.note_seconds()
             clock.phases.pop()

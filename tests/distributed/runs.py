@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sqlite3
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
+
+from ragen_apo import api
 from ragen_apo.config import resolved_yaml
+from ragen_apo.distributed.ranks import Ranks
+from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.trainer import Trainer
 from tests import factories
 
 KEYS = (
@@ -42,6 +52,8 @@ KEYS = (
 No new reference: Stage 1's seeds come from the bits of a reference's weights, and weights that
 another number of processes has trained have other last bits.
 """
+
+MODELS = ("distilled", "policy")
 
 CLOCK = ("seconds", "num_ranks")
 
@@ -79,3 +91,53 @@ def curves(run: RunDirectory) -> dict[str, list[dict[str, Any]]]:
         ]
         for path in (run.warm_start, run.distillation, run.metrics)
     }
+
+
+def make_reference(ranks: Ranks, config: Path, run: Path) -> None:
+    api.train(config, run, until="reference", progress=False)
+
+
+def go_on(ranks: Ranks, run: Path, killed_at_step: int | None = None) -> str:
+    """Continues a run; the last rank is killed before a step, and the others say so."""
+    make_step = Trainer.step
+
+    def step(trainer: Trainer, number: int) -> Any:
+        if number == killed_at_step and ranks.rank == ranks.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make_step(trainer, number)
+
+    with patch.object(Trainer, "step", step):
+        try:
+            api.train(None, run, resume=True, progress=False)
+        except RanksError as error:
+            return str(error)
+    return "trained"
+
+
+def assert_same_rows(
+    actual: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], *, tolerance: float
+) -> None:
+    assert len(actual) == len(expected) > 0
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            wanted = value if isinstance(value, str) else pytest.approx(value, tolerance, tolerance)
+            assert mine[key] == wanted, (key, theirs["step"])
+
+
+def assert_same_run(actual: RunDirectory, expected: RunDirectory, *, tolerance: float) -> None:
+    assert stored_tokens(actual) == stored_tokens(expected)
+    rows, wanted = curves(actual), curves(expected)
+    assert rows.keys() == wanted.keys()
+    for name, curve in wanted.items():
+        assert_same_rows(rows[name], curve, tolerance=tolerance)
+    for model in MODELS:
+        assert_same_weights(actual.path / model, expected.path / model, tolerance=tolerance)
+
+
+def assert_same_weights(actual: Path, expected: Path, *, tolerance: float) -> None:
+    """Relative to the largest number of each tensor, or to 1."""
+    left, right = factories.tensors(actual), factories.tensors(expected)
+    assert left.keys() == right.keys()
+    for name, tensor in right.items():
+        assert (left[name] - tensor).abs().max() <= tolerance * max(1.0, tensor.abs().max()), name

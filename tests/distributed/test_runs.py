@@ -15,9 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -25,39 +24,21 @@ import pytest
 
 from ragen_apo import api, cli
 from ragen_apo.distributed.ranks import Ranks
-from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.training.trainer import Trainer
 from tests import factories
 from tests.command_line import snapshot
 from tests.distributed.processes import answers, environment, finished, in_ranks, torchrun
-from tests.distributed.runs import config_file, curves, stored_tokens
+from tests.distributed.runs import (
+    assert_same_rows,
+    assert_same_run,
+    config_file,
+    curves,
+    go_on,
+    make_reference,
+)
 
 pytestmark = pytest.mark.slow
-
-MODELS = ("distilled", "policy")
-
-
-def make_reference(ranks: Ranks, config: Path, run: Path) -> None:
-    api.train(config, run, until="reference", progress=False)
-
-
-def go_on(ranks: Ranks, run: Path, killed_at_step: int | None = None) -> str:
-    """Continues a run; the last rank is killed before a step, and the others say so."""
-    make_step = Trainer.step
-
-    def step(trainer: Trainer, number: int) -> Any:
-        if number == killed_at_step and ranks.rank == ranks.size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return make_step(trainer, number)
-
-    with patch.object(Trainer, "step", step):
-        try:
-            api.train(None, run, resume=True, progress=False)
-        except RanksError as error:
-            return str(error)
-    return "trained"
 
 
 @pytest.fixture(scope="module")
@@ -90,32 +71,6 @@ def by_two(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirect
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("\ntrained policy:") == 1, "the first rank speaks for all"
     return RunDirectory(path)
-
-
-def assert_same_rows(
-    actual: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], *, tolerance: float
-) -> None:
-    assert len(actual) == len(expected) > 0
-    for mine, theirs in zip(actual, expected, strict=True):
-        assert mine.keys() == theirs.keys()
-        for key, value in theirs.items():
-            wanted = value if isinstance(value, str) else pytest.approx(value, tolerance, tolerance)
-            assert mine[key] == wanted, (key, theirs["step"])
-
-
-def assert_same_run(actual: RunDirectory, expected: RunDirectory, *, tolerance: float) -> None:
-    assert stored_tokens(actual) == stored_tokens(expected)
-    rows, wanted = curves(actual), curves(expected)
-    assert rows.keys() == wanted.keys()
-    for name, curve in wanted.items():
-        assert_same_rows(rows[name], curve, tolerance=tolerance)
-    for model in MODELS:
-        left, right = (
-            factories.tensors(actual.path / model),
-            factories.tensors(expected.path / model),
-        )
-        for name, tensor in right.items():
-            assert (left[name] - tensor).abs().max() <= tolerance * max(1.0, tensor.abs().max())
 
 
 def test_a_warm_start_by_two_processes_has_the_losses_of_one(started: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ def model(qwen_folder: Path) -> LanguageModel:
     return load_language_model(qwen_folder, device=torch.device("cpu"))
 
 
-def plan(model: LanguageModel, *overrides: str, max_turns: int | None = None) -> MemoryPlan:
-    return plan_memory(factories.config(*FULL, *overrides), model, max_turns=max_turns)
+def plan(model: LanguageModel, *overrides: str, **options: Any) -> MemoryPlan:
+    return plan_memory(factories.config(*FULL, *overrides), model, **{"max_turns": None, **options})
 
 
 def size(model: LanguageModel) -> int:
@@ -53,6 +54,14 @@ def test_adapters_need_no_second_model_and_little_to_be_trained(model: LanguageM
     add_adapters(model.model, LoraConfig(rank=2), seed=0)
     adapters = sum(p.numel() * 4 for p in model.model.parameters() if p.requires_grad)
     assert plan(model).certain == size(model) + 3 * adapters
+
+
+def test_a_rank_has_its_share_and_all_weights_once_while_it_plays(model: LanguageModel) -> None:
+    shares = plan(model, "--machine.sharding=full", num_ranks=4)
+    assert shares.certain == (1 + 1 + 2) * size(model) // 4 + size(model), "no gradients meanwhile"
+    assert shares.loaded == plan(model).loaded == size(model)
+    alone = plan(model, "--machine.sharding=full")
+    assert alone == plan(model), "one process has nobody to share with"
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

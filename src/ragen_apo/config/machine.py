@@ -25,6 +25,10 @@ class MachineConfig(Section):
     gradient_checkpointing: bool = False
     """Compute each layer a second time for the backward pass instead of keeping what it computed:
     about a third more time, far less memory on long episodes."""
+    sharding: Literal["none", "full"] = "none"
+    """With torchrun: `full` leaves each process its share of weights, gradients and moments, of the
+    policy, the reference and a critic (FSDP2), in place of all of them; one process has all in
+    any case. The results are the same. See docs/scaling.md."""
     rank_timeout_seconds: Positive = 1800.0
     """With torchrun: how long a process waits for the others, which may play longer episodes or
     save a large model, before the run ends with a message. See docs/scaling.md."""

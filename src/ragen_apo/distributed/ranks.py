@@ -1,11 +1,13 @@
 """What the processes of a run ask of each other: its ranks, 0 to size - 1.
 
-All ranks hold the same weights, make the same decisions, and divide what takes long:
+All ranks hold the same weights, or a share of them each (`sharding`), make the same decisions, and
+divide what takes long:
 
     share        which part of a list is this rank's: requests, episodes of an update, rows
     gather       what every rank has, on all of them, in the order of the ranks
     add_up       tensors, number by number: each rank has filled in its share, the rest is 0
     add_gradients  the same for gradients, before they are clipped
+    most         the largest of all ranks' numbers, where all have to make as many passes
     from_first   what the first rank alone reads or writes: files, the value store
 
 Each of them is a meeting: every rank has to come to it, in the same order. One that does not come
@@ -57,6 +59,8 @@ class Ranks:
     place: Place = field(default_factory=Place)
     store: Store | None = None
     """Where every rank notes where it is; None for one process."""
+    sharded: bool = False
+    """Whether each rank holds a share of the weights only, so that passes are made together."""
     _log: _Log = field(default_factory=_Log, repr=False, compare=False)
 
     @property
@@ -71,6 +75,11 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this process writes the run's files and speaks to people."""
         return self.rank == 0
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint needs this rank: the first one writes, and shares are gathered."""
+        return self.is_first or self.sharded
 
     @property
     def share(self) -> slice:
@@ -112,13 +121,22 @@ class Ranks:
         self.add_up(totals, what)
         return tuple(totals.tolist())
 
+    def most(self, number: int, what: str) -> int:
+        """The largest of all ranks' numbers, where they make passes together; else one's own."""
+        if self.size == 1 or not self.sharded:
+            return number
+        largest = torch.tensor(number)
+        with self._meeting(what):
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
     def add_gradients(self, modules: Iterable[nn.Module]) -> None:
-        """Replaces every gradient by its sum over all ranks.
+        """Replaces every gradient by its sum over all ranks. Those of shares are sums already.
 
         A rank without a share of the update takes part with zeros. A parameter that no rank has a
         gradient for keeps none, so that the optimizer leaves it alone.
         """
-        if self.size == 1:
+        if self.size == 1 or self.sharded:
             return
         trained = [p for module in modules for p in module.parameters() if p.requires_grad]
         with self._meeting("gradients"):
@@ -169,9 +187,10 @@ class Ranks:
         """Raises RanksError where ranks have trained to different weights.
 
         They never should: each makes the same update. A faulty GPU or two kinds of processors would
-        show here, before a checkpoint keeps only what the first rank has.
+        show here, before a checkpoint keeps only what the first rank has. Shares have no second
+        copy to be compared with.
         """
-        if self.size == 1:
+        if self.size == 1 or self.sharded:
             return
         sums = [_checksum(p) for module in modules for p in module.parameters()]
         found = self.gather(json.dumps(sums).encode(), "comparing weights")
@@ -200,6 +219,18 @@ class Ranks:
             "waiting_seconds": waiting / self.size,
             "communication_seconds": communication / self.size,
         }
+
+    @contextlib.contextmanager
+    def naming_failures(self) -> Iterator[None]:
+        """Inside, a pass over shared weights that others do not take part in is a RanksError."""
+        try:
+            yield
+        except RuntimeError as error:
+            is_of_torch = isinstance(error, dist.DistError) or "gloo" in str(error)
+            if not self.sharded or not is_of_torch:
+                raise
+            subject = f"{self._log.phase}: weights in shares"
+            raise RanksError(self._account(subject, error)) from error
 
     @contextlib.contextmanager
     def _meeting(self, what: str) -> Iterator[None]:

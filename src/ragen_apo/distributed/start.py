@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -26,7 +27,7 @@ _joined: dict[str, Ranks] = {}
 
 
 def join_ranks(machine: MachineConfig) -> Ranks:
-    """This process among those of torchrun; the same object every time.
+    """This process among those of torchrun; it joins them once.
 
     Raises RanksError where the others do not come within `machine.rank_timeout_seconds`.
     """
@@ -36,7 +37,7 @@ def join_ranks(machine: MachineConfig) -> Ranks:
     if "ranks" not in _joined:
         _joined["ranks"] = _join(place, machine)
         atexit.register(leave_ranks)
-    return _joined["ranks"]
+    return replace(_joined["ranks"], sharded=machine.sharding == "full")
 
 
 def leave_ranks() -> None:

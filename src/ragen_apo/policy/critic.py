@@ -3,7 +3,7 @@
 Where the model has adapters, the copy has its own, and only they and the head are trained.
 
 Consumes padded token ids, produces one value per sampled token: that of the text before the token.
-Starts from value 0 everywhere.
+Starts from value 0 everywhere. It is in shares where the model is.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ragen_apo.distributed.sharding import shard
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.lora import freeze_all_but_adapters
-from ragen_apo.policy.passes import body_output
+from ragen_apo.policy.passes import body_output, decoder_layers
 
 
 class Critic(nn.Module):
@@ -24,7 +25,8 @@ class Critic(nn.Module):
 
     def __init__(self, model: LanguageModel, *, freeze_embeddings: bool = False) -> None:
         super().__init__()
-        body: Any = copy.deepcopy(model.model.base_model)
+        with model.whole():
+            body: Any = copy.deepcopy(model.model.base_model)
         body.requires_grad_(True)
         freeze_all_but_adapters(body)
         if freeze_embeddings:
@@ -36,6 +38,10 @@ class Critic(nn.Module):
         self.autocast = model.autocast
         self.gradient_checkpointing = model.gradient_checkpointing
         self.eval()
+        if model.shards is not None:
+            # The head's number format may be another than that of the rest.
+            layers = [*decoder_layers(body)[::-1], self.head]
+            shard(self, layers, num_ranks=model.shards.num_ranks)
 
     def forward(self, token_ids_RT: Tensor, loss_mask_RT: Tensor) -> Tensor:
         """V of the text before each sampled token [R, T] in float32; 0 where the mask is False."""

@@ -9,13 +9,14 @@ training.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -32,6 +33,7 @@ from transformers import (
 )
 
 from ragen_apo.config.policy import SmallModelConfig
+from ragen_apo.distributed.sharding import Shards
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.architecture import check_architecture
 from ragen_apo.policy.attention import ATTENTION
@@ -47,7 +49,7 @@ from ragen_apo.policy.model_checks import (
     probe_model,
     refuse_foreign_weights,
 )
-from ragen_apo.policy.passes import at_least_float32, body_output, can_recompute
+from ragen_apo.policy.passes import at_least_float32, body_output, decoder_layers
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
@@ -71,11 +73,13 @@ class LanguageModel:
     """Whether layers are computed again for the backward pass: slower, with less memory."""
     adapters: bool = True
     """Whether adapters act, if the model has any (see `policy.lora`)."""
+    shards: Shards | None = None
+    """Where the weights are spread over several ranks; `model` has this one's share then."""
     template: ChatTemplate = field(init=False)
     """What the tokenizer's chat template does."""
 
     def __post_init__(self) -> None:
-        if self.gradient_checkpointing and not can_recompute(self.model):
+        if self.gradient_checkpointing and not decoder_layers(self.model):
             raise ModelError(
                 f"machine.gradient_checkpointing: {type(self.model).__name__} has no layers that "
                 "transformers can compute again; set it to false"
@@ -121,7 +125,8 @@ class LanguageModel:
     def hidden_states(self, token_ids_RT: Tensor, **kwargs: Any) -> Tensor:
         """The body's output [R, T, H]; without a mask, attention is causal over the whole row.
 
-        Rows padded on the right need no mask: a token never sees what comes after it.
+        Rows padded on the right need no mask: a token never sees what comes after it. Weights in
+        shares have to be `whole`; `target_logits` needs no such thing.
         """
         with self._mode():
             return body_output(
@@ -139,12 +144,54 @@ class LanguageModel:
         with torch.autocast(self.device.type, enabled=False):
             return at_least_float32(projection(hidden_NH.to(projection.weight.dtype)))
 
+    def target_logits(self, token_ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
+        """Vocabulary logits [N, V] of the N tokens at which the mask `targets_RT` is True.
+
+        Rows are padded on the right. The first token of a row cannot be one: nothing predicts it.
+        """
+        predicts_RT = torch.zeros_like(targets_RT)
+        predicts_RT[:, :-1] = targets_RT[:, 1:]
+
+        def compute() -> Tensor:
+            hidden_RTH = self.hidden_states(token_ids_RT, use_cache=False)
+            return self.logits(hidden_RTH[predicts_RT])
+
+        return compute() if self.shards is None else self.shards.run(compute)
+
+    def shard(self, *, num_ranks: int) -> None:
+        """Leaves this rank its share of the weights, from now on; see `distributed.sharding`."""
+        assert self.shards is None
+        self.shards = Shards(self.model, decoder_layers(self.model)[::-1], num_ranks=num_ranks)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, `model` has all weights, also where they are in shares: to play, hash or save.
+
+        All ranks have to come. What is trained does not change inside.
+        """
+        if self.shards is None:
+            yield
+            return
+        in_shares = self.model
+        with self.shards.whole() as model:
+            self.model = cast(PreTrainedModel, model)
+            try:
+                yield
+            finally:
+                self.model = in_shares
+
     @contextlib.contextmanager
     def constant_weights(self) -> Iterator[None]:
         """Inside, no weight may change and nothing is trained: autocast converts each weight once.
 
-        Autocast only caches weights that require a gradient, so inside all of them do.
+        Autocast only caches weights that require a gradient, so inside all of them do. Weights in
+        shares are whole.
         """
+        with self.whole(), self._cached_by_autocast():
+            yield
+
+    @contextlib.contextmanager
+    def _cached_by_autocast(self) -> Iterator[None]:
         if self.autocast is None:
             yield
             return
@@ -180,7 +227,8 @@ class LanguageModel:
         if asks_for_the_date(self.tokenizer):
             rest["template_date"] = str(TEMPLATE_DATE)
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode())
-        update_digest(digest, plain_weights(self.model, adapters=self.adapters))
+        with self.whole():
+            update_digest(digest, plain_weights(self.model, adapters=self.adapters))
         return digest.hexdigest()[:16]
 
     def save(self, directory: Path) -> None:
@@ -188,13 +236,16 @@ class LanguageModel:
 
         Adapters are added to the weights, so the folder holds a model like any other.
         """
-        weights = plain_weights(self.model, adapters=self.adapters)
-        self.model.save_pretrained(directory, state_dict=weights)
+        with self.whole():
+            weights = plain_weights(self.model, adapters=self.adapters)
+            self.model.save_pretrained(directory, state_dict=weights)
         self.tokenizer.save_pretrained(directory)
 
     def without_adapters(self) -> LanguageModel:
         """The model that adapters were added to; shares all weights with this one."""
-        return replace(self, adapters=False)
+        bare = copy.copy(self)
+        bare.adapters = False
+        return bare
 
     def _mode(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.adapters else adapters_disabled(self.model)

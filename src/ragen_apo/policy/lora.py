@@ -120,19 +120,17 @@ def freeze_all_but_adapters(model: nn.Module) -> None:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that training may change, each storage once.
+    """The tensors that training may change, each once, or this rank's shares of them.
 
     With adapters those that require gradients, without them all, buffers and frozen ones included.
     """
     if has_adapters(model):
         return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    seen: set[int] = set()
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor.detach().contiguous()
-    return tensors
+    names: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), name)
+    return {name: state[name].detach().contiguous() for name in names.values()}
 
 
 @contextlib.contextmanager

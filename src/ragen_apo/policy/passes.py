@@ -26,9 +26,9 @@ def seeded_torch(seed: int, *, device: torch.device) -> Iterator[None]:
         yield
 
 
-def can_recompute(model: nn.Module) -> bool:
-    """Whether the model has layers that `recomputed_layers` finds."""
-    return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+def decoder_layers(body: nn.Module) -> list[nn.Module]:
+    """The layers of a model of transformers that are computed one after another."""
+    return [module for module in body.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def recomputed_layers(body: nn.Module) -> Iterator[None]:
     The rest is computed again when the gradient gets there. The switch of transformers acts in
     training mode only, and training mode is dropout; so the layers are wrapped here.
     """
-    layers = [layer for layer in body.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    layers = decoder_layers(body)
     for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     try:

@@ -40,10 +40,7 @@ def score_tokens(
     """
     if bool(loss_mask_RT[:, 0].any()):
         raise ValueError("the first token of a row cannot be a sampled one: nothing predicts it")
-    hidden_RTH = model.hidden_states(token_ids_RT, use_cache=False)
-    predicts_RT = torch.zeros_like(loss_mask_RT)
-    predicts_RT[:, :-1] = loss_mask_RT[:, 1:]
-    logits_NV = model.logits(hidden_RTH[predicts_RT])
+    logits_NV = model.target_logits(token_ids_RT, loss_mask_RT)
     logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(1, token_ids_RT[loss_mask_RT][:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):

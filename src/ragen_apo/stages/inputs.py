@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config import RunConfig
+from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
@@ -90,8 +91,13 @@ def _check_number_format(config: RunConfig) -> None:
 
 
 def _check_ranks(config: RunConfig) -> None:
-    """Every rank would bring its weights to the same servers."""
+    """Raises ConfigError for what several ranks cannot do.
+
+    With servers, every rank would bring them its weights.
+    """
     size = place_of_this_process().size
+    if size > 1 and config.machine.sharding == "full":
+        require_fully_shard()
     if size > 1 and config.rollouts.engine != "local":
         raise ConfigError(
             f"rollouts.engine is {config.rollouts.engine}, and torchrun has started {size} "

@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "machine.num_threads",
     "machine.device",
     "machine.rank_timeout_seconds",
+    "machine.sharding",
     "policy.trust_remote_code",
     "rollouts",
     "training.micro_batch_size",

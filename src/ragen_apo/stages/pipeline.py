@@ -116,6 +116,7 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     if session.ranks.is_first and has_adapters and not run.reference(0).exists():
         require_same_initial_model(session, policy)
     position, moments = _resume(session, policy)
+    session.shard(policy)
     if session.ranks.is_first:
         note_origin(session)  # after all that may refuse the run
         count_attempt(run)
@@ -145,7 +146,7 @@ def _play_from(
     if position.phase != STAGE_TWO:
         if position.phase != DISTILLATION:
             position, moments = Position(DISTILLATION, 0), {}
-            policy = session.load_policy(run.reference(0))
+            policy = session.shard(session.load_policy(run.reference(0)))
         if session.config.distillation.enabled:
             _distillation(session, policy, tasks, position, moments)
         position, moments = Position(STAGE_TWO, 0), {}
@@ -159,9 +160,9 @@ def _play_from(
 def _plan_memory(session: Session, policy: LanguageModel) -> None:
     """Says what the run may need; raises ConfigError where it cannot have it."""
     max_turns = session.environments.properties.max_turns
-    plan = plan_memory(session.config, policy, max_turns=max_turns)
-    held = plan.weights  # is taken already
-    available = free_memory(session.device) + held
+    num_ranks = session.ranks.size
+    plan = plan_memory(session.config, policy, max_turns=max_turns, num_ranks=num_ranks)
+    available = free_memory(session.device) + plan.loaded
     if session.device.type == "cpu":  # the processes of this host share its memory
         available //= session.ranks.place.local_size
     plan.require(available)

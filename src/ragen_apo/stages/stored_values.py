@@ -68,8 +68,10 @@ def selected_tasks(
     if not config.needs_values or config.rollout_filter.strategy == "none":
         return tasks
 
+    conditions = sampling_conditions(config, reference, session.environments)
+
     def selected() -> list[str]:
-        chosen = _selected_by_store(session, reference, tasks, version=version)
+        chosen = _selected_by_store(session, conditions, tasks, version=version)
         return [task.task_id for task in chosen]
 
     ids = set(session.ranks.from_first(selected, "tasks of the store"))
@@ -77,10 +79,9 @@ def selected_tasks(
 
 
 def _selected_by_store(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int
+    session: Session, conditions: SamplingConditions, tasks: Sequence[Task], *, version: int
 ) -> Sequence[Task]:
     config = session.config
-    conditions = sampling_conditions(config, reference, session.environments)
     with ValueStore(store_path(session), create=False) as store:
         # A task without samples is an error, as it is for the values.
         store.values(conditions, [task.task_id for task in tasks], beta=config.values.beta1)

@@ -127,7 +127,7 @@ def make_trainer(
 def _save(session: Session, trainer: Trainer, position: Position) -> None:
     """A checkpoint from which `make_trainer` goes on."""
     session.ranks.require_equal_weights([trainer.policy.model, *trainer.algorithm.other_models])
-    if session.ranks.is_first:
+    if session.ranks.is_saving:
         save_checkpoint(
             session.run.checkpoints,
             position=position,
@@ -135,6 +135,7 @@ def _save(session: Session, trainer: Trainer, position: Position) -> None:
             optimizer=trainer.optimizer,
             algorithm_state=trainer.algorithm.state_tensors(),
             keep=session.config.training.keep_checkpoints,
+            ranks=session.ranks,
         )
     session.note_seconds()
 
@@ -157,7 +158,7 @@ def reference_model(session: Session, policy: LanguageModel, *, version: int) ->
         return policy.without_adapters()
     reference = session.load_model(session.run.reference(version))
     reference.model.requires_grad_(False)
-    return reference
+    return session.shard(reference)
 
 
 def _advance(position: Position, metrics: dict[str, float | int]) -> Position:

@@ -72,16 +72,25 @@ def micro_batches(
     The samples of an episode stay together; one that has more is a group of its own. `share` of
     the episodes, from the shortest to the longest, are in the groups of this rank.
     """
-    longest = [max(len(sample.token_ids) for sample in samples) for samples in episodes]
     groups: list[list[int]] = []
     num_samples = 0
-    for index in sorted(range(len(episodes)), key=longest.__getitem__)[share]:
+    for index in _by_length(episodes)[share]:
         num_samples += len(episodes[index])
         if not groups or num_samples > size:
             groups.append([])
             num_samples = len(episodes[index])
         groups[-1].append(index)
     return groups
+
+
+def shortest(episodes: Sequence[Sequence[TrainingSample]]) -> int:
+    """The index of the episode whose longest sample is the shortest."""
+    return _by_length(episodes)[0]
+
+
+def _by_length(episodes: Sequence[Sequence[TrainingSample]]) -> list[int]:
+    longest = [max(len(sample.token_ids) for sample in samples) for samples in episodes]
+    return sorted(range(len(episodes)), key=longest.__getitem__)
 
 
 def minibatches(

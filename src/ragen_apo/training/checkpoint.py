@@ -32,6 +32,8 @@ from pydantic import ConfigDict, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ragen_apo.distributed.ranks import ALONE, Ranks
+from ragen_apo.distributed.sharding import assign, whole_tensors
 from ragen_apo.errors import CheckpointError
 from ragen_apo.files import (
     check_checksums,
@@ -94,18 +96,26 @@ def save_checkpoint(
     optimizer: Optimizer,
     keep: int,
     algorithm_state: Mapping[str, Tensor] = MappingProxyType({}),
-) -> Path:
-    """Writes a checkpoint and removes all but the newest `keep`.
+    ranks: Ranks = ALONE,
+) -> None:
+    """Writes a checkpoint and removes all but the newest `keep`: the first rank does.
 
-    If it cannot be written (a full disk), the earlier ones stay and CheckpointError is raised.
+    Tensors in shares are gathered there, for which all ranks have to come. If it cannot be written
+    (a full disk), the earlier ones stay and CheckpointError is raised.
     """
+    tensors = {
+        WEIGHTS_FILE: trained_tensors(model),
+        OPTIMIZER_FILE: optimizer.state_tensors(),
+        **({ALGORITHM_FILE: algorithm_state} if algorithm_state else {}),
+    }
+    tensors = {file: whole_tensors(each, keep=ranks.is_first) for file, each in tensors.items()}
+    if not ranks.is_first:
+        return
     path = directory / position.name
     try:
         with directory_written_atomically(path) as partial:
-            save_file(trained_tensors(model), partial / WEIGHTS_FILE)
-            save_file(optimizer.state_tensors(), partial / OPTIMIZER_FILE)
-            if algorithm_state:
-                save_file(dict(algorithm_state), partial / ALGORITHM_FILE)
+            for file, each in tensors.items():
+                save_file(each, partial / file)
             (partial / STATE_FILE).write_text(json.dumps(asdict(position)), encoding="utf-8")
             write_checksums(partial)
     except (OSError, safetensors.SafetensorError) as error:
@@ -115,7 +125,6 @@ def save_checkpoint(
         ) from error
     for old in list_checkpoints(directory)[:-keep]:
         shutil.rmtree(old)
-    return path
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -223,4 +232,4 @@ def load_trained_tensors(model: nn.Module, weights: Mapping[str, Tensor]) -> Non
     check_tensors(weights, expected)
     with torch.no_grad():
         for name, tensor in expected.items():
-            tensor.copy_(weights[name])
+            assign(tensor, weights[name])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ragen_apo.choices import Schedule
+from ragen_apo.distributed.sharding import assign, whole_tensor
 from ragen_apo.errors import TrainingError
 from ragen_apo.training.named_tensors import check_tensors
 
@@ -45,7 +46,10 @@ class Optimizer:
         Raises TrainingError, without changing the weights, if the norm is not finite.
         """
         parameters = [parameter for _, parameter in self._named]
-        norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        total = whole_tensor(nn.utils.get_total_norm(gradients))
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, total)
+        norm = float(total)
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient norm is {norm}: the update was not made. Lower the learning rate, "
@@ -60,7 +64,8 @@ class Optimizer:
     def state_tensors(self) -> dict[str, Tensor]:
         """Moments and step counts, named `<parameter>/<moment>`: always those of all parameters.
 
-        Where a parameter has had no gradient yet, they are what AdamW will start with.
+        They are in shares where the parameters are. Where one has had no gradient yet, they are
+        what AdamW will start with.
         """
         return {
             f"{name}/{key}": value.detach().clone().contiguous()
@@ -70,14 +75,17 @@ class Optimizer:
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_tensors`; raises ValueError for any others."""
-        forms = {name: _first_state(each.detach().to("meta")) for name, each in self._named}
+        forms = {
+            name: _first_state(torch.empty(each.shape, dtype=each.dtype, device="meta"))
+            for name, each in self._named
+        }
         expected = {f"{name}/{key}": form for name in forms for key, form in forms[name].items()}
         check_tensors(tensors, expected)
         for name, parameter in self._named:
-            self._adamw.state[parameter] = {
-                key: tensors[f"{name}/{key}"].to("cpu" if key == "step" else parameter.device)
-                for key in forms[name]
-            }
+            state = _first_state(parameter.detach())
+            for key, moment in state.items():
+                assign(moment, tensors[f"{name}/{key}"])
+            self._adamw.state[parameter] = state
 
 
 def _first_state(parameter: Tensor) -> dict[str, Tensor]:

@@ -25,7 +25,13 @@ from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.filters import filter_trajectories
 from ragen_apo.objectives.tensors import spread_over_tokens
-from ragen_apo.training.batching import TokenBatch, collate, micro_batches, padded_length
+from ragen_apo.training.batching import (
+    TokenBatch,
+    collate,
+    micro_batches,
+    padded_length,
+    shortest,
+)
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
 from ragen_apo.values.reference_values import ReferenceValues
 
@@ -96,12 +102,16 @@ class Rollouts:
     def micro_batches(self, indices: Sequence[int], *, size: int) -> Iterator[MicroBatch]:
         """The episodes of these indices in groups of at most `size` samples, padded to a length.
 
-        This rank's share of them, which may be none.
+        This rank's share of them, which may be none. Where weights are in shares and another rank
+        has more groups, idle ones follow: the shortest episode again.
         """
         episodes = [self.samples[index] for index in indices]
         device = self.group_B.device
         num_tokens = sum(sum(sample.loss_mask) for samples in episodes for sample in samples)
-        for chosen in micro_batches(episodes, size=size, share=self.ranks.share):
+        groups = micro_batches(episodes, size=size, share=self.ranks.share)
+        num_passes = self.ranks.most(len(groups), "micro-batches")
+        idle = [[shortest(episodes)]] * (num_passes - len(groups))
+        for number, chosen in enumerate([*groups, *idle]):
             rows = torch.tensor([indices[index] for index in chosen], device=device)
             longest = padded_length(max(len(row_of(episodes[index]).token_ids) for index in chosen))
             samples = [sample for index in chosen for sample in episodes[index]]
@@ -112,6 +122,7 @@ class Rollouts:
                 reference_logprobs_BT=self.reference_logprobs_BT[rows, :longest],
                 num_sequences=len(episodes),
                 num_tokens=num_tokens,
+                is_idle=number >= len(groups),
             )
 
     def scored(self, score: Callable[[MicroBatch], Tensor], *, size: int, what: str) -> Tensor:
@@ -123,6 +134,8 @@ class Rollouts:
         with torch.no_grad():
             for micro in self.micro_batches(range(len(self)), size=size):
                 own_BT = score(micro).to(scores_BT.dtype)
+                if micro.is_idle:
+                    continue
                 scores_BT[micro.rows, : micro.mask_BT.shape[1]] = own_BT
         self.ranks.add_up(scores_BT, what)
         return scores_BT
@@ -146,6 +159,8 @@ class MicroBatch:
     num_sequences: int
     num_tokens: int
     """Sampled ones."""
+    is_idle: bool = False
+    """Only so that this rank takes part in a pass of others: nothing of it counts."""
 
     @property
     def mask_BT(self) -> Tensor:

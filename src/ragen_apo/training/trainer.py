@@ -199,6 +199,9 @@ class Trainer:
                 for micro in rollouts.micro_batches(indices, size=self._micro_batch_size):
                     scores = self._scores(self.policy, micro)
                     part = algorithm.loss(targets, micro, scores)
+                    if micro.is_idle:
+                        (0.0 * part.loss).backward()
+                        continue
                     part.loss.backward()
                     collected.add_part(part, micro, scores, first_pass=epoch == 0)
                 self.ranks.add_gradients([self.policy.model, *algorithm.other_models])

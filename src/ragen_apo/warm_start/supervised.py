@@ -135,13 +135,14 @@ def _save(
 ) -> None:
     if phase.keeps_checkpoints:
         session.ranks.require_equal_weights([model.model])
-    if phase.keeps_checkpoints and session.ranks.is_first:
+    if phase.keeps_checkpoints and session.ranks.is_saving:
         save_checkpoint(
             session.run.checkpoints,
             position=position,
             model=model.model,
             optimizer=optimizer,
             keep=session.config.training.keep_checkpoints,
+            ranks=session.ranks,
         )
     session.note_seconds()
 
@@ -160,10 +161,7 @@ def accumulate_supervised_gradients(
     )
     loss_sum = num_correct = sampled_sum = 0.0
     for part in parts:
-        hidden_BTH = model.hidden_states(part.token_ids_BT, use_cache=False)
-        predicts_BT = torch.zeros_like(part.target_mask_BT)
-        predicts_BT[:, :-1] = part.target_mask_BT[:, 1:]
-        logits_MV = model.logits(hidden_BTH[predicts_BT])
+        logits_MV = model.target_logits(part.token_ids_BT, part.target_mask_BT)
         targets_M = part.token_ids_BT[part.target_mask_BT]
         losses_M = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="none")
         weights_M = _weights(part)
@@ -174,6 +172,8 @@ def accumulate_supervised_gradients(
         if part.sampled_logprobs_BT is not None:
             sampled_M = part.sampled_logprobs_BT[part.target_mask_BT]
             sampled_sum += float((sampled_M * weights_M).sum())
+    for _ in range(ranks.most(len(parts), "passes") - len(parts)):
+        _take_part(model)
     ranks.add_gradients([model.model])
     loss_sum, num_correct, sampled_sum = ranks.total(
         loss_sum, num_correct, sampled_sum, what="losses"
@@ -184,6 +184,13 @@ def accumulate_supervised_gradients(
         accuracy=num_correct / num_targets,
         log_ratio=-(loss_sum + sampled_sum) / total_weight if is_sampled else None,
     )
+
+
+def _take_part(model: LanguageModel) -> None:
+    """A pass that adds nothing to the gradients, while other ranks make one of their parts."""
+    token_ids_BT = torch.full((1, 2), model.pad_id, device=model.device)
+    targets_BT = torch.tensor([[False, True]], device=model.device)
+    (0.0 * model.target_logits(token_ids_BT, targets_BT).sum()).backward()
 
 
 def _weights(part: SupervisedBatch) -> Tensor:

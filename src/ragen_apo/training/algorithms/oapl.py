@@ -234,9 +234,11 @@ class OaplAlgorithm(Algorithm[OaplTargets]):
         return {**lagged, _NUM_UPDATES: torch.tensor(self._num_updates)}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        from ragen_apo.distributed.sharding import assign
+
         check_tensors(tensors, self.state_tensors())
         for name, lagged in self._lagged.items():
-            lagged.copy_(tensors[f"{_LAGGED}{name}"])
+            assign(lagged, tensors[f"{_LAGGED}{name}"])
         if self._lagged:
             self._num_updates = int(tensors[_NUM_UPDATES])
 
