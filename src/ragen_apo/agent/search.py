@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam
+from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.replay import replayed, require_replayable
 from ragen_apo.config.search import SearchConfig
@@ -74,24 +75,32 @@ class _Candidate:
     is_greedy: bool
 
 
+def check_search(
+    settings: SearchConfig, environments: EnvironmentManager, *, num_rows: int
+) -> None:
+    """Raises ConfigError for an engine with too few rows for one episode, and where several
+    branches would have to be in an environment with chance.
+    """
+    if settings.copies_environments:
+        require_replayable(environments)
+    if settings.num_rows > num_rows:
+        raise ConfigError(
+            f"evaluation.search: a {settings.label} samples {settings.num_rows} responses at the "
+            f"same time, and training.num_rows is {num_rows}; raise it, or search with a smaller "
+            "width or fewer candidates"
+        )
+
+
 class TurnSearch:
     """Plays episodes as searches, with the engine and the environments of an agent.
 
-    `advantages` is what is known of moves. Raises ConfigError for an engine with too few rows for
-    one episode, and where several branches would have to be in an environment with chance.
+    `advantages` is what is known of moves. Raises ConfigError where `check_search` does.
     """
 
     def __init__(
         self, proxy: AgentProxy, settings: SearchConfig, advantages: Mapping[Move, float]
     ) -> None:
-        if settings.copies_environments:
-            require_replayable(proxy.environments)
-        if settings.num_rows > proxy.engine.num_rows:
-            raise ConfigError(
-                f"a {settings.label} samples {settings.num_rows} responses at the same time, and "
-                f"training.num_rows is {proxy.engine.num_rows}; raise it, or search with a smaller "
-                "width or fewer candidates"
-            )
+        check_search(settings, proxy.environments, num_rows=proxy.engine.num_rows)
         self.proxy, self.settings, self.advantages = proxy, settings, advantages
 
     def play(

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.agent.proxy import AgentProxy
-from ragen_apo.agent.replay import require_replayable
-from ragen_apo.agent.search import SearchedEpisode
+from ragen_apo.agent.search import SearchedEpisode, check_search
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.evaluation.evaluate import EvaluationPlan
@@ -29,8 +28,7 @@ def require_searchable(session: Session) -> None:
             f"evaluation.search: torchrun has started {session.ranks.size} processes, and a search "
             "is for one: evaluate without torchrun, or set evaluation.search to null"
         )
-    if settings.copies_environments:
-        require_replayable(session.environments)
+    check_search(settings, session.environments, num_rows=session.config.training.num_rows)
 
 
 def search_episodes(
