@@ -13,6 +13,7 @@ from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.files import read_json_lines
 from tests.command_line import Command, assert_refused
 
+pytestmark = pytest.mark.slow
 BEAM = ("--search", "beam", "--width", "2")
 BEST = ("--search", "best-of-n", "--width", "3")
 
@@ -69,9 +70,8 @@ def test_the_store_knows_moves_of_training_tasks_and_not_of_others(
         assert command("evaluate", run, *BEAM, "--split", split).status == 0
         shares[split] = results(run)["search"]["known_move_share"]
     assert shares["test"] == 0.0 < shares["train"]
-    assert (
-        command("evaluate", run, *BEAM, "--split", "train", "--rank-by", "likelihood").status == 0
-    )
+    by_likelihood = ("--split", "train", "--rank-by", "likelihood")
+    assert command("evaluate", run, *BEAM, *by_likelihood).status == 0
     assert results(run)["search"]["known_move_share"] == 0.0
 
 
@@ -88,6 +88,14 @@ def test_a_choice_by_reward_says_that_it_is_an_upper_bound(command: Command, run
     result = command("evaluate", run, *BEST, "--rank-by", "reward")
     assert "an upper bound, which no deployed agent can reach" in result.out
     assert results(run)["search"]["uses_reward"] is True
+
+
+def test_a_run_that_is_older_than_searches_can_be_searched(command: Command, run: Path) -> None:
+    config = run / "config.yaml"
+    kept = config.read_text()
+    assert "  search: null\n" in kept
+    config.write_text(kept.replace("  search: null\n", ""))
+    assert command("evaluate", run, *BEAM, "--episodes", "1").status == 0
 
 
 def test_an_evaluation_after_a_search_is_one_without(command: Command, run: Path) -> None:
@@ -109,6 +117,10 @@ def test_an_evaluation_after_a_search_is_one_without(command: Command, run: Path
         (
             ("--search", "best-of-n", "--candidates", "2"),
             ("evaluation.search", "best_of_n samples one response"),
+        ),
+        (
+            ("--search", "best-of-n", "--rank-by", "votes"),
+            ("evaluation.search", "set method to beam"),
         ),
         (("--search", "beam", "--width", "9"), ("samples 81 responses", "training.num_rows is 24")),
     ],

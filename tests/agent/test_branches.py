@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.agent.branches import Branch, Merit, Proposal, best_first, kept_in_beam
+from ragen_apo.agent.branches import Branch, Merit, Proposal, best_first, kept_in_beam, with_votes
 from ragen_apo.agent.context import ParsedResponse
 from ragen_apo.choices import SearchRanking
 from ragen_apo.policy.engine import Response
 
-RANKINGS: tuple[SearchRanking, ...] = ("values", "likelihood")
+RANKINGS: tuple[SearchRanking, ...] = ("values", "likelihood", "votes")
 
 
 def branch(merit: Merit) -> Branch:
@@ -40,6 +41,7 @@ merits = st.builds(
     advantage=st.sampled_from([-1.0, 0.0, 0.5]),
     logprob=st.sampled_from([-4.0, -2.0, -1.0]),
     num_tokens=st.sampled_from([1, 2]),
+    vote_logprob=st.sampled_from([-2.0, -0.5]),
     reward=st.sampled_from([0.0, 1.0]),
 )
 
@@ -68,6 +70,8 @@ def test_kept_are_those_that_fewer_than_width_others_beat(
         pairs = [(-one.merit.num_unreadable, -other.merit.num_unreadable)]
         if rank_by == "values":
             pairs.append((one.merit.advantage, other.merit.advantage))
+        if rank_by == "votes":
+            pairs.append((one.merit.vote_logprob, other.merit.vote_logprob))
         pairs.append((one.merit.mean_logprob, other.merit.mean_logprob))
         for mine, theirs in pairs:
             if mine != theirs:
@@ -109,7 +113,17 @@ def test_the_reward_decides_in_the_ranking_by_reward_alone() -> None:
         rank_by: best_first([branch(poor), branch(rich)], rank_by=rank_by)[0].merit
         for rank_by in (*RANKINGS, "reward")
     }
-    assert orders == {"values": poor, "likelihood": poor, "reward": rich}
+    assert orders == {"values": poor, "likelihood": poor, "votes": poor, "reward": rich}
+
+
+def test_votes_are_the_shares_of_a_branch_and_add_up_over_turns() -> None:
+    """Three of four go left in one branch; the other has one candidate, after a turn of its own."""
+    one, other = branch(Merit()), branch(Merit())
+    proposals = [proposal(one, action, Merit()) for action in ("left", "right", "left", "left")]
+    proposals.append(proposal(other, "left", Merit(vote_logprob=-0.5)))
+    votes = [each.merit.vote_logprob for each in with_votes(proposals)]
+    left, right = math.log(3 / 4), math.log(1 / 4)
+    assert votes == pytest.approx([left, right, left, left, -0.5])
 
 
 def test_sums_of_the_same_advantages_in_another_order_are_equal() -> None:

@@ -7,8 +7,9 @@ have a merit, which is a sum over turns. No part of it but `reward` is unknown t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ragen_apo.agent.context import ParsedResponse
@@ -17,7 +18,7 @@ from ragen_apo.agent.proxy import Episode
 from ragen_apo.choices import SearchRanking
 from ragen_apo.policy.engine import Response
 
-_ADVANTAGE_DIGITS = 9
+_DIGITS = 9
 """Equal sums in another order differ in the digits behind, and must not decide."""
 
 
@@ -33,17 +34,20 @@ class Merit:
     logprob: float = 0.0
     """The sum over sampled tokens."""
     num_tokens: int = 0
+    vote_logprob: float = 0.0
+    """The sum over turns of log (share of the candidates that do the same): an estimate of the
+    probability of the actions, whatever the thoughts."""
     reward: float = 0.0
     """The return so far, for the ranking by reward alone."""
 
     def after(self, response: Response, parsed: ParsedResponse, *, advantage: float) -> Merit:
         """With one more turn, whose reward is not there yet."""
-        return Merit(
+        return replace(
+            self,
             num_unreadable=self.num_unreadable + (not parsed.is_valid),
             advantage=self.advantage + advantage,
             logprob=self.logprob + sum(response.logprobs),
             num_tokens=self.num_tokens + len(response.token_ids),
-            reward=self.reward,
         )
 
     @property
@@ -52,14 +56,15 @@ class Merit:
         return self.logprob / max(self.num_tokens, 1)
 
     def rank(self, rank_by: SearchRanking) -> tuple[float, ...]:
-        """Higher is better: readable turns first, then values if asked for, then likelihood."""
-        reward = self.reward if rank_by == "reward" else 0.0
-        advantage = self.advantage if rank_by == "values" else 0.0
-        assert not math.isnan(self.logprob)
+        """Higher is better: readable turns first, then what is asked for, then likelihood.
+
+        By reward, the reward comes before all.
+        """
+        asked = {"values": self.advantage, "votes": self.vote_logprob}.get(rank_by, 0.0)
         return (
-            round(reward, _ADVANTAGE_DIGITS),
+            round(self.reward if rank_by == "reward" else 0.0, _DIGITS),
             -self.num_unreadable,
-            round(advantage, _ADVANTAGE_DIGITS),
+            round(asked, _DIGITS),
             self.mean_logprob,
         )
 
@@ -104,6 +109,18 @@ Candidate = TypeVar("Candidate", Branch, Proposal, Branch | Proposal)
 def best_first(candidates: Sequence[Candidate], *, rank_by: SearchRanking) -> list[Candidate]:
     """In the order of their merit; those that are equal stay in their order."""
     return sorted(candidates, key=lambda each: each.merit.rank(rank_by), reverse=True)
+
+
+def with_votes(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The candidates of a turn with the votes of those of the same branch."""
+    num_alike = Counter(each.does for each in proposals)
+    num_of_branch = Counter(each.parent for each in proposals)
+    counted: list[Proposal] = []
+    for each in proposals:
+        share = num_alike[each.does] / num_of_branch[each.parent]
+        vote_logprob = each.merit.vote_logprob + math.log(share)
+        counted.append(replace(each, merit=replace(each.merit, vote_logprob=vote_logprob)))
+    return counted
 
 
 def kept_in_beam(

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam
+from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam, with_votes
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.replay import replayed, require_replayable
@@ -147,7 +147,7 @@ class TurnSearch:
         for tree, candidates in asked.items():
             proposals = [self._proposal(each, responses[each.row]) for each in candidates]
             self._count(tree, proposals)
-            self._go_on(tree, proposals)
+            self._go_on(tree, with_votes(proposals))
 
     def _fork(self, tree: _Tree, place: int, branch: Branch) -> list[_Candidate]:
         """The candidates of a branch; the first one takes the branch's row, the others copies."""

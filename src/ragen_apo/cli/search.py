@@ -25,10 +25,10 @@ class SearchOptions:
     """Branches that are kept, or episodes. Default: 4."""
     candidates: Number | None = None
     """Responses that a beam samples for each branch in a turn. Default: as many as --width."""
-    rank_by: Literal["values", "likelihood", "reward"] | None = None
+    rank_by: Literal["values", "likelihood", "votes", "reward"] | None = None
     """What decides. values: V* where the run's store knows the move, likelihood elsewhere;
-    likelihood; reward: that of the finished episodes, which no deployed agent sees: an upper bound,
-    with best-of-n. Default: values."""
+    likelihood; votes: how many candidates do the same, with beam; reward: that of the finished
+    episodes, which no deployed agent sees: an upper bound, with best-of-n. Default: values."""
     search_tokens: Number | None = None
     """Tokens sampled for an episode after which its best branch goes on greedily."""
 

@@ -27,7 +27,8 @@ class SearchConfig(Section):
     many as `width`."""
     rank_by: SearchRanking = "values"
     """`values`: V* where the store of Stage 1 knows the move, the likelihood of the tokens
-    elsewhere; `likelihood` alone; `reward`: the return of the finished episode, which no deployed
+    elsewhere; `likelihood` alone; `votes`: how many candidates do the same, for `beam` only;
+    `reward`: the return of the finished episode, which no deployed
     agent can see: an upper bound, for `best_of_n` only."""
     max_tokens: Count | None = None
     """Sampled tokens of an episode after which its best branch goes on greedily; the turn under way
@@ -57,10 +58,7 @@ class SearchConfig(Section):
             words = f"beam of {self.width}"
             if self.num_candidates != self.width:
                 words += f", {self.num_candidates} candidates"
-        return (
-            words
-            + {"values": "", "likelihood": " by likelihood", "reward": " by reward"}[self.rank_by]
-        )
+        return words if self.rank_by == "values" else f"{words} by {self.rank_by}"
 
     @model_validator(mode="after")
     def _there_is_a_choice(self) -> SearchConfig:
@@ -78,5 +76,10 @@ class SearchConfig(Section):
             raise ValueError(
                 "rank_by reward compares finished episodes: set method to best_of_n, or rank_by to "
                 "values or likelihood"
+            )
+        if self.rank_by == "votes" and self.method != "beam":
+            raise ValueError(
+                "rank_by votes counts the candidates of a turn that do the same: set method to "
+                "beam, or rank_by to values or likelihood"
             )
         return self
