@@ -131,6 +131,15 @@ def test_what_cannot_be_searched_is_refused(
     assert_refused(command("evaluate", run, *arguments), *parts)
 
 
+def test_a_run_whose_evaluation_could_not_search_is_not_started(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    start = ("train", "--config", config, "--run-dir", tmp_path / "new")
+    result = command(*start, "--evaluation.search.width", "9")
+    assert_refused(result, "samples 81 responses", "training.num_rows is 24")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_model_behind_an_api_is_not_searched(command: Command) -> None:
     result = command("evaluate", *BEAM, "--api-model", "m", "--base-url", "http://127.0.0.1:1")
     assert_refused(result, "--search and its options go with a run")

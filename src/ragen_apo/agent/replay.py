@@ -10,13 +10,13 @@ from __future__ import annotations
 from ragen_apo.agent.context import ParsedResponse
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import Episode
-from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.environments.base import HasTasks, TextEnvironment
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.printable import shortened
 from ragen_apo.types import TurnFlag
 
 
-def require_replayable(environments: EnvironmentManager) -> None:
+def require_replayable(environments: HasTasks) -> None:
     """Raises ConfigError for an environment in which the same actions may lead elsewhere."""
     properties = environments.properties
     if not properties.deterministic:

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam, with_votes
-from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.replay import replayed, require_replayable
 from ragen_apo.config.search import SearchConfig
-from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.environments.base import HasTasks, TextEnvironment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.engine import Response
 from ragen_apo.seeding import generator
@@ -75,9 +74,7 @@ class _Candidate:
     is_greedy: bool
 
 
-def check_search(
-    settings: SearchConfig, environments: EnvironmentManager, *, num_rows: int
-) -> None:
+def check_search(settings: SearchConfig, environments: HasTasks, *, num_rows: int) -> None:
     """Raises ConfigError for an engine with too few rows for one episode, and where several
     branches would have to be in an environment with chance.
     """

@@ -28,8 +28,8 @@ class SearchConfig(Section):
     rank_by: SearchRanking = "values"
     """`values`: V* where the store of Stage 1 knows the move, the likelihood of the tokens
     elsewhere; `likelihood` alone; `votes`: how many candidates do the same, for `beam` only;
-    `reward`: the return of the finished episode, which no deployed
-    agent can see: an upper bound, for `best_of_n` only."""
+    `reward`: the return of the finished episode, which no deployed agent can see: an upper bound,
+    for `best_of_n` only."""
     max_tokens: Count | None = None
     """Sampled tokens of an episode after which its best branch goes on greedily; the turn under way
     is finished. Null for no limit."""

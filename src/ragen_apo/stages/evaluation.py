@@ -46,7 +46,7 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     require_same_origin(session, but_for=("evaluation",))
     if not session.environments.tasks(plan.split):
         raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
-    require_searchable(session)
+    require_searchable(config, session.environments)
     proxy = build_proxy(config, session.load_model(run.policy), session.environments, ranks=ranks)
     progress.start("evaluation", 4)
     baselines = {}

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.agent.search import SearchedEpisode, check_search
+from ragen_apo.config import RunConfig
 from ragen_apo.config.search import SearchConfig
+from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.environments.base import HasTasks
 from ragen_apo.errors import ConfigError
 from ragen_apo.evaluation.evaluate import EvaluationPlan
 from ragen_apo.evaluation.search import play_search
@@ -18,17 +21,17 @@ from ragen_apo.values.moves import Move, move_advantages
 from ragen_apo.values.store import ValueStore
 
 
-def require_searchable(session: Session) -> None:
+def require_searchable(config: RunConfig, environment: HasTasks) -> None:
     """Raises ConfigError where the configured search cannot be done; nothing without one."""
-    settings = session.config.evaluation.search
+    settings, size = config.evaluation.search, place_of_this_process().size
     if settings is None:
         return
-    if session.ranks.size > 1:
+    if size > 1:
         raise ConfigError(
-            f"evaluation.search: torchrun has started {session.ranks.size} processes, and a search "
-            "is for one: evaluate without torchrun, or set evaluation.search to null"
+            f"evaluation.search: torchrun has started {size} processes, and a search is for one: "
+            "evaluate without torchrun, or set evaluation.search to null"
         )
-    check_search(settings, session.environments, num_rows=session.config.training.num_rows)
+    check_search(settings, environment, num_rows=config.training.num_rows)
 
 
 def search_episodes(
