@@ -221,7 +221,8 @@ def main() -> None:
             "not in them. A beam of n samples n candidates a branch and turn, one of them greedy, "
             "and one of the best of n episodes is greedy play. `known`: candidates whose move the "
             "value store knows, which for tasks of `train` comes from the rewards that Stage 1 has "
-            "read there. The choice by reward is an upper bound: no deployed agent sees it."
+            "read there. The choice by reward is an upper bound: no deployed agent sees it. A row "
+            "with fewer seeds than another is unfinished."
         ),
         header=[
             "world, split",
