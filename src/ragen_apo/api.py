@@ -206,6 +206,7 @@ def evaluate(
     split: str | None = None,
     episodes: int | None = None,
     pass_k: int | None = None,
+    search: Mapping[str, Any] | None = None,
     environment: Factory | None = None,
     trust_remote_code: bool = False,
     progress: bool = True,
@@ -213,17 +214,19 @@ def evaluate(
     """Plays a split with the trained policy, the reference and the baselines.
 
     Writes evaluation/results.json and episodes.jsonl of the run and returns the results
-    (docs/metrics.md). `split`, `episodes` and `pass_k` stand in place of the keys of the section
-    `evaluation`; `open_run` has the other arguments.
+    (docs/metrics.md). `split`, `episodes`, `pass_k` and `search` stand in place of the keys of the
+    section `evaluation`, such as `search={"method": "beam", "width": 4}` (docs/search.md);
+    `open_run` has the other arguments.
 
     Raises:
         RunDirectoryError: the run has no trained policy yet.
-        ConfigError: there is no such split, or a number is out of range.
+        ConfigError: there is no such split, a number is out of range, or the environment cannot be
+            searched.
     """
     from ragen_apo.stages.evaluation import evaluate_run
 
     opened = open_run(run, environment=environment, trust_remote_code=trust_remote_code)
-    asked = {"split": split, "num_episodes": episodes, "pass_k": pass_k}
+    asked = {"split": split, "num_episodes": episodes, "pass_k": pass_k, "search": search}
     changes = {key: value for key, value in asked.items() if value is not None}
     config = read_config(opened.config, evaluation=changes)
     with _console(progress) as shown:

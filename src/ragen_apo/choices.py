@@ -91,6 +91,14 @@ ScoreStatistic = Literal["std", "variance", "mean"]
 one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it); its square, which
 ranks alike but moves what top_p keeps; the mean."""
 
+SearchMethod = Literal["beam", "best_of_n"]
+"""How an episode is searched for: the best branches turn by turn, or the best of whole episodes."""
+
+SearchRanking = Literal["values", "likelihood", "votes", "reward"]
+"""What decides between the branches of a search: V* where it is known and likelihood elsewhere,
+likelihood alone, how many candidates do the same, or the reward, which a deployed agent cannot
+see."""
+
 ZeroVariance = Literal["drop", "keep"]
 """What happens to tasks whose returns are all equal, before the strategy is applied."""
 

@@ -135,6 +135,46 @@ def test_greedy_tokens_equal_those_of_separate_forward_passes(any_model: Languag
         torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=1e-5, rtol=0)
 
 
+def test_a_copied_row_goes_on_as_one_that_has_read_the_same_context(
+    any_model: LanguageModel,
+) -> None:
+    """Copied from a row between others, before and after its first response."""
+    engine = GenerationEngine(any_model, num_rows=6, capacity=CAPACITY)
+    engine.stop_rule.end_ids |= set(range(0, len(any_model.tokenizer), 3))
+    first, second, third = conversations([1, 2, 3], len(any_model.tokenizer))
+    rows = [engine.open_row(generator(each.name)) for each in (first, second)]
+    settings = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0}
+    second.responses += respond(engine, rows, [first.prompts[0], second.prompts[0]], **settings)[1:]
+    copied = copy.deepcopy(second)
+    copied.prompts[1] = third.prompts[0]
+    copies = [engine.copy_row(rows[1], generator(9)) for _ in range(2)]
+    engine.close_row(rows[0])
+    responses = respond(
+        engine,
+        [rows[1], *copies],
+        [second.prompts[1], copied.prompts[1], second.prompts[1]],
+        **settings,
+    )
+    assert responses[0].token_ids == responses[2].token_ids
+    for played, response in ((second, responses[0]), (copied, responses[1])):
+        played.responses.append(response)
+        del played.prompts[2:]
+        logits = logits_of(any_model, played)
+        assert sampled_tokens(played) == logits.argmax(-1).tolist()
+        expected = torch.log_softmax(logits, dim=-1).amax(-1)
+        torch.testing.assert_close(torch.tensor(played.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_copies_draw_their_own_tokens(tiny_model: LanguageModel) -> None:
+    engine = GenerationEngine(tiny_model, num_rows=3, capacity=CAPACITY)
+    row = engine.open_row(generator(1))
+    rows = [row, *(engine.copy_row(row, generator(seed)) for seed in (1, 2))]
+    same, again, other = respond(
+        engine, rows, [[5, 6, 7]] * 3, max_new_tokens=MAX_NEW_TOKENS, temperature=1.0
+    )
+    assert same.token_ids == again.token_ids != other.token_ids
+
+
 def test_sampled_tokens_follow_the_rows_own_draws(any_model: LanguageModel) -> None:
     for row in play(any_model, range(7), temperature=0.7):
         draws = generator(row.name, "draws")

@@ -179,16 +179,21 @@ class AgentProxy:
         return [finished[index] for index in range(len(requests))]
 
     def _start(self, index: int, request: EpisodeRequest) -> tuple[Any, Episode]:
+        episode = self.begin(index, request)
+        row = self.engine.open_row(generator(request.seed, "sampling"))
+        self.submit(row, episode)
+        return row, episode
+
+    def begin(self, index: int, request: EpisodeRequest) -> Episode:
+        """An episode before its first response; ContextError if its task does not fit."""
         environment, observation = self.environments.start(request.task, seed=request.seed)
         prompt = self.context.prompt((), observation)
         if not self.limits.fit(len(prompt.token_ids)):
             raise self.limits.refusal(request.task, len(prompt.token_ids))
-        episode = Episode(request, environment, observation, prompt, environment.state_key(), index)
-        row = self.engine.open_row(generator(request.seed, "sampling"))
-        self._submit(row, episode)
-        return row, episode
+        return Episode(request, environment, observation, prompt, environment.state_key(), index)
 
-    def _submit(self, row: Any, episode: Episode) -> None:
+    def submit(self, row: Any, episode: Episode) -> None:
+        """Asks the engine for the next response of an episode."""
         self.engine.submit(
             row,
             episode.prompt.token_ids,
@@ -206,16 +211,23 @@ class AgentProxy:
             parsed = self.context.parse(text)
             outcome = self.environments.step(episode.environment, parsed)
             episode.record(response, text, parsed, outcome)
-            if outcome.terminated or outcome.truncated or not self._fits(episode):
+            if not self.goes_on(episode, outcome):
                 ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
                 self.engine.close_row(row)
                 self.environments.release(episode.environment)
             else:
-                episode.state_key = episode.environment.state_key()
-                self._submit(row, episode)
+                self.submit(row, episode)
         return ended
 
-    def _fits(self, episode: Episode) -> bool:
-        """Prepares the next prompt and says whether it and a full response fit into the context."""
+    def goes_on(self, episode: Episode, last: Outcome) -> bool:
+        """Whether there is another turn; then its prompt is prepared and its state noted.
+
+        There is none after the end, or if prompt and a full response do not fit into the context.
+        """
+        if last.terminated or last.truncated:
+            return False
         episode.prompt = self.context.prompt(episode.turns, episode.observation)
-        return self.limits.fit(episode.num_read_tokens)
+        if not self.limits.fit(episode.num_read_tokens):
+            return False
+        episode.state_key = episode.environment.state_key()
+        return True

@@ -78,6 +78,23 @@ def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> 
     console.print(f"95% interval of the {whose}: {low:.1%} to {high:.1%}", highlight=False)
 
 
+def print_search(search: Mapping[str, Any], *, without: float) -> None:
+    """What a search took, beside the tokens of an episode without it."""
+    lines = [
+        f"tokens sampled for an episode: {search['avg_tokens']:.0f}, without search {without:.0f}",
+        f"moves that the value store knew: {search['known_move_share']:.1%}",
+    ]
+    if search["max_tokens"] is not None:
+        lines.append(
+            f"episodes that had sampled {search['max_tokens']:,} tokens and went on greedily: "
+            f"{search['cut_share']:.1%}"
+        )
+    if search["uses_reward"]:
+        lines.append("The reward chose: an upper bound, which no deployed agent can reach so.")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
 def print_policies(title: str, rows: Mapping[str, tuple[float, float, float]]) -> None:
     """A table of success rate, reward and steps by the name of a policy."""
     from rich.table import Table

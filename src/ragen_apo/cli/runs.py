@@ -7,7 +7,7 @@ Each is a function of `ragen_apo.api` with its arguments checked and its result 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ragen_apo.cli.api_model import ApiOptions, evaluate_model_of_api, refuse_api_options
 from ragen_apo.cli.common import (
@@ -19,7 +19,9 @@ from ragen_apo.cli.common import (
     console,
     examples,
     print_evaluation,
+    print_search,
 )
+from ragen_apo.cli.search import SearchOptions, refuse_search_options, require_method
 from ragen_apo.distributed.torchrun import place_of_this_process
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ragen_apo.api import Run
 
 NO_API = ApiOptions()
+NO_SEARCH = SearchOptions()
 
 
 @app.command(
@@ -63,7 +66,7 @@ def train(
     run = _train(overrides, run_dir, config, resume, trust_remote_code, until="policy")
     console.print(f"trained policy: {run.files.policy}", highlight=False, soft_wrap=True)
     if evaluate:
-        _evaluate(run, split=None, episodes=None, pass_k=None)
+        _evaluate(run)
         if place_of_this_process().rank == 0:
             report(run_dir)
 
@@ -166,6 +169,7 @@ def estimate_values(
     help_epilogue=examples(
         "evaluate runs/mine --split all --episodes 497",
         "evaluate runs/mine --pass-k 4",
+        "evaluate runs/mine --search beam --width 4",
         "evaluate --api-model NAME --base-url URL --environment shop",
     )
 )
@@ -176,6 +180,7 @@ def evaluate(
     episodes: Number | None = None,
     pass_k: Number | None = None,
     trust_remote_code: TrustRemoteCode = False,
+    search: SearchOptions = NO_SEARCH,
     api: ApiOptions = NO_API,
 ) -> None:
     """Play a split with the trained policy, the reference and the baselines.
@@ -190,6 +195,7 @@ def evaluate(
         pass_k: Also sample each task this often and give pass@k.
         trust_remote_code: Run Python code that the run names: its model's, and an environment's
             (path.py:function).
+        search: The options of a search over turns.
         api: The options of a model behind an API.
     """
     if run is None:
@@ -197,21 +203,28 @@ def evaluate(
             raise ConfigError(
                 "--pass-k goes with a run; a model behind an API plays each task once"
             )
+        refuse_search_options(search)
         evaluate_model_of_api(api, split=split, episodes=episodes)
         return
     refuse_api_options(api)
     from ragen_apo.api import open_run
 
     opened = open_run(run, trust_remote_code=trust_remote_code)
-    _evaluate(opened, split=split, episodes=episodes, pass_k=pass_k)
+    require_method(search, is_configured=opened.config.evaluation.search is not None)
+    asked = {"split": split, "episodes": episodes, "pass_k": pass_k, "search": search.section()}
+    _evaluate(opened, **asked)
 
 
-def _evaluate(run: Run, *, split: str | None, episodes: int | None, pass_k: int | None) -> None:
+def _evaluate(run: Run, **asked: Any) -> None:
     from ragen_apo import api
 
-    results = api.evaluate(run, split=split, episodes=episodes, pass_k=pass_k)
+    results = api.evaluate(run, **asked)
     method = f"{run.config.algorithm.traits.label} (trained)"
+    if (search := results.get("search")) is not None:
+        method += f", {search['label']}"
     print_evaluation(results, policy=method, whose="trained policy")
+    if search is not None:
+        print_search(search, without=results["baselines"]["without search"]["avg_tokens"])
 
 
 @app.command(help_epilogue=examples("report runs/mine", "report runs/mine --pdf"))

@@ -19,7 +19,7 @@ from ragen_apo.errors import ConfigError
 
 MAX_PROBLEMS = 40
 """So many mistakes are described, each with what was probably meant; of others their number."""
-YOUNG_SECTIONS = ("rollouts", "tracking")
+YOUNG_SECTIONS = ("rollouts", "tracking", "evaluation.search")
 """Sections that runs of earlier versions do not have. They may change when a run is resumed, so
 their defaults lose nothing."""
 

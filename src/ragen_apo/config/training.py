@@ -14,6 +14,7 @@ from ragen_apo.choices import (
     ScoreStatistic,
     ZeroVariance,
 )
+from ragen_apo.config.search import SearchConfig
 from ragen_apo.config.section import (
     Count,
     CountOrZero,
@@ -188,3 +189,5 @@ class EvaluationConfig(Section):
     """Sampling temperature; 0 is greedy."""
     pass_k: Size | None = None
     """Also play each task this often at sampling.temperature and give pass@k."""
+    search: SearchConfig | None = None
+    """Search over turns in the evaluation after training and in `evaluate`; null for none."""

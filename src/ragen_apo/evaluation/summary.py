@@ -75,12 +75,13 @@ def results_document(
     baselines: Mapping[str, Mapping[str, Any]],
     pass_at: Mapping[str, float] | None = None,
     failure_words: FailureWords | None = None,
+    search: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of `results.json` for the episodes of one policy on one split.
 
     `baselines` maps a name (`random`, `heuristic`, `reference`) to its `outcome_summary`;
     `pass_at` comes from `pass_at_by_task` and is left out of the document when None;
-    `failure_words` are those that the environment declares.
+    `failure_words` are those that the environment declares; `search` comes from `search_summary`.
     """
     document = {
         **outcome_summary(trajectories),
@@ -92,6 +93,8 @@ def results_document(
     }
     if pass_at is not None:
         document["pass_at_k"] = dict(pass_at)
+    if search is not None:
+        document["search"] = dict(search)
     return document
 
 

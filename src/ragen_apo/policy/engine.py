@@ -51,6 +51,10 @@ class Engine(Protocol[RowT]):
         """An empty row with its own generator of random numbers."""
         ...
 
+    def copy_row(self, row: RowT, draws: np.random.Generator) -> RowT:
+        """Another row with the same context, which is not computed again; `row` may not write."""
+        ...
+
     def submit(
         self, row: RowT, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
     ) -> None:

@@ -143,6 +143,15 @@ class GenerationEngine:
         self._slots[row.slot] = row
         return row
 
+    def copy_row(self, row: Row, draws: np.random.Generator) -> Row:
+        """Another row with the same context, whose keys and values are copied."""
+        assert self._slots[row.slot] is row and row.sampling is None
+        copy = self.open_row(draws)
+        copy.read, copy.unread = list(row.read), list(row.unread)
+        for layer in self.layers:
+            layer.rearrange([row.slot], [copy.slot], length=row.length)
+        return copy
+
     def close_row(self, row: Row) -> None:
         """Ends the row and frees its slot."""
         assert self._slots[row.slot] is row

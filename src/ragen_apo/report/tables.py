@@ -23,7 +23,7 @@ from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
-BASELINES = ("reference", "distilled", "heuristic", "random")
+BASELINES = ("without search", "reference", "distilled", "heuristic", "random")
 """In this order, before others by name."""
 
 MONITORS = {
@@ -121,16 +121,24 @@ def _evaluated_method(run: RunData) -> str:
     asked = api_model(run)
     if asked is not None:
         return asked.label
-    return f"{algorithm_of(run).label} (trained)" if run.trained else "policy (not trained)"
+    method = f"{algorithm_of(run).label} (trained)" if run.trained else "policy (not trained)"
+    search = mapping(run.results.get("search"))
+    return f"{method}, {one_line(search.get('label'))}" if search else method
 
 
 def summary_csv(run: RunData) -> str:
-    """The comparison as CSV: shares and numbers with four decimals, empty where unknown."""
+    """The comparison as CSV: shares and numbers with four decimals, empty where unknown.
+
+    After a search there is one more column, the tokens that it sampled for an episode.
+    """
+    search = mapping(run.results.get("search"))
+    columns = (*CSV_COLUMNS, "avg_tokens") if search else CSV_COLUMNS
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    writer.writerow(columns)
     for row in method_rows(run):
-        numbers = [finite(row.summary.get(column)) for column in CSV_COLUMNS[1:]]
+        summary = {**row.summary, **(search if row.evaluated else {})}
+        numbers = [finite(summary.get(column)) for column in columns[1:]]
         writer.writerow([row.method, *("" if n is None else f"{n:.4f}" for n in numbers)])
     return stream.getvalue()
 

@@ -14,19 +14,22 @@ from ragen_apo.evaluation.evaluate import (
     play_evaluation,
     sampled_pass_at,
 )
+from ragen_apo.evaluation.search import WITHOUT_SEARCH, search_summary, summary_with_tokens
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
 from ragen_apo.files import check_writable, write_json_atomically, write_json_lines_atomically
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import open_session
 from ragen_apo.stages.origin import require_same_origin
+from ragen_apo.stages.search import require_searchable, search_episodes
 
 
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
     """Plays what the section `evaluation` asks for; writes results.json and episodes.jsonl.
 
-    Returns the results. Raises RunDirectoryError if the run has no trained policy yet, and OSError,
-    before anything is played, if the results could not be written.
+    Returns the results. Before anything is played it raises RunDirectoryError if the run has no
+    trained policy yet, OSError if the results could not be written, and ConfigError where
+    `evaluation.search` cannot be done.
     """
     if not run.policy.exists():
         raise RunDirectoryError(
@@ -43,15 +46,22 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     require_same_origin(session, but_for=("evaluation",))
     if not session.environments.tasks(plan.split):
         raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
+    require_searchable(config, session.environments)
     proxy = build_proxy(config, session.load_model(run.policy), session.environments, ranks=ranks)
     progress.start("evaluation", 4)
+    baselines = {}
     trajectories = play_evaluation(proxy, plan, policy_version="trained")
+    searched = None
+    if section.search is not None:
+        baselines[WITHOUT_SEARCH] = summary_with_tokens(trajectories)
+        found = search_episodes(session, proxy, plan, section.search)
+        searched = search_summary(found, section.search)
+        trajectories = [each.trajectory for each in found]
     progress.update(1, "policy")
     pass_at = None
     if (k := section.pass_k) is not None:
         pass_at = sampled_pass_at(proxy, plan, k=k, temperature=config.sampling.temperature)
     progress.update(2, "pass@k")
-    baselines = {}
     for name, folder in (("reference", run.reference(0)), ("distilled", run.distilled)):
         if session.has(folder):
             model = session.load_model(folder)
@@ -69,6 +79,7 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
         baselines=baselines,
         pass_at=pass_at,
         failure_words=session.environments.properties.failure_words,
+        search=searched,
     )
     if ranks.is_first:
         write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))

@@ -2,7 +2,7 @@
 
 `check_run_inputs` consumes a configuration and its environment and raises ConfigError with the key
 that asks for what is not there: training tasks, the split of evaluations, a teacher, recordings;
-or for weights that training could not change.
+or for a search that the environment does not allow, or weights that training could not change.
 `check_start` looks at everything else as well that can be known before a run directory is made.
 """
 
@@ -20,6 +20,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.policy.inference_server.engine import read_facts
 from ragen_apo.policy.language_model import check_model
 from ragen_apo.policy.lora import require_peft
+from ragen_apo.stages.search import require_searchable
 from ragen_apo.task_order import missing_categories, training_tasks
 from ragen_apo.tracking.run_tracking import require_trackers
 from ragen_apo.values.store import ValueStore
@@ -74,6 +75,7 @@ def check_run_inputs(
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)
     _check_chance(config, environment)
+    require_searchable(config, environment)
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:
         _check_recordings(Path(path), environment)

@@ -38,6 +38,7 @@ MAY_CHANGE = (
     "training.keep_checkpoints",
     "evaluation.num_episodes",
     "evaluation.pass_k",
+    "evaluation.search",
     "tracking",
 )
 """Keys that say how a run uses the machine, or how much is measured after it. Another value adds up

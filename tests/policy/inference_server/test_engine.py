@@ -120,6 +120,20 @@ def test_a_row_goes_on_from_what_was_sampled_token_by_token(
     assert prompts == [[5, 6], [5, 6, *first.token_ids, 7], [8, 9]]
 
 
+def test_a_copied_row_asks_with_the_same_context(engine: ServerEngine, fake: FakeVllm) -> None:
+    with engine.rollout():
+        row = engine.open_row(generator(0))
+        engine.submit(row, [5, 6], max_new_tokens=4)
+        ((_, first),) = engine.step(temperature=1.0)
+        copied = engine.copy_row(row, generator(1))
+        engine.submit(copied, [7], max_new_tokens=4)
+        engine.step(temperature=1.0)
+        engine.submit(row, [8], max_new_tokens=4)
+        engine.step(temperature=1.0)
+    prompts = [body["prompt"] for path, body in fake.asked if path == COMPLETIONS][-2:]
+    assert prompts == [[5, 6, *first.token_ids, 7], [5, 6, *first.token_ids, 8]]
+
+
 def test_a_context_that_does_not_fit_is_refused_and_changes_nothing(engine: ServerEngine) -> None:
     with engine.rollout():
         row = engine.open_row(generator(0))

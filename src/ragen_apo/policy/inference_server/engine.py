@@ -115,6 +115,13 @@ class ServerEngine:
         self._rows.append(ServerRow(self._servers[loads.index(min(loads))]))
         return self._rows[-1]
 
+    def copy_row(self, row: ServerRow, draws: np.random.Generator) -> ServerRow:
+        """Another row with the same context, on the server that has it in its prefix cache."""
+        assert row.max_new_tokens == 0
+        copy = self.open_row(draws)
+        copy.server, copy.context = row.server, list(row.context)
+        return copy
+
     def close_row(self, row: ServerRow) -> None:
         """Ends the row."""
         assert row.wanted is None

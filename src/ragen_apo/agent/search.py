@@ -1,0 +1,267 @@
+"""Search over turns: several ways that an episode may go, of which the best one becomes it.
+
+    requests -> branches -> [sample candidates -> prune -> step what is kept] -> trajectories
+
+Candidates of all episodes in progress are sampled together. Pruning comes before any action is
+executed, by what the search has been told of moves (`values.moves`) and by likelihood. So a beam of
+width 1 never needs a second environment; wider ones replay (`agent.replay`). The reward of the
+episode is recorded and read by the ranking `reward` alone, when episodes are over or cut.
+
+Candidates are sampled at temperature 1 beside a greedy one, whose log-probabilities are of
+temperature 1 as well: other temperatures could not be compared with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam, with_votes
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.agent.replay import replayed, require_replayable
+from ragen_apo.config.search import SearchConfig
+from ragen_apo.environments.base import HasTasks, TextEnvironment
+from ragen_apo.errors import ConfigError
+from ragen_apo.policy.engine import Response
+from ragen_apo.seeding import generator
+from ragen_apo.types import Trajectory
+from ragen_apo.values.moves import Move
+
+CANDIDATE_TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True)
+class SearchedEpisode:
+    """The episode that a search has found, and what it took."""
+
+    trajectory: Trajectory
+    num_sampled_tokens: int
+    """Of all candidates, the dropped ones included."""
+    num_moves: int
+    """Candidates that were ranked."""
+    num_known_moves: int
+    """Those of them that the store knows."""
+    is_cut: bool
+    """Whether `max_tokens` ended the search before the episode was over."""
+
+
+class _Tree:
+    """The search for one episode."""
+
+    def __init__(self, root: Branch) -> None:
+        self.root = root.episode
+        self.branches = [root]
+        self.num_sampled_tokens = self.num_moves = self.num_known_moves = 0
+        self.is_cut = False
+
+    @property
+    def open(self) -> list[Branch]:
+        return [branch for branch in self.branches if branch.outcome is None]
+
+    @property
+    def over(self) -> list[Branch]:
+        return [branch for branch in self.branches if branch.outcome is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A response that has been asked for."""
+
+    parent: Branch
+    row: Any
+    is_greedy: bool
+
+
+def check_search(settings: SearchConfig, environments: HasTasks, *, num_rows: int) -> None:
+    """Raises ConfigError for an engine with too few rows for one episode, and where several
+    branches would have to be in an environment with chance.
+    """
+    if settings.copies_environments:
+        require_replayable(environments)
+    if settings.num_rows > num_rows:
+        raise ConfigError(
+            f"evaluation.search: a {settings.label} samples {settings.num_rows} responses at the "
+            f"same time, and training.num_rows is {num_rows}; raise it, or search with a smaller "
+            "width or fewer candidates"
+        )
+
+
+class TurnSearch:
+    """Plays episodes as searches, with the engine and the environments of an agent.
+
+    `advantages` is what is known of moves. Raises ConfigError where `check_search` does.
+    """
+
+    def __init__(
+        self, proxy: AgentProxy, settings: SearchConfig, advantages: Mapping[Move, float]
+    ) -> None:
+        check_search(settings, proxy.environments, num_rows=proxy.engine.num_rows)
+        self.proxy, self.settings, self.advantages = proxy, settings, advantages
+
+    def play(
+        self, requests: Sequence[EpisodeRequest], *, policy_version: str
+    ) -> list[SearchedEpisode]:
+        """One episode a request, in their order; the seeds of the requests decide all draws."""
+        waiting, active = deque(enumerate(requests)), list[_Tree]()
+        found: dict[int, SearchedEpisode] = {}
+        most = self.proxy.engine.num_rows // self.settings.num_rows
+        with self.proxy.engine.rollout():
+            while waiting or active:
+                while waiting and len(active) < most:
+                    active.append(self._plant(*waiting.popleft()))
+                for tree in active:
+                    self._cut_if_spent(tree)
+                self._play_turn([tree for tree in active if tree.open])
+                for tree in [each for each in active if not each.open]:
+                    active.remove(tree)
+                    found[tree.root.index] = self._result(tree, policy_version=policy_version)
+        return [found[index] for index in range(len(requests))]
+
+    def _plant(self, index: int, request: EpisodeRequest) -> _Tree:
+        episode = self.proxy.begin(index, request)
+        row = self.proxy.engine.open_row(generator(request.seed, "search"))
+        return _Tree(Branch(episode, row, is_greedy=True))
+
+    def _cut_if_spent(self, tree: _Tree) -> None:
+        """Leaves the best branch alone once the tokens are spent."""
+        limit = self.settings.max_tokens
+        if limit is None or tree.is_cut or tree.num_sampled_tokens < limit:
+            return
+        best, *others = best_first(tree.branches, rank_by=self.settings.rank_by)
+        for branch in others:
+            self._close(branch)
+        tree.branches, tree.is_cut = [best], True
+
+    def _play_turn(self, trees: Sequence[_Tree]) -> None:
+        """One turn of every branch: candidates of all trees together, then one tree by one."""
+        asked = {
+            tree: [each for place in enumerate(tree.open) for each in self._fork(tree, *place)]
+            for tree in trees
+        }
+        responses = self._responses([each for candidates in asked.values() for each in candidates])
+        for tree, candidates in asked.items():
+            proposals = [self._proposal(each, responses[each.row]) for each in candidates]
+            self._count(tree, proposals)
+            self._go_on(tree, with_votes(proposals))
+
+    def _fork(self, tree: _Tree, place: int, branch: Branch) -> list[_Candidate]:
+        """The candidates of a branch; the first one takes the branch's row, the others copies."""
+        turn, seed = len(branch.episode.turns), branch.episode.request.seed
+        first = _Candidate(branch, branch.row, is_greedy=branch.is_greedy or tree.is_cut)
+        candidates = [first]
+        for number in range(1, self._num_candidates(tree, branch)):
+            draws = generator(seed, "search", turn, place, number)
+            copy = self.proxy.engine.copy_row(branch.row, draws)
+            candidates.append(_Candidate(branch, copy, is_greedy=False))
+        return candidates
+
+    def _num_candidates(self, tree: _Tree, branch: Branch) -> int:
+        if tree.is_cut:
+            return 1
+        if self.settings.method == "beam":
+            return self.settings.num_candidates
+        return 1 if branch.episode.turns else self.settings.width
+
+    def _responses(self, candidates: Iterable[_Candidate]) -> dict[Any, Response]:
+        """The response of each row: first those that are sampled, then the greedy ones."""
+        of_kind: dict[bool, list[_Candidate]] = {False: [], True: []}
+        for each in candidates:
+            of_kind[each.is_greedy].append(each)
+        responses: dict[Any, Response] = {}
+        for is_greedy, group in of_kind.items():
+            for each in group:
+                self.proxy.submit(each.row, each.parent.episode)
+            num_awaited = len(responses) + len(group)
+            temperature = 0.0 if is_greedy else CANDIDATE_TEMPERATURE
+            while len(responses) < num_awaited:
+                responses.update(self.proxy.engine.step(temperature=temperature))
+        return responses
+
+    def _proposal(self, candidate: _Candidate, response: Response) -> Proposal:
+        parent, context = candidate.parent, self.proxy.context
+        text = context.decode(response.token_ids)
+        parsed = context.parse(text)
+        move = Move(parent.episode.state_key, parsed.action, parsed.is_valid)
+        advantage = self.advantages.get(move)
+        return Proposal(
+            parent=parent,
+            row=candidate.row,
+            response=response,
+            text=text,
+            parsed=parsed,
+            is_greedy=candidate.is_greedy,
+            is_known=advantage is not None,
+            merit=parent.merit.after(response, parsed, advantage=advantage or 0.0),
+        )
+
+    def _count(self, tree: _Tree, proposals: Sequence[Proposal]) -> None:
+        tree.num_sampled_tokens += sum(len(each.response.token_ids) for each in proposals)
+        if not tree.is_cut:
+            tree.num_moves += len(proposals)
+            tree.num_known_moves += sum(each.is_known for each in proposals)
+
+    def _go_on(self, tree: _Tree, proposals: Sequence[Proposal]) -> None:
+        """Prunes, and plays the turn of each proposal that is kept."""
+        settings, over, kept = self.settings, tree.over, list(proposals)
+        if settings.method == "beam":
+            over, kept = kept_in_beam(
+                over, proposals, width=settings.width, rank_by=settings.rank_by
+            )
+        parents = tree.open
+        # All copies are made before the first branch moves on, whose environment they start from.
+        environments = self._environments(kept)
+        for proposal in proposals:
+            if proposal not in kept:
+                self.proxy.engine.close_row(proposal.row)
+        for parent in parents:
+            if not any(each.parent is parent for each in kept):
+                self.proxy.environments.release(parent.episode.environment)
+        played = [self._played(each, environments[each]) for each in kept]
+        tree.branches = [*over, *played]
+
+    def _environments(self, kept: Sequence[Proposal]) -> dict[Proposal, TextEnvironment]:
+        """One environment each: the first of a branch has the branch's own, the others replay."""
+        taken: set[Branch] = set()
+        environments: dict[Proposal, TextEnvironment] = {}
+        for proposal in kept:
+            episode = proposal.parent.episode
+            is_first = proposal.parent not in taken
+            taken.add(proposal.parent)
+            environments[proposal] = (
+                episode.environment if is_first else replayed(self.proxy.environments, episode)
+            )
+        return environments
+
+    def _played(self, proposal: Proposal, environment: TextEnvironment) -> Branch:
+        """The branch after the proposal's turn."""
+        before = proposal.parent.episode
+        episode = replace(before, environment=environment, turns=list(before.turns))
+        outcome = self.proxy.environments.step(environment, proposal.parsed)
+        episode.record(proposal.response, proposal.text, proposal.parsed, outcome)
+        merit = replace(proposal.merit, reward=proposal.merit.reward + outcome.reward)
+        # In a beam any branch may be continued by its most probable response.
+        is_greedy = proposal.is_greedy or self.settings.method == "beam"
+        branch = Branch(episode, proposal.row, is_greedy=is_greedy, merit=merit)
+        if not self.proxy.goes_on(episode, outcome):
+            self._close(branch)
+            branch.outcome = outcome
+        return branch
+
+    def _close(self, branch: Branch) -> None:
+        """Gives row and environment back; nothing for a branch that is over."""
+        if branch.outcome is None:
+            self.proxy.engine.close_row(branch.row)
+            self.proxy.environments.release(branch.episode.environment)
+
+    def _result(self, tree: _Tree, *, policy_version: str) -> SearchedEpisode:
+        best = best_first(tree.branches, rank_by=self.settings.rank_by)[0]
+        assert best.outcome is not None
+        return SearchedEpisode(
+            trajectory=best.episode.finished(best.outcome, policy_version=policy_version),
+            num_sampled_tokens=tree.num_sampled_tokens,
+            num_moves=tree.num_moves,
+            num_known_moves=tree.num_known_moves,
+            is_cut=tree.is_cut,
+        )

@@ -1,0 +1,62 @@
+"""Search in the evaluation of a run, with what its value store knows of moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ragen_apo.agent.assembly import sampling_conditions
+from ragen_apo.agent.proxy import AgentProxy
+from ragen_apo.agent.search import SearchedEpisode, check_search
+from ragen_apo.config import RunConfig
+from ragen_apo.config.search import SearchConfig
+from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.environments.base import HasTasks
+from ragen_apo.errors import ConfigError
+from ragen_apo.evaluation.evaluate import EvaluationPlan
+from ragen_apo.evaluation.search import play_search
+from ragen_apo.session import Session
+from ragen_apo.stages.stored_values import store_path, stored_trajectories
+from ragen_apo.types import Task
+from ragen_apo.values.moves import Move, move_advantages
+from ragen_apo.values.store import ValueStore
+
+
+def require_searchable(config: RunConfig, environment: HasTasks) -> None:
+    """Raises ConfigError where the configured search cannot be done; nothing without one."""
+    settings, size = config.evaluation.search, place_of_this_process().size
+    if settings is None:
+        return
+    if size > 1:
+        raise ConfigError(
+            f"evaluation.search: torchrun has started {size} processes, and a search is for one: "
+            "evaluate without torchrun, or set evaluation.search to null"
+        )
+    check_search(settings, environment, num_rows=config.training.num_rows)
+
+
+def search_episodes(
+    session: Session, proxy: AgentProxy, plan: EvaluationPlan, settings: SearchConfig
+) -> list[SearchedEpisode]:
+    """The plan's episodes as the search finds them."""
+    advantages: Mapping[Move, float] = {}
+    if settings.rank_by == "values":
+        tasks = [request.task for request in plan.requests(session.environments)]
+        advantages = stored_advantages(session, tasks)
+    return play_search(proxy, plan, settings, advantages=advantages, policy_version="trained")
+
+
+def stored_advantages(session: Session, tasks: Sequence[Task]) -> Mapping[Move, float]:
+    """A_hat of the moves that Stage 1 of the run's first reference has made in these tasks.
+
+    Empty for a run without Stage 1 and for tasks that it has not sampled, as those of a test split
+    until `estimate-values --split test` has.
+    """
+    config, run = session.config, session.run
+    if not store_path(session).exists() or not run.reference(0).exists():
+        return {}
+    reference = session.load_model(run.reference(0))
+    conditions = sampling_conditions(config, reference, session.environments)
+    once = {task.task_id: task for task in tasks}
+    with ValueStore(store_path(session), create=False) as store:
+        trajectories = stored_trajectories(store, conditions, list(once.values()))
+        return move_advantages(trajectories, beta=config.values.beta1)

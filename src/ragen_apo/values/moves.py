@@ -1,0 +1,50 @@
+"""What the samples of Stage 1 say of single moves: an action in a state.
+
+    A_hat(s, a) = mean (r + V_hat(s')) - V_hat(s)   over the samples that did a in s
+
+r is the stored reward of the turn and s' the state after it, V_hat after the end 0. Along an
+episode these sum to its return and the value of where it stands, less the value of its first state,
+so branches of one episode can be compared by them alone. A move that no sample made has no number:
+0, as good as its state, is the guess. Pure; nothing but the store is read, so no reward of an
+episode in progress.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from ragen_apo.types import Trajectory, TurnFlag
+from ragen_apo.values.state_values import state_values
+
+
+@dataclass(frozen=True)
+class Move:
+    """What was executed in a state."""
+
+    state_key: str
+    action: str
+    is_readable: bool
+    """False for a response without the agreed form, which is executed as an empty action."""
+
+
+def move_advantages(trajectories: Iterable[Trajectory], *, beta: float) -> Mapping[Move, float]:
+    """A_hat of every move that a trajectory has made; turns without a state key count for none.
+
+    `beta` as in `soft_value`.
+    """
+    sampled = list(trajectories)
+    values = state_values(sampled, beta=beta, min_visits=1)
+    gains: dict[Move, list[float]] = defaultdict(list)
+    for trajectory in sampled:
+        following = [turn.state_key for turn in trajectory.turns[1:]]
+        for turn, next_key in zip(trajectory.turns, [*following, None], strict=True):
+            if turn.state_key is None:
+                continue
+            readable = TurnFlag.FORMAT_ERROR.value not in turn.flags
+            after = 0.0 if next_key is None else values[next_key]
+            gain = turn.reward + after - values[turn.state_key]
+            gains[Move(turn.state_key, turn.action, readable)].append(gain)
+    return {move: fmean(each) for move, each in gains.items()}

@@ -1,0 +1,392 @@
+"""Searches against every way that a small episode can go, and with a real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragen_apo.agent.context import ContextManager, TokenLimits
+from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.agent.search import SearchedEpisode, TurnSearch
+from ragen_apo.config.search import SearchConfig
+from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.errors import ConfigError
+from ragen_apo.policy.engine import Response
+from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.seeding import generator
+from ragen_apo.types import Task, TurnFlag
+from ragen_apo.values.moves import Move, move_advantages
+from tests import factories
+
+ACTIONS = ("Down", "Right")
+MAX_TURNS = 6
+ALL = 2**MAX_TURNS
+MANY = 32
+"""Candidates of which, in these tests, some do each action."""
+CAPACITY = 1024
+LAKE = {"slippery": False, "size": 4, "max_turns": MAX_TURNS, "num_train_tasks": 4}
+Path = tuple[str, ...]
+
+
+def probability(path: Path, action: str) -> float:
+    """Of an action after those before it, between 0.25 and 0.75."""
+    down = 0.25 + 0.5 * float(generator("table", *path).random())
+    return down if action == "Down" else 1 - down
+
+
+@dataclass(eq=False)
+class TableRow:
+    """A context of the table's policy."""
+
+    draws: np.random.Generator
+    path: Path = ()
+    is_asked: bool = False
+
+
+@dataclass
+class TableEngine:
+    """Samples from a policy whose probabilities stand in a table; implements `Engine`."""
+
+    model: LanguageModel
+    words: Mapping[str, tuple[int, ...]]
+    """The tokens of a response by its action."""
+    num_rows: int = 4 * ALL * MANY
+    rows: list[TableRow] = field(default_factory=list)
+
+    @property
+    def num_free_rows(self) -> int:
+        return self.num_rows - len(self.rows)
+
+    @contextlib.contextmanager
+    def rollout(self) -> Iterator[None]:
+        yield
+        assert not self.rows, "every row is closed"
+
+    def open_row(self, draws: np.random.Generator) -> TableRow:
+        assert self.num_free_rows > 0
+        self.rows.append(TableRow(draws))
+        return self.rows[-1]
+
+    def copy_row(self, row: TableRow, draws: np.random.Generator) -> TableRow:
+        assert not row.is_asked
+        copy = self.open_row(draws)
+        copy.path = row.path
+        return copy
+
+    def submit(
+        self, row: TableRow, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
+    ) -> None:
+        row.is_asked = True
+
+    def step(self, *, temperature: float) -> list[tuple[TableRow, Response]]:
+        return [(row, self._answer(row, temperature)) for row in self.rows if row.is_asked]
+
+    def _answer(self, row: TableRow, temperature: float) -> Response:
+        chances = [probability(row.path, action) for action in ACTIONS]
+        drawn = int(row.draws.random() >= chances[0])
+        action = ACTIONS[int(np.argmax(chances)) if temperature == 0 else drawn]
+        words, chance = self.words[action], probability(row.path, action)
+        row.path, row.is_asked = (*row.path, action), False
+        return Response(words, (math.log(chance) / len(words),) * len(words), stopped=True)
+
+    def close_row(self, row: TableRow) -> None:
+        self.rows.remove(row)
+
+
+@dataclass
+class World:
+    """A lake, its environments, and the agent of the table."""
+
+    agent: AgentProxy
+    made: list[TextEnvironment]
+    """The environments that were needed."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        return self.agent.environments.tasks("test")
+
+    def requests(self, num_episodes: int = 3) -> list[EpisodeRequest]:
+        return [EpisodeRequest(task, seed) for seed, task in enumerate(self.tasks[:num_episodes])]
+
+    def search(
+        self,
+        requests: Sequence[EpisodeRequest] | None = None,
+        *,
+        advantages: Mapping[Move, float] | None = None,
+        **settings: Any,
+    ) -> list[SearchedEpisode]:
+        search = TurnSearch(self.agent, SearchConfig(**settings), advantages or {})
+        return search.play(requests or self.requests(), policy_version="table")
+
+
+@pytest.fixture
+def make_world(tiny_model: LanguageModel) -> Callable[..., World]:
+    def make_world(**options: Any) -> World:
+        made: list[TextEnvironment] = []
+
+        def make() -> TextEnvironment:
+            made.append(make_environment("frozen_lake", {**LAKE, **options}))
+            return made[-1]
+
+        environments = EnvironmentManager(make, format_penalty=0.0, invalid_action_penalty=0.0)
+        limits = TokenLimits(CAPACITY, 40)
+        context = ContextManager(tiny_model.tokenizer, system_prompt=None, limits=limits)
+        text = {a: context.write_response(thought="", action=a) for a in ACTIONS}
+        words = {action: tuple(context.encode_response(text[action])) for action in ACTIONS}
+        return World(AgentProxy(TableEngine(tiny_model, words), environments, context), made)
+
+    return make_world
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    return make_world()
+
+
+def path_of(found: SearchedEpisode) -> Path:
+    return tuple(turn.action for turn in found.trajectory.turns)
+
+
+def played(world: World, task: Task, path: Path) -> tuple[bool, float]:
+    """Whether the path ends the episode, and its return."""
+    environment = make_environment("frozen_lake", LAKE)
+    environment.reset(task, seed=0)
+    steps = [environment.step(action) for action in path]
+    return any(step[2] or step[3] for step in steps), sum(step[1] for step in steps)
+
+
+def mean_logprob(world: World, path: Path) -> float:
+    words = world.agent.engine.words
+    chances = [probability(path[:place], action) for place, action in enumerate(path)]
+    return sum(map(math.log, chances)) / sum(len(words[action]) for action in path)
+
+
+def finished_paths(world: World, task: Task) -> list[Path]:
+    """Every way that an episode can go."""
+    found: list[Path] = []
+    for length in range(1, MAX_TURNS + 1):
+        for path in itertools.product(ACTIONS, repeat=length):
+            if played(world, task, path)[0] and not played(world, task, path[:-1])[0]:
+                found.append(path)
+    return found
+
+
+def beam_by_hand(world: World, task: Task, *, width: int) -> Path:
+    """The textbook's beam search, with all actions of every path."""
+    beam: list[Path] = [()]
+    while any(not played(world, task, path)[0] for path in beam):
+        grown = [
+            (*path, action)
+            for path in beam
+            if not played(world, task, path)[0]
+            for action in ACTIONS
+        ]
+        over = [path for path in beam if played(world, task, path)[0]]
+        beam = sorted(over + grown, key=lambda p: mean_logprob(world, p), reverse=True)[:width]
+    return beam[0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_a_beam_keeps_the_paths_of_the_textbook(world: World, width: int) -> None:
+    found = world.search(width=width, candidates=MANY, rank_by="likelihood")
+    expected = [beam_by_hand(world, each.task, width=width) for each in world.requests()]
+    assert [path_of(each) for each in found] == expected
+
+
+def test_a_beam_as_wide_as_the_world_finds_the_most_likely_path(world: World) -> None:
+    requests = world.requests(1)
+    (found,) = world.search(requests, width=ALL, candidates=MANY, rank_by="likelihood")
+    paths = finished_paths(world, requests[0].task)
+    assert path_of(found) == max(paths, key=lambda path: mean_logprob(world, path))
+
+
+@pytest.mark.slow
+def test_the_best_of_many_episodes_by_reward_has_the_largest_return(world: World) -> None:
+    found = world.search(method="best_of_n", width=128, rank_by="reward")
+    for each, request in zip(found, world.requests(), strict=True):
+        paths = finished_paths(world, request.task)
+        largest = max(played(world, request.task, path)[1] for path in paths)
+        assert each.trajectory.episode_return == pytest.approx(largest)
+
+
+@pytest.mark.slow
+def test_the_best_of_many_episodes_by_likelihood_is_the_most_likely_one(world: World) -> None:
+    requests = world.requests(1)
+    settings = {"method": "best_of_n", "width": 128, "rank_by": "likelihood"}
+    (found,) = world.search(requests, **settings)
+    best = max(finished_paths(world, requests[0].task), key=lambda p: mean_logprob(world, p))
+    assert mean_logprob(world, path_of(found)) == pytest.approx(mean_logprob(world, best))
+
+
+def every_episode(world: World, task: Task) -> list[Any]:
+    """What Stage 1 would store if it had gone every way once."""
+    episodes = []
+    for path in finished_paths(world, task):
+        environment = make_environment("frozen_lake", LAKE)
+        environment.reset(task, seed=0)
+        turns = []
+        for action in path:
+            key = environment.state_key()
+            reward = environment.step(action)[1]
+            turns.append(factories.turn(reward, state_key=key, action=action))
+        episodes.append(factories.episode(*turns, task=task))
+    return episodes
+
+
+def test_where_the_store_knows_all_moves_the_best_return_is_found_whatever_is_likely(
+    world: World,
+) -> None:
+    """With beta 0 the values are the best returns that can still be had."""
+    for request in world.requests():
+        episodes = every_episode(world, request.task)
+        advantages = move_advantages(episodes, beta=0.0)
+        (found,) = world.search([request], advantages=advantages, width=1, candidates=MANY)
+        best = max(each.episode_return for each in episodes)
+        assert found.trajectory.episode_return == pytest.approx(best)
+        assert found.num_known_moves == found.num_moves > 0
+
+
+def test_many_votes_choose_the_more_probable_action_of_each_turn(world: World) -> None:
+    """With 200 candidates a turn; where both are nearly as probable, either may win."""
+    (found,) = world.search(world.requests(1), width=1, candidates=200, rank_by="votes")
+    path = path_of(found)
+    for place, action in enumerate(path):
+        assert probability(path[:place], action) > 0.4
+
+
+def test_moves_that_the_store_does_not_know_are_chosen_by_likelihood(world: World) -> None:
+    by_values = world.search(width=2, candidates=MANY, rank_by="values")
+    by_likelihood = world.search(width=2, candidates=MANY, rank_by="likelihood")
+    assert by_values == by_likelihood
+    assert {each.num_known_moves for each in by_values} == {0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"width": 3, "rank_by": "likelihood"},
+        {"method": "best_of_n", "width": 3},
+        {"width": 2, "max_tokens": 60},
+    ],
+)
+def test_other_rewards_lead_to_the_same_actions(
+    make_world: Callable[..., World], settings: dict[str, Any]
+) -> None:
+    usual = make_world().search(**settings)
+    spoilt = make_world(reward={"goal": -5.0, "hole": 5.0, "ice": 0.3}).search(**settings)
+    assert [path_of(each) for each in usual] == [path_of(each) for each in spoilt]
+    rewards = [each.trajectory.episode_return for each in usual]
+    assert rewards != [each.trajectory.episode_return for each in spoilt]
+
+
+def test_when_the_tokens_are_spent_the_best_branch_goes_on_greedily(world: World) -> None:
+    requests = world.requests(1)
+    (found,) = world.search(requests, width=3, max_tokens=1, rank_by="likelihood")
+    words = world.agent.engine.words
+    first, *rest = path_of(found)
+    # The search has one turn: three responses of the only branch. Then there is one a turn.
+    greedy = [first]
+    while not played(world, requests[0].task, tuple(greedy))[0]:
+        greedy.append(max(ACTIONS, key=lambda a: probability(tuple(greedy), a)))
+    assert [first, *rest] == greedy
+    most, least = (3 * length(map(len, words.values())) for length in (max, min))
+    assert least <= found.num_sampled_tokens - sum(len(words[a]) for a in rest) <= most
+    assert found.is_cut
+    assert found.num_moves == 3
+
+
+def test_tokens_are_those_of_all_candidates(world: World) -> None:
+    requests = world.requests(1)
+    (found,) = world.search(requests, width=1, candidates=5, rank_by="likelihood")
+    sizes = {len(words) for words in world.agent.engine.words.values()}
+    num_responses = 5 * len(found.trajectory.turns)
+    assert min(sizes) * num_responses <= found.num_sampled_tokens <= max(sizes) * num_responses
+    assert not found.is_cut
+
+
+def test_greedy_play_is_among_the_candidates(world: World) -> None:
+    """So the best episode by reward is never worse."""
+    found = world.search(method="best_of_n", width=2, rank_by="reward")
+    for each, request in zip(found, world.requests(), strict=True):
+        greedy: Path = ()
+        while not played(world, request.task, greedy)[0]:
+            greedy = (*greedy, max(ACTIONS, key=lambda a: probability(greedy, a)))
+        reward = played(world, request.task, greedy)[1]
+        assert each.trajectory.episode_return >= reward
+
+
+@pytest.mark.parametrize("method", ["beam", "best_of_n"])
+def test_the_same_seeds_find_the_same_episodes(world: World, method: str) -> None:
+    settings = {"method": method, "width": 2, "rank_by": "likelihood"}
+    assert world.search(**settings) == world.search(**settings)
+
+
+def test_other_seeds_find_other_episodes(world: World) -> None:
+    settings = {"width": 2, "rank_by": "likelihood"}
+    found = world.search(**settings)
+    others = [replace(each, seed=each.seed + 100) for each in world.requests()]
+    assert [path_of(each) for each in world.search(others, **settings)] != [
+        path_of(each) for each in found
+    ]
+
+
+def test_episodes_do_not_depend_on_how_many_are_searched_side_by_side(world: World) -> None:
+    together = world.search(width=2, rank_by="likelihood")
+    world.agent.engine.num_rows = 4
+    assert world.search(width=2, rank_by="likelihood") == together
+
+
+def test_environments_are_given_back(world: World) -> None:
+    world.agent.engine.num_rows = 16
+    for _ in range(5):
+        world.search(world.requests(4), width=2, candidates=4)
+    # Two searches side by side, two branches each, and at a turn's end the copies for the next.
+    assert len(world.made) <= 1 + 2 * 2 + 2
+
+
+def test_a_search_needs_a_row_for_each_candidate(world: World) -> None:
+    world.agent.engine.num_rows = 15
+    with pytest.raises(ConfigError, match="beam of 4 samples 16 responses .*num_rows is 15"):
+        world.search(width=4)
+
+
+def test_slippery_ice_is_searched_with_one_branch_only(make_world: Callable[..., World]) -> None:
+    slippery = make_world(slippery=True)
+    with pytest.raises(ConfigError, match="is not deterministic"):
+        slippery.search(width=2)
+    with pytest.raises(ConfigError, match="is not deterministic"):
+        slippery.search(method="best_of_n", width=2)
+    assert len(slippery.search(width=1, candidates=3)) == 3
+
+
+@pytest.mark.slow
+def test_recorded_logprobs_are_those_of_the_policy(tiny_model: LanguageModel) -> None:
+    """With the generation engine, whose rows are copied between the turns."""
+    make = partial(make_environment, "shop", {"num_products": 24, "max_turns": 3})
+    environments = EnvironmentManager(make, format_penalty=0.0, invalid_action_penalty=0.0)
+    engine = GenerationEngine(tiny_model, num_rows=8, capacity=CAPACITY)
+    engine.stop_rule.end_ids |= set(range(0, len(tiny_model.tokenizer), 5))
+    limits = TokenLimits(CAPACITY, 12)
+    context = ContextManager(tiny_model.tokenizer, system_prompt=None, limits=limits)
+    agent = AgentProxy(engine, environments, context)
+    requests = [EpisodeRequest(task, 7) for task in environments.tasks("test")[:5]]
+    search = TurnSearch(agent, SearchConfig(width=2, candidates=3, rank_by="likelihood"), {})
+    found = search.play(requests, policy_version="tiny")
+    assert [each.trajectory.task for each in found] == [request.task for request in requests]
+    for each in found:
+        assert len(each.trajectory.turns) == 3
+        assert TurnFlag.FORMAT_ERROR.value in each.trajectory.turns[0].flags
+        expected = factories.sampled_logprobs(tiny_model, each.trajectory)
+        recorded = [logprob for turn in each.trajectory.turns for logprob in turn.logprobs]
+        np.testing.assert_allclose(recorded, expected.detach().numpy(), atol=1e-5)
+    assert search.play(requests, policy_version="tiny") == found

@@ -1,0 +1,160 @@
+"""`ragen-apo evaluate --search`: what is played, what is written, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.files import read_json_lines
+from tests.command_line import Command, assert_refused
+
+pytestmark = pytest.mark.slow
+BEAM = ("--search", "beam", "--width", "2")
+BEST = ("--search", "best-of-n", "--width", "3")
+
+
+def results(run: Path) -> dict[str, Any]:
+    return json.loads((run / "evaluation" / "results.json").read_text())
+
+
+def test_a_search_is_evaluated_and_reported_beside_play_without_it(
+    command: Command, run: Path
+) -> None:
+    plain = results(run)
+    result = command("evaluate", run, *BEAM)
+    assert result.status == 0, result.err
+    assert "beam of 2" in result.out
+    assert "tokens sampled for an episode" in result.out
+    found = results(run)
+    search = found["search"]
+    assert (search["method"], search["width"], search["candidates"]) == ("beam", 2, 2)
+    assert (search["rank_by"], search["uses_reward"]) == ("values", False)
+    episodes = read_json_lines(run / "evaluation" / "episodes.jsonl")
+    played = sum(turn["num_response_tokens"] for each in episodes for turn in each["turns"])
+    assert search["sampled_tokens"] > played
+    assert search["avg_tokens"] == pytest.approx(search["sampled_tokens"] / found["episodes"])
+    without = found["baselines"]["without search"]
+    assert {key: without[key] for key in ("success_rate", "avg_reward", "avg_steps")} == {
+        key: plain[key] for key in ("success_rate", "avg_reward", "avg_steps")
+    }
+    assert command("report", run).status == 0
+    header, policy, other, *rest = (run / "report" / "summary.csv").read_text().splitlines()
+    assert header == "method,success_rate,avg_reward,avg_steps,avg_tokens"
+    assert ", beam of 2," in policy.replace('"', "")
+    assert policy.endswith(f"{search['avg_tokens']:.4f}")
+    assert other.startswith("without search,")
+    assert other.endswith(f"{without['avg_tokens']:.4f}")
+    assert all(row.endswith(",") for row in rest)
+
+
+def test_the_same_search_finds_the_same_episodes(command: Command, run: Path) -> None:
+    written = []
+    for _ in range(2):
+        assert command("evaluate", run, *BEST).status == 0
+        written.append(
+            [(run / "evaluation" / name).read_text() for name in ("results.json", "episodes.jsonl")]
+        )
+    assert written[0] == written[1]
+
+
+def test_the_store_knows_moves_of_training_tasks_and_not_of_others(
+    command: Command, run: Path
+) -> None:
+    shares = {}
+    for split in ("train", "test"):
+        assert command("evaluate", run, *BEAM, "--split", split).status == 0
+        shares[split] = results(run)["search"]["known_move_share"]
+    assert shares["test"] == 0.0 < shares["train"]
+    by_likelihood = ("--split", "train", "--rank-by", "likelihood")
+    assert command("evaluate", run, *BEAM, *by_likelihood).status == 0
+    assert results(run)["search"]["known_move_share"] == 0.0
+
+
+def test_the_limit_of_tokens_is_kept_and_said(command: Command, run: Path) -> None:
+    result = command("evaluate", run, *BEAM, "--candidates", "3", "--search-tokens", "1")
+    assert result.status == 0, result.err
+    assert "episodes that had sampled 1 tokens and went on greedily" in result.out
+    search = results(run)["search"]
+    assert (search["max_tokens"], search["candidates"]) == (1, 3)
+    assert search["cut_share"] > 0
+
+
+def test_a_choice_by_reward_says_that_it_is_an_upper_bound(command: Command, run: Path) -> None:
+    result = command("evaluate", run, *BEST, "--rank-by", "reward")
+    assert "an upper bound, which no deployed agent can reach" in result.out
+    assert results(run)["search"]["uses_reward"] is True
+
+
+def test_a_run_that_is_older_than_searches_can_be_searched(command: Command, run: Path) -> None:
+    config = run / "config.yaml"
+    kept = config.read_text()
+    assert "  search: null\n" in kept
+    config.write_text(kept.replace("  search: null\n", ""))
+    assert command("evaluate", run, *BEAM, "--episodes", "1").status == 0
+
+
+def test_an_evaluation_after_a_search_is_one_without(command: Command, run: Path) -> None:
+    plain = results(run)
+    assert command("evaluate", run, *BEAM).status == 0
+    assert command("evaluate", run).status == 0
+    assert results(run) == plain | {"policy": str(run / "policy")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--width", "4"), ("--width", "add --search beam or --search best-of-n")),
+        (
+            ("--search", "beam", "--rank-by", "reward"),
+            ("evaluation.search", "set method to best_of_n"),
+        ),
+        (("--search", "beam", "--width", "1"), ("evaluation.search", "nothing to choose from")),
+        (
+            ("--search", "best-of-n", "--candidates", "2"),
+            ("evaluation.search", "best_of_n samples one response"),
+        ),
+        (
+            ("--search", "best-of-n", "--rank-by", "votes"),
+            ("evaluation.search", "set method to beam"),
+        ),
+        (("--search", "beam", "--width", "9"), ("samples 81 responses", "training.num_rows is 24")),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(
+    command: Command, run: Path, arguments: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    assert_refused(command("evaluate", run, *arguments), *parts)
+
+
+def test_a_run_whose_evaluation_could_not_search_is_not_started(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    start = ("train", "--config", config, "--run-dir", tmp_path / "new")
+    result = command(*start, "--evaluation.search.width", "9")
+    assert_refused(result, "samples 81 responses", "training.num_rows is 24")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_behind_an_api_is_not_searched(command: Command) -> None:
+    result = command("evaluate", *BEAM, "--api-model", "m", "--base-url", "http://127.0.0.1:1")
+    assert_refused(result, "--search and its options go with a run")
+
+
+def test_an_environment_with_chance_is_refused_before_anything_is_played(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = ShopEnvironment.__init__
+
+    def make_with_chance(self: ShopEnvironment, **options: Any) -> None:
+        make(self, **options)
+        self.properties = replace(self.properties, deterministic=False)
+
+    monkeypatch.setattr(ShopEnvironment, "__init__", make_with_chance)
+    assert_refused(command("evaluate", run, *BEAM), "'shop' is not deterministic")
+    one = ("--search", "beam", "--width", "1", "--candidates", "2")
+    assert command("evaluate", run, *one).status == 0
