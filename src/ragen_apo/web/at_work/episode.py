@@ -9,9 +9,8 @@ it does not give the same answers, the way back is refused.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ragen_apo.agent.context import ContextManager, ParsedResponse
 from ragen_apo.agent.environment_manager import Outcome
@@ -54,18 +53,18 @@ class Comparison:
     """Of the state under it, where it is a reference whose samples have visited the state."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class PlayedEpisode:
-    """An episode in progress, or at its end."""
+    """An episode as far as it was played; a turn makes another one, in the same environment."""
 
     choice: Choice
     episode: Episode
-    by_hand: list[bool] = field(default_factory=list)
+    by_hand: tuple[bool, ...] = ()
     """Of each turn: whether a person has written the response."""
     outcome: Outcome | None = None
     """The last answer of the environment."""
     is_over: bool = False
-    comparisons: dict[int, Comparison] = field(default_factory=dict)
+    comparisons: Mapping[int, Comparison] = field(default_factory=dict)
     """By the number of the turn, from 1."""
 
     @property
@@ -96,13 +95,15 @@ class PlayedEpisode:
 
 
 class World:
-    """The tasks and the environment of a run, for any number of visitors and threads."""
+    """The tasks and the environment of a run, for any number of visitors and threads.
+
+    Every episode has an environment of its own, which is not given back to the pool: others would
+    take from it at the same time.
+    """
 
     def __init__(self, session: Session, context: ContextManager) -> None:
         self.config, self.context = session.config, context
         self._environments = session.environments
-        self._lock = threading.Lock()
-        """Of the pool of environments and the tokenizer: neither is for several threads."""
         self.num_tasks = {
             split: len(tasks)
             for split in self._environments.properties.splits
@@ -120,89 +121,69 @@ class World:
 
         Raises ConfigError for a task that is not there, ContextError for one that does not fit.
         """
-        num_tasks = self.num_tasks.get(choice.split, 0)
+        num_tasks = self.num_tasks.get(choice.split)
+        if num_tasks is None:
+            expected = ", ".join(self.num_tasks)
+            raise ConfigError(f"split: got {choice.split!r:.80}, expected one of {expected}")
         if not 0 <= choice.task < num_tasks:
             raise ConfigError(
-                f"task: got {choice.task} of the split {choice.split!r:.80}, expected one from 0 "
-                f"to {num_tasks - 1}"
-                if num_tasks
-                else f"split: got {choice.split!r:.80}, expected one of {', '.join(self.num_tasks)}"
+                f"task: got {choice.task} of {choice.split}, expected one from 0 to {num_tasks - 1}"
             )
         plan = EvaluationPlan(
             choice.split, choice.task + 1, choice.temperature, seed=self.config.seed
         )
-        with self._lock:
-            request = plan.requests(self._environments, repeat=choice.draw)[choice.task]
-            return PlayedEpisode(choice, begin_episode(request, self._environments, self.context))
+        request = plan.requests(self._environments, repeat=choice.draw)[choice.task]
+        return PlayedEpisode(choice, begin_episode(request, self._environments, self.context))
 
-    def play(self, played: PlayedEpisode, response: Response) -> None:
-        """Executes a response of a policy."""
-        with self._lock:
-            text = self.context.decode(response.token_ids)
-            self._play(played, response, text, by_hand=False)
+    def play(self, played: PlayedEpisode, response: Response) -> PlayedEpisode:
+        """Executes a response of the policy."""
+        text = self.context.decode(response.token_ids)
+        return self._play(played, response, text, by_hand=False)
 
-    def play_by_hand(self, played: PlayedEpisode, text: str) -> None:
+    def play_by_hand(self, played: PlayedEpisode, text: str) -> PlayedEpisode:
         """Executes what a person has written; raises ConfigError if it does not fit."""
         limits = self.context.limits
         assert limits is not None, "build_context sets them"
-        with self._lock:
-            tokens = tuple(self.context.encode_response(text))
-            num_read = played.episode.num_read_tokens
-            if not tokens or not limits.fit(num_read, num_response_tokens=len(tokens)):
-                raise ConfigError(
-                    f"a response has 1 to {limits.max_context_tokens - num_read} tokens here "
-                    f"(agent.max_context_tokens), and this one has {len(tokens)}"
-                )
-            response = Response(tokens, (0.0,) * len(tokens), stopped=True)
-            self._play(played, response, text, by_hand=True)
-
-    def written(self, *, thought: str, action: str) -> str:
-        """The response with this thought and action."""
-        return self.context.write_response(thought=thought, action=action)
-
-    def parsed(self, response: Response) -> tuple[str, ParsedResponse]:
-        """The text of a response, and what is read in it."""
-        with self._lock:
-            text = self.context.decode(response.token_ids)
-            return text, self.context.parse(text)
+        tokens = tuple(self.context.encode_response(text))
+        num_read = played.episode.num_read_tokens
+        if not tokens or not limits.fit(num_read, num_response_tokens=len(tokens)):
+            raise ConfigError(
+                f"a response has 1 to {limits.max_context_tokens - num_read} tokens here "
+                f"(agent.max_context_tokens), and this one has {len(tokens)}"
+            )
+        response = Response(tokens, (0.0,) * len(tokens), stopped=True)
+        return self._play(played, response, text, by_hand=True)
 
     def back_to(self, played: PlayedEpisode, number: int) -> PlayedEpisode:
         """The episode as it was before turn `number`, which has been played.
 
         Raises EnvironmentFaultError where the environment plays it differently now.
         """
-        turns = played.turns
-        earlier = self.begin(played.choice)
-        with self._lock:
-            for index in range(number - 1):
-                if earlier.is_over or earlier.episode.observation != turns[index].observation:
-                    break
-                old = turns[index]
-                truncated = TurnFlag.RESPONSE_TRUNCATED.value in old.flags
-                response = Response(old.response_token_ids, old.logprobs, stopped=not truncated)
-                self._play(earlier, response, old.response, by_hand=played.by_hand[index])
-                if earlier.turns[-1] != old:
-                    break
-            is_same = len(earlier.turns) == number - 1 and not earlier.is_over
-            if not is_same or earlier.episode.observation != turns[number - 1].observation:
+        again = self.begin(played.choice)
+        for index, old in enumerate(played.turns[: number - 1]):
+            truncated = TurnFlag.RESPONSE_TRUNCATED.value in old.flags
+            response = Response(old.response_token_ids, old.logprobs, stopped=not truncated)
+            again = self._play(again, response, old.response, by_hand=played.by_hand[index])
+            following = played.turns[index + 1]
+            is_same = again.turns[-1] == old and again.episode.observation == following.observation
+            if again.is_over or not is_same:
                 raise EnvironmentFaultError(
                     f"the way back to turn {number} is not open: the environment "
-                    f"{self.properties.name!r}, played again with the same task, seed and actions, "
-                    f"did something else in turn {max(1, len(earlier.turns))}. The episode is as "
-                    "it was"
+                    f"{self.properties.name!r}, played again with the same task, seed and "
+                    f"actions, did something else in turn {index + 1}. The episode is as it was"
                 )
-        earlier.comparisons = {
-            key: value for key, value in played.comparisons.items() if key < number
-        }
-        return earlier
+        earlier = {key: each for key, each in played.comparisons.items() if key < number}
+        return replace(again, comparisons=earlier)
 
-    def release(self, played: PlayedEpisode) -> None:
-        """Gives the environment of an episode back that nobody goes on with."""
-        with self._lock:
-            self._environments.release(played.episode.environment)
-
-    def _play(self, played: PlayedEpisode, response: Response, text: str, *, by_hand: bool) -> None:
-        played.outcome, played.is_over = play_turn(
-            played.episode, response, text, self._environments, self.context
+    def _play(
+        self, played: PlayedEpisode, response: Response, text: str, *, by_hand: bool
+    ) -> PlayedEpisode:
+        episode = replace(played.episode, turns=list(played.turns))
+        outcome, is_over = play_turn(episode, response, text, self._environments, self.context)
+        return replace(
+            played,
+            episode=episode,
+            by_hand=(*played.by_hand, by_hand),
+            outcome=outcome,
+            is_over=is_over,
         )
-        played.by_hand.append(by_hand)

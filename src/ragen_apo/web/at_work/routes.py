@@ -205,16 +205,16 @@ class _Pages:
                 f"{MAX_RESPONSE_CHARACTERS:,}; nothing was done."
             )
         else:
-            text = response or world.written(thought=thought.strip(), action=action.strip())
-            world.play_by_hand(visit.played, text)
+            text = response or world.context.write_response(
+                thought=thought.strip(), action=action.strip()
+            )
+            visit.played = world.play_by_hand(visit.played, text)
             visit.num_changes += 1
 
     def back(self, visit: Visit, form: Form) -> None:
         """To before a turn that was played."""
         number = self._turn(visit, form)
-        before = visit.played
-        visit.played = self._workplace.world.back_to(before, number)
-        self._workplace.world.release(before)
+        visit.played = self._workplace.world.back_to(visit.played, number)
         visit.num_changes += 1
 
     def compare(self, visit: Visit, form: Form) -> None:

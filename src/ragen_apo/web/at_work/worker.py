@@ -8,10 +8,11 @@ comes back; to the end is played for those who look.
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -81,12 +82,17 @@ class Workplace:
     """A run whose policies can be watched: its tasks, models and visitors."""
 
     def __init__(
-        self, session: Session, policies: Mapping[str, Policy], *, max_visits: int = MAX_VISITS
+        self,
+        session: Session,
+        policies: Mapping[str, Policy],
+        *,
+        max_visits: int = MAX_VISITS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.policies = session.run.path.resolve().name, policies
         self.config, self.run = session.config, session.run
         self._session = session
-        self.visits: Sessions[Visit] = Sessions(max_visits=max_visits)
+        self.visits: Sessions[Visit] = Sessions(max_visits=max_visits, clock=clock)
         self._models = Models(session, policies)
         self._digests: dict[str, str] = {}
         self._closing = threading.Event()
@@ -105,13 +111,8 @@ class Workplace:
     def leave(self, visit_id: str) -> None:
         """Ends a visit, and what is written for it."""
         visit = self.visits.close(visit_id)
-        if visit is None:
-            return
-        with visit.lock:
-            if visit.writing is not None:
-                visit.writing.stop.set()
-            else:
-                self.world.release(visit.played)
+        if visit is not None and (writing := visit.writing) is not None:
+            writing.stop.set()
 
     def act(self, visit: Visit, *, until_end: bool) -> None:
         """Has the policy write the next turn, or all that are left. The visit's lock is held."""
@@ -132,76 +133,65 @@ class Workplace:
             torch.set_num_threads(num_threads)  # a setting of each thread
 
     def _begin(self, visit: Visit, writing: Writing) -> None:
-        if not self._closing.is_set():
-            visit.writing = writing
-            visit.num_changes += 1
-            self._thread.submit(self._work, visit, writing)
+        visit.writing = writing
+        visit.num_changes += 1
+        self._thread.submit(self._work, visit, writing)
 
     def _work(self, visit: Visit, writing: Writing) -> None:
         """Writes, and changes the visit. Whatever goes wrong is told and ends this alone."""
-        finish: Callable[[], None] | None = None
-        notice = ""
+        played, notice = None, ""
         try:
-            finish = self._written(visit.played, writing)
+            played = self._after(visit.played, writing)
         except RagenApoError as error:
             notice = str(error)
         except Exception:  # noqa: BLE001 - of an environment or a model; the thread is everybody's
             traceback.print_exc()
             notice = FAULT
         with visit.lock:
-            try:
-                if finish is not None:
-                    finish()
-            except RagenApoError as error:
-                notice = str(error)
-            except Exception:  # noqa: BLE001 - as above
-                traceback.print_exc()
-                notice = FAULT
+            visit.played = played or visit.played
             visit.writing, visit.notice = None, notice or visit.notice
             visit.num_changes += 1
-            if writing.until_end and finish is not None and not notice:
+            if writing.until_end and played is not None:
                 self._go_on(visit, writing)
 
     def _go_on(self, visit: Visit, writing: Writing) -> None:
-        if visit.played.is_over or writing.stop.is_set():
+        if visit.played.is_over or writing.stop.is_set() or self._closing.is_set():
             return
         if self.visits.idle_seconds(visit) > MAX_UNWATCHED_SECONDS:
             visit.notice = "Nobody has looked for a minute, so the policy has stopped here."
             return
         self.act(visit, until_end=True)
 
-    def _written(self, played: PlayedEpisode, writing: Writing) -> Callable[[], None] | None:
-        """What the finished response changes; None where it was broken off."""
+    def _after(self, played: PlayedEpisode, writing: Writing) -> PlayedEpisode | None:
+        """The episode with the response that was asked for; None where it was broken off."""
         if writing.stop.is_set():
             return None
         writing.has_begun = True
-        writer = self._models.writer(writing.policy)
-        request = played.episode.request
+        writer, temperature = self._models.writer(writing.policy), played.choice.temperature
         draws = draws_of_turn(
-            request.seed,
+            played.episode.request.seed,
             writing.number,
             max_response_tokens=self.config.agent.max_response_tokens,
         )
-        response = writer.write(
-            played.context(writing.number),
-            draws,
-            temperature=played.choice.temperature,
-            wrote=lambda token, logprob: (
-                writing.wrote(token, logprob) and not self._closing.is_set()
-            ),
-        )
+
+        def wrote(token_id: int, logprob: float) -> bool:
+            return writing.wrote(token_id, logprob) and not self._closing.is_set()
+
+        prompt = played.context(writing.number)
+        response = writer.write(prompt, draws, temperature=temperature, wrote=wrote)
         if response is None:
             return None
         if not writing.is_comparison:
-            return lambda: self.world.play(played, response)
+            return self.world.play(played, response)
         comparison = self._comparison(writer, played, writing, response)
-        return lambda: played.comparisons.update({writing.number: comparison})
+        return replace(played, comparisons={**played.comparisons, writing.number: comparison})
 
     def _comparison(
         self, writer: Writer, played: PlayedEpisode, writing: Writing, response: Response
     ) -> Comparison:
         turn = played.turns[writing.number - 1]
-        text, parsed = self.world.parsed(response)
+        context = self.world.context
+        text = context.decode(response.token_ids)
         logprobs = writer.score(
             played.context(writing.number),
             turn.response_token_ids,
@@ -216,7 +206,9 @@ class Workplace:
                 turn.state_key or "",
                 beta=self.config.values.beta1,
             )
-        return Comparison(writing.policy, is_reference, response, text, parsed, logprobs, v_star)
+        return Comparison(
+            writing.policy, is_reference, response, text, context.parse(text), logprobs, v_star
+        )
 
     def _digest(self, policy: str, writer: Writer) -> str:
         """The conditions of the samples of a reference; its weights are read for it once."""
