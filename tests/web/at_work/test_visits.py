@@ -308,7 +308,7 @@ def test_a_long_text_is_folded_and_read_in_parts(session: Session) -> None:
     with workplace_with(lambda: Endless(**SHOP), session) as workplace:
         watcher = Watcher(workplace)
         watcher.begin()
-        watcher.send("/work/act")
+        watcher.send("/work/take", action="search tea")
         assert "the context was full" in watcher.text
         assert "all 150,007 characters" in watcher.text
         assert len(watcher.page) < 40_000

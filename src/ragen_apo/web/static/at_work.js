@@ -44,7 +44,9 @@ async function follow() {
   if (document.querySelector("#now[data-writing]")) setTimeout(follow, POLL_MS);
 }
 
-if (document.querySelector("#now[data-writing]")) {
-  document.querySelector("#stop").focus({ preventScroll: true });
-  follow();
+// A form leads here: who has pressed its button goes on with the next one.
+if (location.hash === "#now") {
+  document.querySelector("#said").textContent = document.querySelector("#now").dataset.said;
+  (document.querySelector("#stop") || document.querySelector("#act"))?.focus({ preventScroll: true });
 }
+follow();
