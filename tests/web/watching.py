@@ -59,7 +59,7 @@ class Watcher:
 
     def __init__(self, workplace: Workplace, *, token: str | None = None) -> None:
         self.workplace = workplace
-        app = make_app(at_work_routes(workplace, decode=token_texts(workplace.run)), token=token)
+        app = make_app(at_work_routes(workplace, decode=token_texts(workplace)), token=token)
         self.client = TestClient(app, base_url=LOCAL, headers={"Origin": LOCAL})
         self.page = self.client.get("/").text
 
@@ -102,4 +102,4 @@ class Watcher:
 
 def served(workplace: Workplace) -> AbstractContextManager[str]:
     """A real server on a free port of this machine, and its address."""
-    return served_routes(at_work_routes(workplace, decode=token_texts(workplace.run)))
+    return served_routes(at_work_routes(workplace, decode=token_texts(workplace)))

@@ -133,7 +133,7 @@ def serve_policy(
     opened = open_run(run, trust_remote_code=trust_remote_code)
     workplace = open_workplace(opened.config, opened.files)
     try:
-        routes = at_work_routes(workplace, decode=token_texts(opened.files))
+        routes = at_work_routes(workplace, decode=token_texts(workplace))
         serve_pages(routes, host=host, port=port, announce=_announce)
     finally:
         workplace.close()

@@ -28,7 +28,6 @@ from starlette.routing import BaseRoute, Route
 
 from ragen_apo.errors import RagenApoError
 from ragen_apo.report.style import compact, decimal, signed
-from ragen_apo.run_directory import RunDirectory
 from ragen_apo.web.at_work.episode import Choice
 from ragen_apo.web.at_work.policies import REFERENCE
 from ragen_apo.web.at_work.shown import Place, episode_shown, row_of, written_so_far
@@ -38,9 +37,8 @@ from ragen_apo.web.pages import page, templates
 from ragen_apo.web.sessions import FullError, cookie_of
 from ragen_apo.web.view import query
 from ragen_apo.web.view.episodes import Decode, text_of
-from ragen_apo.web.view.folder import open_folder
 from ragen_apo.web.view.shown import page_numbers
-from ragen_apo.web.view.token_texts import decoder, numbers, tokenizer_file
+from ragen_apo.web.view.token_texts import FILE, decoder, numbers
 
 MAX_WAIT_SECONDS = 20.0
 """Of a form without JavaScript; then the page says that the turn is being written."""
@@ -78,11 +76,10 @@ def at_work_routes(workplace: Workplace, *, decode: Decode) -> Sequence[BaseRout
     ]
 
 
-def token_texts(run: RunDirectory) -> Decode:
-    """What tells the texts of a run's tokens; it is read once."""
-    folder = open_folder(run.path)
-    path = tokenizer_file(folder, RunDirectory(folder.root))
-    return numbers if path is None else decoder(path)
+def token_texts(workplace: Workplace) -> Decode:
+    """What tells the texts of a run's tokens: all its models share a tokenizer."""
+    path = next(iter(workplace.policies.values())).folder / FILE
+    return decoder(path) if path.is_file() else numbers
 
 
 class _Pages:

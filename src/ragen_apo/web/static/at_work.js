@@ -1,52 +1,66 @@
-// A policy at work: shows the tokens of a response while they are written. Without it every page
-// works; a turn then appears whole.
+// A policy at work: sends forms without leaving the page, and shows the tokens of a response while
+// they are written. Without it every page works; a turn then appears whole.
 "use strict";
 
 const POLL_MS = 120;
+const isWriting = () => document.querySelector("#now[data-writing]") !== null;
 
-// With this field a form is answered at once, and the page follows what is written.
-document.addEventListener("formdata", (event) => event.formData.set("live", "1"));
-
-async function newPage() {
-  const answer = await fetch("/work" + location.search);
-  if (!answer.ok) return;
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+// Shows the newest state of the episode; who was on one of its buttons goes on with the next one.
+function show(html) {
+  const page = new DOMParser().parseFromString(html, "text/html");
   const fresh = page.querySelector("#episode");
   if (!fresh) {
-    location.assign("/");
+    location.reload(); // the visit has ended
     return;
   }
   const episode = document.querySelector("#episode");
-  const focused = episode.contains(document.activeElement);
+  const hadFocus = episode.contains(document.activeElement);
   episode.replaceWith(fresh);
   document.title = page.title;
   const now = fresh.querySelector("#now");
   document.querySelector("#said").textContent = now.dataset.said;
-  if (focused) (fresh.querySelector("#stop") || fresh.querySelector("#act"))?.focus();
+  if (hadFocus) fresh.querySelector("#stop, #act")?.focus({ preventScroll: true });
   now.scrollIntoView({ block: "nearest" });
 }
 
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  const address = form.getAttribute("action"); // form.action may be a field of this name
+  if (!form.closest("#episode") || address === "/begin") return;
+  event.preventDefault();
+  const fields = new URLSearchParams(new FormData(form, event.submitter));
+  fields.set("live", "1"); // answered at once
+  try {
+    const answer = await fetch(address, { method: "POST", body: fields });
+    show(await answer.text());
+    follow();
+  } catch {
+    location.reload(); // the browser says what is wrong
+  }
+});
+
+let isFollowing = false;
+
 async function follow() {
-  const now = document.querySelector("#now[data-writing]");
-  if (now && !document.hidden) {
+  if (isFollowing) return;
+  isFollowing = true;
+  while (isWriting()) {
     try {
       const answer = await fetch("/work/now");
-      if (answer.status === 404) location.assign("/");
+      if (answer.status === 404) location.reload();
       if (answer.ok) {
         const { page, html } = await answer.json();
-        if (page !== document.querySelector("#episode").dataset.page) await newPage();
-        else document.querySelector("#written").innerHTML = html;
+        const written = document.querySelector("#written");
+        if (page !== document.querySelector("#episode").dataset.page) {
+          show(await (await fetch("/work" + location.search)).text());
+        } else if (written) written.innerHTML = html;
       }
     } catch {
       // The server was stopped; it may come back.
     }
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
-  if (document.querySelector("#now[data-writing]")) setTimeout(follow, POLL_MS);
+  isFollowing = false;
 }
 
-// A form leads here: who has pressed its button goes on with the next one.
-if (location.hash === "#now") {
-  document.querySelector("#said").textContent = document.querySelector("#now").dataset.said;
-  (document.querySelector("#stop") || document.querySelector("#act"))?.focus({ preventScroll: true });
-}
 follow();
