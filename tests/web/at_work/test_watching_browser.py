@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -82,27 +82,33 @@ def test_an_episode_is_played_taken_over_taken_back_and_compared(
 def test_tokens_appear_while_they_are_written_and_writing_can_be_stopped(
     address: str, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrote = Writing.wrote
+    wrote, allowed = Writing.wrote, threading.Semaphore(0)
 
-    def slowly(writing: Writing, token_id: int, logprob: float) -> bool:
-        time.sleep(0.3)
+    def when_allowed(writing: Writing, token_id: int, logprob: float) -> bool:
+        assert allowed.acquire(timeout=300)
         return wrote(writing, token_id, logprob)
 
     with window(browser, address) as page:
         begin(page)
-        monkeypatch.setattr(Writing, "wrote", slowly)
+        monkeypatch.setattr(Writing, "wrote", when_allowed)
+        page.evaluate("window.mark = 'the same page'")
         page.get_by_role("button", name="Let it act").click()
         tokens = page.locator("#written .tok")
-        expect(tokens.nth(2)).to_be_visible()
-        page.evaluate("window.mark = 'the same page'")
-        num_tokens = tokens.count()
-        assert num_tokens < 20
-        expect(tokens.nth(num_tokens)).to_be_visible()
-        assert page.evaluate("window.mark") == "the same page"
+        for _ in range(3):
+            allowed.release()
+        expect(tokens).to_have_count(3)
+        allowed.release()
+        expect(tokens).to_have_count(4)
         assert_good(page)
-        assert page.evaluate("document.activeElement.id") == "stop"
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("button", name="Let it act")).to_be_visible()
+        assert page.evaluate("[window.mark, document.activeElement.id]") == [
+            "the same page",
+            "stop",
+        ]
+        with page.expect_response("**/work/stop"):
+            page.keyboard.press("Enter")
+        for _ in range(20):
+            allowed.release()
+        expect(page.get_by_role("button", name="Let it act")).to_be_focused()
         assert page.locator("#turn-1").count() == 0
         monkeypatch.undo()
         act(page, 1)
