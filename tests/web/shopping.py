@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from html import unescape
 from pathlib import Path
 
-import uvicorn
 from starlette.testclient import TestClient
 
 from ragen_apo.environments.base import TextEnvironment
@@ -18,6 +14,7 @@ from ragen_apo.web.serving import make_app
 from ragen_apo.web.shop.goals import AgentEpisodes
 from ragen_apo.web.shop.routes import shop_routes
 from ragen_apo.web.shop.visits import Shop, Visits, open_shop
+from tests.web.servers import served_routes
 
 LOCAL = "http://127.0.0.1:8000"
 
@@ -88,16 +85,6 @@ class Visitor:
         return [unescape(each) for each in re.findall(r"<li><code>(.*?)</code>", section)]
 
 
-@contextmanager
-def served(visits: Visits) -> Iterator[str]:
+def served(visits: Visits) -> AbstractContextManager[str]:
     """A real server on a free port of this machine, and its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(make_app(shop_routes(visits)), log_level="error")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
+    return served_routes(shop_routes(visits))

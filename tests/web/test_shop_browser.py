@@ -2,72 +2,33 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from ragen_apo.environments.human.recordings import read_recordings
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.web.shop.goals import agent_episodes
 from ragen_apo.web.shop.visits import Visits
+from tests.web.browsing import BROWSER_MARKS, DESKTOP, PHONE, assert_good, launched, window
 from tests.web.shopping import served, shop_of
 
-CHROMIUM = Path("/usr/bin/chromium")
-DESKTOP, PHONE = (1280, 800), (390, 844)
 MAX_TABS = 60
-PATIENCE_MS = 120_000
-"""A busy machine is no failure."""
-expect.set_options(timeout=PATIENCE_MS)
 FOCUSED_NAME = """(() => {
   const element = document.activeElement
   return element.getAttribute("aria-label") || element.textContent.trim()
 })()"""
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
-]
+pytestmark = BROWSER_MARKS
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM)
-
-
-@contextmanager
-def window(
-    browser: Browser,
-    address: str,
-    size: tuple[int, int] = DESKTOP,
-    scheme: Literal["light", "dark"] = "light",
-) -> Iterator[Page]:
-    """A window on an address; when it is closed, nothing may stand in its console."""
-    problems: list[str] = []
-    width, height = size
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
-    page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto(address)
-    yield page
-    context.close()
-    # Chromium remarks on it where a page comes again while its field has the focus.
-    assert [text for text in problems if "Autofocus processing was blocked" not in text] == []
-
-
-def assert_good(page: Page) -> None:
-    """Axe finds nothing serious, and nothing is wider than the window."""
-    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
-    serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert not serious, [(each["id"], each["nodes"][0]["html"]) for each in serious]
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    with launched() as browser:
+        yield browser
 
 
 @pytest.fixture

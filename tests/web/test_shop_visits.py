@@ -11,7 +11,8 @@ from ragen_apo.environments.frozen_lake import make_frozen_lake
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.errors import ConfigError
-from ragen_apo.web.shop.visits import Shop, ShopFullError, Visits
+from ragen_apo.web.sessions import FullError
+from ragen_apo.web.shop.visits import Shop, Visits
 from tests.web.shopping import Visitor, shop_of
 
 
@@ -109,12 +110,12 @@ def test_after_the_last_goal_comes_the_first(tmp_path: Path) -> None:
 def test_a_full_shop_lets_nobody_in_until_somebody_leaves(shop: Shop) -> None:
     visits = Visits(shop, max_visits=2)
     first, _ = visits.open(), visits.open()
-    with pytest.raises(ShopFullError, match="2 people are in the shop"):
+    with pytest.raises(FullError, match="2 people are here"):
         visits.open()
     late = Visitor(visits)
     answer = late.client.post("/visit")
     assert answer.status_code == 503
-    assert "2 people are in the shop" in answer.text
+    assert "2 people are here" in answer.text
     visits.close(first.id)
     late.come_in()
     assert "The customer asks" in late.text

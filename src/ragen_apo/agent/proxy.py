@@ -103,6 +103,46 @@ class Episode:
         )
 
 
+def begin_episode(
+    request: EpisodeRequest, environments: EnvironmentManager, context: ContextManager
+) -> Episode:
+    """The episode of a request before its first response, with the prompt of that.
+
+    Raises ContextError if prompt and longest response do not fit into the context.
+    """
+    assert context.limits is not None, "build_context sets them"
+    environment, observation = environments.start(request.task, seed=request.seed)
+    prompt = context.prompt((), observation)
+    if not context.limits.fit(len(prompt.token_ids)):
+        raise context.limits.refusal(request.task, len(prompt.token_ids))
+    return Episode(request, environment, observation, prompt, environment.state_key())
+
+
+def play_turn(
+    episode: Episode,
+    response: Response,
+    text: str,
+    environments: EnvironmentManager,
+    context: ContextManager,
+) -> tuple[Outcome, bool]:
+    """Executes a response, whose text is `text`, and records the turn.
+
+    Returns the environment's answer, and whether the episode is over; if not, the episode has its
+    next prompt.
+    """
+    assert context.limits is not None, "build_context sets them"
+    parsed = context.parse(text)
+    outcome = environments.step(episode.environment, parsed)
+    episode.record(response, text, parsed, outcome)
+    if outcome.terminated or outcome.truncated:
+        return outcome, True
+    episode.prompt = context.prompt(episode.turns, episode.observation)
+    if not context.limits.fit(episode.num_read_tokens):
+        return outcome, True
+    episode.state_key = episode.environment.state_key()
+    return outcome, False
+
+
 class AgentProxy:
     """Plays episodes with a language model."""
 
@@ -179,18 +219,11 @@ class AgentProxy:
         return [finished[index] for index in range(len(requests))]
 
     def _start(self, index: int, request: EpisodeRequest) -> tuple[Any, Episode]:
-        episode = self.begin(index, request)
+        episode = begin_episode(request, self.environments, self.context)
+        episode.index = index
         row = self.engine.open_row(generator(request.seed, "sampling"))
         self.submit(row, episode)
         return row, episode
-
-    def begin(self, index: int, request: EpisodeRequest) -> Episode:
-        """An episode before its first response; ContextError if its task does not fit."""
-        environment, observation = self.environments.start(request.task, seed=request.seed)
-        prompt = self.context.prompt((), observation)
-        if not self.limits.fit(len(prompt.token_ids)):
-            raise self.limits.refusal(request.task, len(prompt.token_ids))
-        return Episode(request, environment, observation, prompt, environment.state_key(), index)
 
     def submit(self, row: Any, episode: Episode) -> None:
         """Asks the engine for the next response of an episode."""
@@ -208,26 +241,11 @@ class AgentProxy:
         ended: dict[int, Trajectory] = {}
         for row, episode, response in played:
             text = self.context.decode(response.token_ids)
-            parsed = self.context.parse(text)
-            outcome = self.environments.step(episode.environment, parsed)
-            episode.record(response, text, parsed, outcome)
-            if not self.goes_on(episode, outcome):
+            outcome, is_over = play_turn(episode, response, text, self.environments, self.context)
+            if is_over:
                 ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
                 self.engine.close_row(row)
                 self.environments.release(episode.environment)
             else:
                 self.submit(row, episode)
         return ended
-
-    def goes_on(self, episode: Episode, last: Outcome) -> bool:
-        """Whether there is another turn; then its prompt is prepared and its state noted.
-
-        There is none after the end, or if prompt and a full response do not fit into the context.
-        """
-        if last.terminated or last.truncated:
-            return False
-        episode.prompt = self.context.prompt(episode.turns, episode.observation)
-        if not self.limits.fit(episode.num_read_tokens):
-            return False
-        episode.state_key = episode.environment.state_key()
-        return True

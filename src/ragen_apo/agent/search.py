@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam, with_votes
-from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest, begin_episode, play_turn
 from ragen_apo.agent.replay import replayed, require_replayable
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.environments.base import HasTasks, TextEnvironment
@@ -120,7 +120,8 @@ class TurnSearch:
         return [found[index] for index in range(len(requests))]
 
     def _plant(self, index: int, request: EpisodeRequest) -> _Tree:
-        episode = self.proxy.begin(index, request)
+        episode = begin_episode(request, self.proxy.environments, self.proxy.context)
+        episode.index = index
         row = self.proxy.engine.open_row(generator(request.seed, "search"))
         return _Tree(Branch(episode, row, is_greedy=True))
 
@@ -238,13 +239,14 @@ class TurnSearch:
         """The branch after the proposal's turn."""
         before = proposal.parent.episode
         episode = replace(before, environment=environment, turns=list(before.turns))
-        outcome = self.proxy.environments.step(environment, proposal.parsed)
-        episode.record(proposal.response, proposal.text, proposal.parsed, outcome)
+        outcome, is_over = play_turn(
+            episode, proposal.response, proposal.text, self.proxy.environments, self.proxy.context
+        )
         merit = replace(proposal.merit, reward=proposal.merit.reward + outcome.reward)
         # In a beam any branch may be continued by its most probable response.
         is_greedy = proposal.is_greedy or self.settings.method == "beam"
         branch = Branch(episode, proposal.row, is_greedy=is_greedy, merit=merit)
-        if not self.proxy.goes_on(episode, outcome):
+        if is_over:
             self._close(branch)
             branch.outcome = outcome
         return branch

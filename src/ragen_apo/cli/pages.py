@@ -1,4 +1,4 @@
-"""The commands for pages in the browser: `view` for runs, `serve` for environments."""
+"""The commands for pages in the browser: `view` for runs, `serve` for environments and policies."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Annotated
 
 from cyclopts import App
 
-from ragen_apo.cli.common import Overrides, app, console, examples, whole_number
+from ragen_apo.cli.common import Overrides, TrustRemoteCode, app, console, examples, whole_number
 from ragen_apo.errors import ConfigError
 
 serve = App(
     name="serve",
-    help="Serve an environment to people or programs.",
-    help_epilogue=examples("serve shop", "serve shop webshop --data generated"),
+    help="Serve an environment, or a policy, to people or programs.",
+    help_epilogue=examples(
+        "serve shop", "serve shop webshop --data generated", "serve policy runs/mine"
+    ),
 )
 app.command(serve)
 
@@ -101,6 +103,40 @@ def serve_shop(
     shop = open_shop(world, split=split or "train", agent=agent, demonstrations=keep)
     console.print(f"{world.properties.name}: {len(shop.goals):,} goals")
     serve_pages(shop_routes(Visits(shop)), host=host, port=port, announce=_announce)
+
+
+@serve.command(name="policy", help_epilogue=examples("serve policy runs/mine"))
+def serve_policy(
+    run: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: Port = 8002,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Watch a policy of a run act token by token, take over, and compare it with its reference.
+
+    Args:
+        run: A run directory; one that still trains has its reference.
+        host: The address to listen on; another one than this machine's own needs the token that is
+            printed.
+        port: The port to listen on; 0 takes a free one.
+        trust_remote_code: Run Python code that the run names: its model's, and an environment's.
+    """
+    from ragen_apo.web.extra import require_web
+
+    require_web()
+    from ragen_apo.api import open_run
+    from ragen_apo.web.at_work.routes import at_work_routes, token_texts
+    from ragen_apo.web.at_work.worker import open_workplace
+    from ragen_apo.web.serving import serve as serve_pages
+
+    opened = open_run(run, trust_remote_code=trust_remote_code)
+    workplace = open_workplace(opened.config, opened.files)
+    try:
+        routes = at_work_routes(workplace, decode=token_texts(workplace))
+        serve_pages(routes, host=host, port=port, announce=_announce)
+    finally:
+        workplace.close()
 
 
 def _announce(address: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -21,17 +20,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ragen_apo.errors import RagenApoError
+from ragen_apo.web.forms import OLD_PAGE, Form, read_form
 from ragen_apo.web.pages import page
 from ragen_apo.web.security import cookie_name
-from ragen_apo.web.shop.visits import ShopFullError, Visit, Visits
+from ragen_apo.web.sessions import FullError
+from ragen_apo.web.shop.visits import Visit, Visits
 
-MAX_FORM_BYTES = 64 * 1024
 MAX_ACTION_CHARACTERS = 10_000
-OLD_PAGE = (
-    "That page was not the newest one of your visit, so nothing was done. Here is the newest."
-)
-
-Form = Mapping[str, str]
 
 
 def shop_routes(visits: Visits) -> Sequence[BaseRoute]:
@@ -60,7 +55,7 @@ class _Pages:
         self._visits = visits
 
     def welcome(self, request: Request) -> Response:
-        visit_id = request.cookies.get(cookie_name(request, "visit"), "")
+        visit_id = request.cookies.get(_cookie(request), "")
         is_open = self._visits.find(visit_id) is not None
         shop = self._visits.shop
         properties = shop.environment.properties
@@ -75,19 +70,19 @@ class _Pages:
         )
 
     def come_in(self, request: Request) -> Response:
-        self._visits.close(request.cookies.get(cookie_name(request, "visit"), ""))
+        self._visits.close(request.cookies.get(_cookie(request), ""))
         try:
             visit = self._visits.open()
-        except ShopFullError as error:
+        except FullError as error:
             raise HTTPException(503, str(error)) from error
         answer = RedirectResponse("/shop", 303)
-        answer.set_cookie(cookie_name(request, "visit"), visit.id, httponly=True, samesite="lax")
+        answer.set_cookie(_cookie(request), visit.id, httponly=True, samesite="lax")
         return answer
 
     def leave(self, request: Request) -> Response:
-        self._visits.close(request.cookies.get(cookie_name(request, "visit"), ""))
+        self._visits.close(request.cookies.get(_cookie(request), ""))
         answer = RedirectResponse("/", 303)
-        answer.delete_cookie(cookie_name(request, "visit"))
+        answer.delete_cookie(_cookie(request))
         return answer
 
     def shop(self, request: Request) -> Response:
@@ -112,7 +107,7 @@ class _Pages:
             return RedirectResponse("/shop", 303)
 
         async def endpoint(request: Request) -> Response:
-            return await run_in_threadpool(changed, request, await _form(request))
+            return await run_in_threadpool(changed, request, await read_form(request))
 
         return endpoint
 
@@ -127,7 +122,7 @@ class _Pages:
             visit.notice = f"Goals have numbers from 1 to {num_goals:,}."
 
     def _visit(self, request: Request) -> Visit | None:
-        return self._visits.find(request.cookies.get(cookie_name(request, "visit"), ""))
+        return self._visits.find(request.cookies.get(_cookie(request), ""))
 
     def _shown(self, visit: Visit) -> Mapping[str, Any]:
         shop, episode = self._visits.shop, visit.episode
@@ -181,12 +176,5 @@ def _discard(visit: Visit, _: Form) -> None:
     visit.discard()
 
 
-async def _form(request: Request) -> Form:
-    """The fields of a form that is not too long; the last of equal names."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_FORM_BYTES:
-            raise HTTPException(413, f"a form has at most {MAX_FORM_BYTES:,} bytes")
-    text = body.decode("utf-8", "replace")
-    return dict(parse_qsl(text, keep_blank_values=True, errors="replace"))
+def _cookie(request: Request) -> str:
+    return cookie_name(request, "visit")

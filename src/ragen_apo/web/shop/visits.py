@@ -1,8 +1,4 @@
-"""Who is in the shop. Each visit has an environment of its own, a lock, and an end.
-
-A visit is found by its id alone, 192 random bits that only its visitor's browser has. Idle visits
-end, and there are never more than a given number.
-"""
+"""Who is in the shop. Each visit has an environment of its own, a lock, and an end."""
 
 from __future__ import annotations
 
@@ -17,19 +13,14 @@ from pathlib import Path
 
 from ragen_apo.environments.base import TextEnvironment
 from ragen_apo.environments.human.recordings import SUFFIX
-from ragen_apo.errors import ConfigError, RagenApoError
+from ragen_apo.errors import ConfigError
 from ragen_apo.files import write_json_lines_atomically
 from ragen_apo.types import Task
+from ragen_apo.web.sessions import MAX_IDLE_SECONDS, Sessions
 from ragen_apo.web.shop.episode import Episode
 from ragen_apo.web.shop.goals import AgentEpisodes, goals_of
 
-NUM_ID_BYTES = 24
 MAX_VISITS = 500
-MAX_IDLE_SECONDS = 2 * 60 * 60.0
-
-
-class ShopFullError(RagenApoError):
-    """There are as many visits as the shop takes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,6 @@ class Visit:
         self.id = visit_id
         self.lock = threading.Lock()
         self.last_seen = 0.0
-        """In seconds of the clock of `Visits`, whose lock guards it."""
         self._shop = shop
         self.notice = ""
         """Said once, on the next page."""
@@ -120,7 +110,7 @@ class Visit:
             self.kept = None
 
 
-class Visits:
+class Visits(Sessions[Visit]):
     """All visits. For any number of threads."""
 
     def __init__(
@@ -131,52 +121,14 @@ class Visits:
         max_idle_seconds: float = MAX_IDLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(max_visits=max_visits, max_idle_seconds=max_idle_seconds, clock=clock)
         self.shop = shop
-        self._max_visits = max_visits
-        self._max_idle_seconds = max_idle_seconds
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._by_id: dict[str, Visit] = {}
         self._next_goal = itertools.count()
-
-    def __len__(self) -> int:
-        with self._lock:
-            self._end_idle_ones()
-            return len(self._by_id)
 
     def next_goal(self) -> int:
         """The number of the first goal that nobody has had yet; then from the beginning."""
         return next(self._next_goal) % len(self.shop.goals)
 
     def open(self) -> Visit:
-        """A new visit on the next goal; raises ShopFullError where there are too many."""
-        with self._lock:
-            self._end_idle_ones()
-            if len(self._by_id) >= self._max_visits:
-                raise ShopFullError(
-                    f"{self._max_visits} people are in the shop, as many as it takes; come back "
-                    "when somebody has left"
-                )
-            visit = Visit(secrets.token_urlsafe(NUM_ID_BYTES), self.shop, self.next_goal())
-            visit.last_seen = self._clock()
-            self._by_id[visit.id] = visit
-            return visit
-
-    def find(self, visit_id: str) -> Visit | None:
-        """The visit of an id, if it has not ended; it is not idle now."""
-        with self._lock:
-            self._end_idle_ones()
-            visit = self._by_id.get(visit_id)
-            if visit is not None:
-                visit.last_seen = self._clock()
-            return visit
-
-    def close(self, visit_id: str) -> None:
-        """Ends a visit, if there is one."""
-        with self._lock:
-            self._by_id.pop(visit_id, None)
-
-    def _end_idle_ones(self) -> None:
-        oldest = self._clock() - self._max_idle_seconds
-        for visit in [each for each in self._by_id.values() if each.last_seen < oldest]:
-            del self._by_id[visit.id]
+        """A new visit on the next goal; raises FullError where there are too many."""
+        return self.add(lambda visit_id: Visit(visit_id, self.shop, self.next_goal()))

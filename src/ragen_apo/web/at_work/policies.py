@@ -1,0 +1,74 @@
+"""The policies that a run has, by the names that an evaluation gives them, and their models."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import Session
+from ragen_apo.web.at_work.writer import Writer
+
+MAX_LOADED = 3
+"""Models in memory: the policy, its reference and another one."""
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy of a run."""
+
+    name: str
+    folder: Path
+    reference_version: int | None = None
+    """The number of a reference; None for what is none."""
+
+
+def policies_of(run: RunDirectory) -> Mapping[str, Policy]:
+    """Those that the run has by now, by name, the best trained one first.
+
+    Raises RunDirectoryError where there is none.
+    """
+    numbered = [
+        (int(folder.name), folder)
+        for folder in run.reference(0).parent.glob("*")
+        if folder.name.isdecimal() and folder.is_dir()
+    ]
+    references = [
+        Policy(f"{REFERENCE} {version}" if version else REFERENCE, folder, version)
+        for version, folder in sorted(numbered)
+    ]
+    others = [
+        Policy(name, folder)
+        for name, folder in (("trained", run.policy), ("distilled", run.distilled))
+        if folder.is_dir()
+    ]
+    initial = [Policy("initial", run.initial)] if run.initial.is_dir() else []
+    found = [*others, *references, *initial]
+    if not found:
+        raise RunDirectoryError(
+            f"{run.path} has no model yet; go on with `ragen-apo train --run-dir {run.path} "
+            "--resume`"
+        )
+    return {policy.name: policy for policy in found}
+
+
+class Models:
+    """The policies' models, loaded when they are asked for. For one thread at a time."""
+
+    def __init__(self, session: Session, policies: Mapping[str, Policy]) -> None:
+        self._session, self.policies = session, policies
+        self._loaded: OrderedDict[str, Writer] = OrderedDict()
+
+    def writer(self, name: str) -> Writer:
+        """What writes the responses of a policy; raises what `Session.load_model` does."""
+        if name not in self._loaded:
+            while len(self._loaded) >= MAX_LOADED:
+                self._loaded.popitem(last=False)
+            model = self._session.load_model(self.policies[name].folder)
+            self._loaded[name] = Writer(model, self._session.config.agent)
+        self._loaded.move_to_end(name)
+        return self._loaded[name]

@@ -1,0 +1,354 @@
+"""The addresses of a policy at work. Every change is a form of the page that is open, by POST.
+
+    GET  /            what to watch          POST /begin          an episode
+    GET  /work        the episode            POST /work/act       the policy's turn; /work/run: all
+    GET  /work/now    what is being written  POST /work/take      the visitor's turn
+    GET  /text        a long text            POST /work/back      to an earlier turn
+                                             POST /work/compare   with another policy; /work/stop
+                                             POST /work/leave     goes
+
+A form names the page that it is on. One of an older page, or sent twice, changes nothing. Forms of
+a page with JavaScript say `live`: they are answered at once, and the page follows what is written.
+Others wait for the end of the turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ragen_apo.errors import RagenApoError
+from ragen_apo.report.style import compact, decimal, signed
+from ragen_apo.web.at_work.episode import Choice
+from ragen_apo.web.at_work.policies import REFERENCE
+from ragen_apo.web.at_work.shown import Place, episode_shown, row_of, written_so_far
+from ragen_apo.web.at_work.worker import Visit, Workplace
+from ragen_apo.web.forms import OLD_PAGE, Form, read_form
+from ragen_apo.web.pages import page, templates
+from ragen_apo.web.security import cookie_name
+from ragen_apo.web.sessions import FullError
+from ragen_apo.web.view import query
+from ragen_apo.web.view.episodes import Decode, text_of
+from ragen_apo.web.view.shown import page_numbers
+from ragen_apo.web.view.token_texts import FILE, decoder, numbers
+
+MAX_WAIT_SECONDS = 20.0
+"""Of a form without JavaScript; then the page says that the turn is being written."""
+WAIT_STEP_SECONDS = 0.02
+MAX_RESPONSE_CHARACTERS = 10_000
+MAX_TURNS_SHOWN = 25
+TEXT_PART = 40_000
+"""Characters of a long text on one page."""
+BUSY = "The policy is writing, so nothing was done; wait for it, or stop it."
+OVER = "The episode is over; go back to a turn, or begin another one."
+
+
+def at_work_routes(workplace: Workplace, *, decode: Decode) -> Sequence[BaseRoute]:
+    """The routes of a run's policies; `decode` tells the texts of tokens."""
+    pages = _Pages(workplace, decode)
+    changes: Mapping[str, Callable[[Visit, Form], None]] = {
+        "act": pages.act,
+        "run": pages.run,
+        "take": pages.take,
+        "back": pages.back,
+        "compare": pages.compare,
+    }
+    return [
+        Route("/", pages.choose),
+        Route("/begin", pages.begin, methods=["POST"]),
+        Route("/work", pages.work),
+        Route("/work/now", pages.now),
+        Route("/text", pages.text),
+        Route("/work/stop", pages.stop, methods=["POST"]),
+        Route("/work/leave", pages.leave, methods=["POST"]),
+        *(
+            Route(f"/work/{name}", pages.changing(change), methods=["POST"])
+            for name, change in changes.items()
+        ),
+    ]
+
+
+def token_texts(workplace: Workplace) -> Decode:
+    """What tells the texts of a run's tokens: all its models share a tokenizer."""
+    path = next(iter(workplace.policies.values())).folder / FILE
+    return decoder(path) if path.is_file() else numbers
+
+
+class _Pages:
+    def __init__(self, workplace: Workplace, decode: Decode) -> None:
+        self._workplace, self._decode = workplace, decode
+        self._temperatures = sorted(
+            {0.0, workplace.config.evaluation.temperature, workplace.config.sampling.temperature}
+        )
+
+    def choose(self, request: Request) -> Response:
+        """Which policy, on which task."""
+        visit_id = request.cookies.get(_cookie(request), "")
+        is_open = self._workplace.visits.find(visit_id) is not None
+        return self._choose(
+            request, is_open=is_open, has_ended=bool(visit_id) and not is_open, notice=""
+        )
+
+    async def begin(self, request: Request) -> Response:
+        form = await read_form(request)
+        return await run_in_threadpool(self._begin, request, form)
+
+    def work(self, request: Request) -> Response:
+        visit = self._visit(request)
+        if visit is None:
+            return RedirectResponse("/", 303)
+        with visit.lock:
+            return render("work", **self._shown(request, visit))
+
+    def now(self, request: Request) -> Response:
+        """What is being written, and the number of the page that it is for."""
+        visit = self._visit(request)
+        if visit is None:
+            raise HTTPException(404, "the visit has ended")
+        with visit.lock:
+            shown = {"writing": visit.writing, "written": self._written(visit)}
+            html = templates().get_template("at_work/written.html").render(**_TOOLS, **shown)
+            return JSONResponse({"page": str(visit.num_changes), "html": html})
+
+    def text(self, request: Request) -> Response:
+        """A long text of the episode, a part at a time."""
+        visit = self._visit(request)
+        field, turn = query.text(request, "field"), query.number(request, "turn")
+        number = max(1, query.number(request, "page", 1))
+        if visit is None:
+            return RedirectResponse("/", 303)
+        with visit.lock:
+            whole = text_of(row_of(visit.played), field, turn)
+        if whole is None:
+            raise HTTPException(404, f"the episode has no such text: {field!r:.40}")
+        return render(
+            "text",
+            name=self._workplace.name,
+            field=field,
+            turn=turn,
+            part=whole[(number - 1) * TEXT_PART : number * TEXT_PART],
+            num_characters=len(whole),
+            page=number,
+            pages=page_numbers(number, max(1, -(-len(whole) // TEXT_PART))),
+        )
+
+    async def stop(self, request: Request) -> Response:
+        """Breaks off what is being written; the turn is as if it had not begun."""
+        form = await read_form(request)
+        visit = self._visit(request)
+        if visit is not None and (writing := visit.writing) is not None:
+            writing.stop.set()
+            await _wait(visit, form)
+        return _to_work()
+
+    def leave(self, request: Request) -> Response:
+        self._workplace.leave(request.cookies.get(_cookie(request), ""))
+        answer = RedirectResponse("/", 303)
+        answer.delete_cookie(_cookie(request))
+        return answer
+
+    def changing(self, change: Callable[[Visit, Form], None]) -> Callable[[Request], Any]:
+        """The endpoint that changes a visit and shows its page."""
+
+        def changed(visit: Visit, form: Form) -> None:
+            with visit.lock:
+                if visit.writing is not None:
+                    visit.notice = BUSY
+                elif form.get("page") != str(visit.num_changes):
+                    visit.notice = OLD_PAGE
+                else:
+                    try:
+                        change(visit, form)
+                    except RagenApoError as error:
+                        visit.notice = str(error)
+
+        async def endpoint(request: Request) -> Response:
+            form = await read_form(request)
+            visit = self._visit(request)
+            if visit is None:
+                return RedirectResponse("/", 303)
+            await run_in_threadpool(changed, visit, form)
+            await _wait(visit, form)
+            return _to_work()
+
+        return endpoint
+
+    def act(self, visit: Visit, _: Form) -> None:
+        """The policy's turn."""
+        self._act(visit, until_end=False)
+
+    def run(self, visit: Visit, _: Form) -> None:
+        """The policy's turns up to the end."""
+        self._act(visit, until_end=True)
+
+    def take(self, visit: Visit, form: Form) -> None:
+        """The visitor's turn: a thought and an action, or a whole response."""
+        world, response = self._workplace.world, form.get("response", "")
+        thought, action = form.get("thought", ""), form.get("action", "")
+        length = len(response or thought + action)
+        if visit.played.is_over:
+            visit.notice = OVER
+        elif length > MAX_RESPONSE_CHARACTERS:
+            visit.notice = (
+                f"That has {length:,} characters, and a response at most "
+                f"{MAX_RESPONSE_CHARACTERS:,}; nothing was done."
+            )
+        else:
+            text = response or world.context.write_response(
+                thought=thought.strip(), action=action.strip()
+            )
+            visit.played = world.play_by_hand(visit.played, text)
+            visit.num_changes += 1
+
+    def back(self, visit: Visit, form: Form) -> None:
+        """To before a turn that was played."""
+        number = self._turn(visit, form)
+        visit.played = self._workplace.world.back_to(visit.played, number)
+        visit.num_changes += 1
+
+    def compare(self, visit: Visit, form: Form) -> None:
+        """What another policy says to a turn."""
+        policy = form.get("policy", "")
+        if policy not in self._workplace.policies:
+            raise HTTPException(400, f"policy: got {policy[:80]!r}, which the run does not have")
+        self._workplace.compare(visit, self._turn(visit, form), policy)
+
+    def _act(self, visit: Visit, *, until_end: bool) -> None:
+        if visit.played.is_over:
+            visit.notice = OVER
+        else:
+            self._workplace.act(visit, until_end=until_end)
+
+    def _begin(self, request: Request, form: Form) -> Response:
+        workplace, visit_id = self._workplace, request.cookies.get(_cookie(request), "")
+        is_open = workplace.visits.find(visit_id) is not None
+        try:
+            played = workplace.world.begin(self._choice(form))
+        except RagenApoError as error:
+            return self._choose(request, is_open=is_open, has_ended=False, notice=str(error))
+        workplace.leave(visit_id)
+        try:
+            opened = workplace.open(played)
+        except FullError as error:
+            raise HTTPException(503, str(error)) from error
+        answer = RedirectResponse("/work", 303)
+        answer.set_cookie(_cookie(request), opened.id, httponly=True, samesite="lax")
+        return answer
+
+    def _choice(self, form: Form) -> Choice:
+        """What a form chooses; raises HTTPException for what no form of ours says."""
+        policy, temperature = form.get("policy", ""), form.get("temperature", "0")
+        if policy not in self._workplace.policies:
+            raise HTTPException(400, f"policy: got {policy[:80]!r}, which the run does not have")
+        if temperature not in map(str, self._temperatures):
+            raise HTTPException(400, f"temperature: got {temperature[:40]!r}, which is not offered")
+        return Choice(
+            policy=policy,
+            split=form.get("split", ""),
+            task=_number(form, "task"),
+            temperature=float(temperature),
+            draw=_number(form, "draw"),
+        )
+
+    def _turn(self, visit: Visit, form: Form) -> int:
+        number, num_turns = _number(form, "turn"), len(visit.played.turns)
+        if not 1 <= number <= num_turns:
+            raise HTTPException(400, f"turn: got {number}, expected one from 1 to {num_turns}")
+        return number
+
+    def _choose(self, request: Request, *, is_open: bool, has_ended: bool, notice: str) -> Response:
+        workplace = self._workplace
+        evaluated = workplace.config.evaluation.split
+        return render(
+            "choose",
+            name=workplace.name,
+            properties=workplace.world.properties,
+            policies=workplace.policies,
+            num_tasks=workplace.world.num_tasks,
+            temperatures=self._temperatures,
+            chosen={
+                "policy": query.text(request, "policy"),
+                "split": query.text(request, "split") or evaluated,
+                "task": query.number(request, "task"),
+                "temperature": query.text(request, "temperature"),
+                "draw": query.number(request, "draw"),
+            },
+            is_open=is_open,
+            has_ended=has_ended,
+            notice=notice,
+        )
+
+    def _shown(self, request: Request, visit: Visit) -> dict[str, Any]:
+        played = visit.played
+        episode, items = episode_shown(played, self._decode)
+        is_all = query.text(request, "turns") == "all"
+        others = [name for name in self._workplace.policies if name != played.choice.policy]
+        return {
+            "name": self._workplace.name,
+            "choice": played.choice,
+            "num_tasks": self._workplace.world.num_tasks[played.choice.split],
+            "played": played,
+            "episode": episode,
+            "items": items if is_all else items[-MAX_TURNS_SHOWN:],
+            "num_left_out": 0 if is_all else max(0, len(items) - MAX_TURNS_SHOWN),
+            "place": Place(),
+            "properties": self._workplace.world.properties,
+            "policies": self._workplace.policies,
+            "other": REFERENCE if REFERENCE in others else next(iter(others), played.choice.policy),
+            "page_number": str(visit.num_changes),
+            "writing": visit.writing,
+            "written": self._written(visit),
+            "notice": visit.take_notice(),
+        }
+
+    def _written(self, visit: Visit) -> Sequence[Any]:
+        return () if visit.writing is None else written_so_far(visit.writing, self._decode)
+
+    def _visit(self, request: Request) -> Visit | None:
+        return self._workplace.visits.find(request.cookies.get(_cookie(request), ""))
+
+
+_TOOLS: Mapping[str, Any] = {
+    "url": query.url,
+    "signed": signed,
+    "decimal": decimal,
+    "compact": compact,
+}
+
+
+def render(template: str, **context: Any) -> Response:
+    """The page of a template, which writes numbers as the viewer does."""
+    return page(f"at_work/{template}.html", {**_TOOLS, **context})
+
+
+async def _wait(visit: Visit, form: Form) -> None:
+    """Until nothing is written for the visit any more; not for a page that follows by itself."""
+    patience = 0.0 if "live" in form else MAX_WAIT_SECONDS
+    end = time.monotonic() + patience
+    while visit.writing is not None and time.monotonic() < end:
+        await asyncio.sleep(WAIT_STEP_SECONDS)
+
+
+def _to_work() -> Response:
+    return RedirectResponse("/work#now", 303)
+
+
+def _number(form: Form, name: str) -> int:
+    """A whole number from 0; raises HTTPException for what is none."""
+    value = form.get(name, "0").strip() or "0"
+    if not (value.isascii() and value.isdigit()) or len(value) > math.ceil(math.log10(2**62)):
+        raise HTTPException(400, f"{name}: got {value[:40]!r}, expected a whole number from 0")
+    return int(value)
+
+
+def _cookie(request: Request) -> str:
+    return cookie_name(request, "work")

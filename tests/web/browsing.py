@@ -1,0 +1,64 @@
+"""A real Chromium for the tests of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+CHROMIUM = Path("/usr/bin/chromium")
+DESKTOP, PHONE = (1280, 800), (390, 844)
+PATIENCE_MS = 120_000
+"""A busy machine is no failure."""
+expect.set_options(timeout=PATIENCE_MS)
+
+BROWSER_MARKS = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
+]
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
+    """A Chromium without a window."""
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM)
+
+
+@contextmanager
+def window(
+    browser: Browser,
+    address: str,
+    size: tuple[int, int] = DESKTOP,
+    scheme: Literal["light", "dark"] = "light",
+    **options: Any,
+) -> Iterator[Page]:
+    """A window on an address; when it is closed, nothing may stand in its console."""
+    problems: list[str] = []
+    width, height = size
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, **options
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(address)
+    yield page
+    context.close()
+    # Chromium remarks on it where a page comes again while its field has the focus.
+    remarks = [text for text in problems if "Autofocus processing was blocked" not in text]
+    assert not remarks, remarks
+
+
+def assert_good(page: Page) -> None:
+    """Axe finds nothing serious, and nothing is wider than the window."""
+    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert not serious, [(each["id"], each["nodes"][0]["html"]) for each in serious]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
