@@ -88,20 +88,22 @@ def test_episodes_at_once_earn_the_return_of_the_environment(shop: TextEnvironme
     assert [episode.errors for episode in episodes] == [[]] * SELECTED
     for episode, task in zip(episodes, shop.tasks("test"), strict=False):
         (trace,) = episode.traces
-        assert (trace.reward, trace.metrics["success"]) == (1.0, 1.0)
         assert (trace.metrics["num_turns"], trace.metrics["num_invalid_actions"]) == (2.0, 0.0)
         first, _ = shop.reset(task, seed=0)
-        second = shop.step("search cotton")[0]
+        second, cost, *_ = shop.step("search cotton")
+        payment = shop.step(f"buy {task.payload['product_id']}")[1]
+        assert (trace.reward, trace.metrics["success"]) == (cost + payment, 1.0)
         said = [each.content for each in trace.messages if each.role == "user"]
         assert said == [first, second]
         assert len(trace.branches) == 1, "one conversation, which a trainer can learn from whole"
 
 
-def test_replies_that_are_no_action_cost_turns_and_earn_nothing() -> None:
+def test_replies_that_are_no_action_cost_turns() -> None:
     with serving(lambda _: "I do not know.") as server:
         (episode,) = evaluated(config(), server, num_tasks=1)
     (trace,) = episode.traces
-    assert (trace.reward, trace.metrics["success"]) == (0.0, 0.0)
+    assert trace.reward < 0, "the shop charges for what cannot be done"
+    assert trace.metrics["success"] == 0.0
     assert (trace.metrics["num_turns"], trace.metrics["num_invalid_actions"]) == (3.0, 3.0)
 
 
@@ -118,7 +120,9 @@ def test_a_model_that_fails_is_an_error_of_the_trace_and_no_return(shop: TextEnv
     with serving(buyer(shop), refuses(401, "no such key")) as server:
         (episode,) = evaluated(config(), server, num_tasks=1)
     assert not episode.ok
-    assert "no such key" in str(episode.traces[0].errors)
+    (trace,) = episode.traces
+    assert "no such key" in str(trace.errors)
+    assert (trace.rewards, trace.metrics) == ({}, {})
 
 
 def test_the_command_line_of_verifiers_evaluates(shop: TextEnvironment, tmp_path: Path) -> None:

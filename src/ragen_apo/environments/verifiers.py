@@ -153,6 +153,8 @@ class TextEnv(vf.Env[TextEnvConfig]):
                 outcome.num_invalid_actions += bool(info.get("invalid_action", False))
                 outcome.success = bool(info.get("success", False))
         trace = interaction.trace
+        if trace.has_error:
+            return  # the model failed: how it would have done is unknown
         trace.record_reward("episode_return", outcome.episode_return)
         trace.record_metrics(
             {
