@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -35,12 +35,17 @@ NUM_TOKEN_BYTES = 24
 
 
 def require_openenv() -> None:
-    """Raises ConfigError where the package is not installed."""
-    if find_spec("openenv") is None:
+    """Raises ConfigError where the package is not installed.
+
+    Its forerunner openenv-core, which has modules of the same names, is not it.
+    """
+    try:
+        distribution("openenv")
+    except PackageNotFoundError as error:
         raise ConfigError(
             "an OpenEnv server needs the package openenv, not installed here; run "
             "`pip install 'ragen-apo[openenv]'`"
-        )
+        ) from error
 
 
 def make_app(
