@@ -15,9 +15,11 @@ PRETRAINED := runs/pretrained
 VLLM_ENV ?= .vllm
 VLLM_MODEL ?= $(SMOLLM2)
 VLLM_READY = $(VLLM_ENV)/.ready-vllm
+OPENENV_ENV ?= .openenv
+VERIFIERS_ENV ?= .verifiers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart pretrained test test-fast test-vllm lint types docs check
+.PHONY: help setup quickstart pretrained test test-fast test-vllm test-interop lint types docs check
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -62,6 +64,18 @@ $(VLLM_READY):
 test-vllm: setup $(VLLM_READY) | $(SMOLLM2) ## make an environment with vLLM for CPUs (VLLM_ENV, 3.5 GB) and test rollouts by it
 	RAGEN_APO_VLLM_PYTHON=$(abspath $(VLLM_ENV))/bin/python RAGEN_APO_VLLM_MODEL=$(abspath $(VLLM_MODEL)) \
 	  OMP_NUM_THREADS=1 $(BIN)/pytest tests/vllm
+
+# The newest gradio, which openenv needs, does without our pillow.
+$(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready: pyproject.toml constraints.txt
+	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)
+	grep -v '^pillow' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --disable-pip-version-check -q -c $(@D)/constraints.txt $(PIP_ARGS) \
+	  -e '.[$(if $(filter $(OPENENV_ENV)/%,$@),openenv,verifiers)]' pytest
+	@touch $@
+
+test-interop: $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready ## make an environment with openenv and one with verifiers (OPENENV_ENV, VERIFIERS_ENV, 1.6 GB each) and test ours in both
+	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_openenv.py
+	OMP_NUM_THREADS=1 $(VERIFIERS_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_verifiers.py
 
 lint: setup ## ruff (lint and format) and the import layers
 	$(BIN)/ruff check

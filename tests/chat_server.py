@@ -23,7 +23,10 @@ def completion(message: str | Mapping[str, Any] | None, **choice: Any) -> dict[s
     """The body of an answer; its usage is 7 prompt tokens and 3 of the answer."""
     whole = message if isinstance(message, Mapping) else {"role": "assistant", "content": message}
     return {
+        "id": "answer",
         "object": "chat.completion",
+        "created": 0,
+        "model": "served",
         "choices": [{"index": 0, "message": dict(whole), "finish_reason": "stop", **choice}],
         "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
     }

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ragen_apo.config.policy import SmallModelConfig
-from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.base import TextEnvironment, make_environment
 from ragen_apo.environments.trl import OVER, ToolEnvironment, environment_factory, task_rows
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import build_small_model
 
 SHOP = {"num_products": 60, "max_turns": 3}
+WEBSHOP_DATA = Path(__file__).resolve().parents[3] / "shared" / "webshop-small"
 
 
 @pytest.fixture
@@ -64,49 +67,62 @@ def test_rows_of_another_environment_are_refused(shopper: ToolEnvironment) -> No
         environment_factory(lambda: make_environment("shop", SHOP), max_turns=3)()
 
 
-@pytest.mark.slow
-def test_trl_trains_two_steps_with_the_tool(chatml_tokenizer, tmp_path: Path) -> None:
-    """The real GRPOTrainer; its model says one scripted purchase in place of its random words."""
+def two_steps_of_trl(
+    tokenizer: Any,
+    folder: Path,
+    environment: str,
+    options: Mapping[str, Any],
+    scripts: Sequence[Sequence[str]],
+) -> tuple[list[float], list[str]]:
+    """Mean rewards and prompts of two steps of the real GRPOTrainer on the first training task.
+
+    The model says no random words but the actions of a script, one script a rollout of the group;
+    then it is done. Its weights have to change.
+    """
     trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
     from datasets import Dataset
 
-    tokenizer = chatml_tokenizer
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
     tokenizer.chat_template = template.read_text(encoding="utf-8")
     sizes = SmallModelConfig(
-        hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_position=2048
+        hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_position=4096
     )
     model = build_small_model(tokenizer, sizes, seed=0).model
-    actions = ("buy 7", "search cotton")  # returns that differ, so that there is something to learn
     told: list[str] = []
 
     def says(row: int, prompt: str) -> list[int]:
-        call = json.dumps({"name": "act", "arguments": {"action": actions[row % 2]}})
-        words = "Done." if "<tool_response>" in prompt else f"<tool_call>\n{call}\n</tool_call>"
+        said = prompt.count("<tool_response>")
+        script = scripts[row % len(scripts)]
+        words = "Done."
+        if said < len(script):
+            call = json.dumps({"name": "act", "arguments": {"action": script[said]}})
+            words = f"<tool_call>\n{call}\n</tool_call>"
         return tokenizer.encode(f"{words}<|im_end|>", add_special_tokens=False)
 
     def generate(input_ids: torch.Tensor, **_: object) -> torch.Tensor:
         prompts = [tokenizer.decode(row) for row in input_ids]
+        rows = range(len(prompts)) if len(prompts) == len(scripts) else [longest] * len(prompts)
         told.extend(prompts)
-        said = [torch.tensor(says(row, prompt)) for row, prompt in enumerate(prompts)]
+        said = [torch.tensor(says(row, prompt)) for row, prompt in zip(rows, prompts, strict=True)]
         padded = torch.nn.utils.rnn.pad_sequence(
             said, batch_first=True, padding_value=tokenizer.pad_token_id
         )
         return torch.cat([input_ids, padded], dim=1)
 
+    longest = max(range(len(scripts)), key=lambda row: len(scripts[row]))
     model.generate = generate
     before = model.get_input_embeddings().weight.detach().clone()
     trainer = trl.GRPOTrainer(
         model,
         processing_class=tokenizer,
-        train_dataset=Dataset.from_list(task_rows("shop", **SHOP)),
-        environment_factory=environment_factory("shop", **SHOP),
+        train_dataset=Dataset.from_list(task_rows(environment, **options)[:1]),
+        environment_factory=environment_factory(environment, **options),
         args=trl.GRPOConfig(
-            output_dir=str(tmp_path),
+            output_dir=str(folder),
             max_steps=2,
-            per_device_train_batch_size=2,
-            num_generations=2,
-            max_completion_length=256,
+            per_device_train_batch_size=len(scripts),
+            num_generations=len(scripts),
+            max_completion_length=2048,
             report_to=[],
             use_cpu=True,
             bf16=False,
@@ -115,12 +131,48 @@ def test_trl_trains_two_steps_with_the_tool(chatml_tokenizer, tmp_path: Path) ->
         ),
     )
     trainer.train()
+    assert not torch.equal(model.get_input_embeddings().weight, before)
     rewards = [
         row["rewards/ToolEnvironment/mean"]
         for row in trainer.state.log_history
         if "rewards/ToolEnvironment/mean" in row
     ]
+    return rewards, told
+
+
+@pytest.mark.slow
+def test_trl_trains_two_steps_with_the_tool(chatml_tokenizer, tmp_path: Path) -> None:
+    # Returns that differ, so that there is something to learn.
+    scripts = [["buy 7"], ["search cotton"]]
+    rewards, told = two_steps_of_trl(chatml_tokenizer, tmp_path, "shop", SHOP, scripts)
     assert len(rewards) == 2
     assert any("Found " in prompt for prompt in told), "the tool's answer is what the model reads"
     assert any(OVER in prompt for prompt in told)
-    assert not torch.equal(model.get_input_embeddings().weight, before)
+
+
+@pytest.mark.slow
+def test_trl_trains_two_steps_on_webshop(chatml_tokenizer, tmp_path: Path) -> None:
+    """On the 1,000 products of upstream: one rollout does what the oracle does, one only looks."""
+    if not WEBSHOP_DATA.exists():
+        pytest.skip(f"the recorded WebShop data is not at {WEBSHOP_DATA}")
+    options = {"data": str(WEBSHOP_DATA), "store": str(tmp_path / "store"), "max_turns": 5}
+    bought = oracle_actions(make_environment("webshop", options))
+    rewards, told = two_steps_of_trl(
+        chatml_tokenizer, tmp_path, "webshop", options, [bought, bought[:1]]
+    )
+    assert rewards == [0.5, 0.5], "1 for the purchase, 0 for the look"
+    assert any(OVER in prompt for prompt in told)
+
+
+def oracle_actions(environment: TextEnvironment) -> list[str]:
+    """What the oracle does on the first training task."""
+    task = environment.tasks("train")[0]
+    oracle = environment.scripted_policies()["oracle"]()
+    observation, _ = environment.reset(task, seed=0)
+    oracle.begin(task, seed=0)
+    actions, over = [], False
+    while not over:
+        actions.append(oracle.act(observation).action)
+        observation, _, terminated, truncated, _ = environment.step(actions[-1])
+        over = terminated or truncated
+    return actions

@@ -7,14 +7,25 @@ from typing import Annotated
 
 from cyclopts import App
 
-from ragen_apo.cli.common import Overrides, TrustRemoteCode, app, console, examples, whole_number
+from ragen_apo.cli.common import (
+    Number,
+    Overrides,
+    TrustRemoteCode,
+    app,
+    console,
+    examples,
+    whole_number,
+)
 from ragen_apo.errors import ConfigError
 
 serve = App(
     name="serve",
     help="Serve an environment, or a policy, to people or programs.",
     help_epilogue=examples(
-        "serve shop", "serve shop webshop --data generated", "serve policy runs/mine"
+        "serve shop",
+        "serve shop webshop --data generated",
+        "serve policy runs/mine",
+        "serve openenv webshop --data generated",
     ),
 )
 app.command(serve)
@@ -137,6 +148,56 @@ def serve_policy(
         serve_pages(routes, host=host, port=port, announce=_announce)
     finally:
         workplace.close()
+
+
+@serve.command(
+    name="openenv",
+    help_epilogue=examples(
+        "serve openenv webshop --data generated",
+        "serve openenv ./guess_number.py:make_guess_number --split test",
+    ),
+)
+def serve_openenv(
+    environment: str,
+    *options: Overrides,
+    split: str = "train",
+    max_sessions: Number = 100,
+    host: str = "127.0.0.1",
+    port: Port = 8000,
+) -> None:
+    """Serve an environment to programs by OpenEnv; each connection plays episodes of its own.
+
+    Args:
+        environment: Name of an environment, path.py:function or module:function.
+        options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
+            of them.
+        split: Where a reset's task is from if it names none.
+        max_sessions: The most connections at a time.
+        host: The address to listen on; another one than this machine's own needs the token that is
+            printed, as `Authorization: Bearer TOKEN`.
+        port: The port to listen on; 0 takes a free one.
+    """
+    from functools import partial
+
+    from ragen_apo.config.overrides import parse_options
+    from ragen_apo.environments.base import make_environment
+    from ragen_apo.environments.openenv import serving
+
+    def announce(address: str, token: str | None) -> None:
+        needed = "" if token is None else f", header Authorization: Bearer {token}"
+        console.print(
+            f"{environment} at {address}{needed} (Ctrl-C ends it)", highlight=False, soft_wrap=True
+        )
+
+    serving.require_openenv()
+    serving.serve(
+        partial(make_environment, environment, parse_options(options)),
+        split=split,
+        max_sessions=max_sessions,
+        host=host,
+        port=port,
+        announce=announce,
+    )
 
 
 def _announce(address: str) -> None:

@@ -1,0 +1,206 @@
+"""Any text environment as a taskset of `verifiers`, with the environment that plays it.
+
+    vf-eval ragen-apo-taskset --env.taskset.environment webshop --env.taskset.split test -n 10 ...
+
+    config = TextEnvConfig(taskset=TextTasksetConfig(environment="shop", split="test"))
+    environment = vf.load_environment(config)
+
+The environment is the user of the conversation: its observations are the user's messages, the
+model's replies the actions. A trace gets the episode's return as reward, and as metrics `success`,
+`num_turns` and `num_invalid_actions`. Needs the package `verifiers` (extra `verifiers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai  # pyright: ignore[reportMissingImports]
+import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
+from pydantic import Field
+from verifiers.v1.dialects.chat import (  # pyright: ignore[reportMissingImports]
+    message_to_wire,
+)
+from verifiers.v1.errors import (  # pyright: ignore[reportMissingImports]
+    MODEL_TRANSPORT_ERROR_EXIT_CODE,
+)
+from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissingImports]
+
+from ragen_apo.environments.answers import endlessness, turn_limit
+from ragen_apo.environments.base import TextEnvironment, make_environment, splits_with_tasks
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.types import Task
+
+TASKSET_ID = "ragen-apo-taskset"
+"""The top-level module `ragen_apo_taskset`: verifiers finds a taskset by the name of a package."""
+ANSWER_FORM = "End every message with one action: <answer>action</answer>. Nothing else is read."
+OPEN, CLOSE = "<answer>", "</answer>"
+
+
+class TextTasksetConfig(vf.TasksetConfig):
+    """Which tasks: those of a split of an environment."""
+
+    id: vf.ID = TASKSET_ID
+    environment: str = "shop"
+    """A name that `ragen-apo train` knows, path.py:function or module:function."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the environment."""
+    split: str = "train"
+    seed: int = 0
+    """Of every episode, for environments that draw."""
+
+
+class TextTaskData(vf.TaskData):
+    """A task of ours; `id` is its task_id. The environment opens the conversation."""
+
+    split: str
+    category: str
+
+
+class TextTask(vf.Task[TextTaskData]):
+    """A task, known by its own id in whatever order tasks come."""
+
+    @property
+    def key(self) -> str:
+        """The task_id, a hash of the content."""
+        return str(self.data.id)
+
+
+class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
+    """The tasks of one split, in the environment's order."""
+
+    def __init__(self, config: TextTasksetConfig) -> None:
+        super().__init__(config)
+        self._prototype = self.make()
+        """Never stepped."""
+        tasks = self._tasks()
+        self._by_id = {task.task_id: task for task in tasks}
+
+    def make(self) -> TextEnvironment:
+        """A new environment, for one episode."""
+        return make_environment(self.config.environment, self.config.options)
+
+    def task(self, task_id: str) -> Task:
+        """Our task of an id; raises ConfigError for one of another environment."""
+        if task_id not in self._by_id:
+            raise ConfigError(
+                f"no task has the id {task_id!r}; expected a task of this taskset, with the same "
+                "environment, options and split"
+            )
+        return self._by_id[task_id]
+
+    def load(self) -> Iterator[TextTask]:
+        """The tasks for verifiers."""
+        system_prompt = f"{self._prototype.properties.rules}\n\n{ANSWER_FORM}".lstrip()
+        for task in self._by_id.values():
+            data = TextTaskData(
+                id=task.task_id,
+                name=task.task_id,
+                description=task.instruction,
+                system_prompt=system_prompt,
+                split=task.split,
+                category=task.category,
+            )
+            yield TextTask(data, self.config.task)
+
+    def _tasks(self) -> list[Task]:
+        filled = splits_with_tasks(self._prototype)
+        if self.config.split not in filled:
+            raise ConfigError(
+                f"the split {self.config.split!r} has no tasks; expected "
+                f"{' or '.join(filled) or 'other options'}"
+            )
+        return list(self._prototype.tasks(self.config.split))
+
+
+@dataclass
+class _Outcome:
+    episode_return: float = 0.0
+    success: bool = False
+    num_turns: int = 0
+    num_invalid_actions: int = 0
+
+
+class TextEnvConfig(vf.EnvConfig):
+    """One seat, the policy. Its model is called from this process, so it needs no sandbox."""
+
+    player: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+    taskset: TextTasksetConfig = TextTasksetConfig()
+
+
+class TextEnv(vf.Env[TextEnvConfig]):
+    """Plays a task: observation, reply, observation, until the episode or the run is over."""
+
+    async def run(self, task: TextTask, agents: vf.Agents) -> None:
+        """One episode in an environment of its own."""
+        taskset: TextTaskset = self.taskset
+        environment, outcome = taskset.make(), _Outcome()
+        observation, _ = environment.reset(taskset.task(task.data.id), seed=taskset.config.seed)
+        async with agents.player.interaction(task) as interaction:
+            over = False
+            while not over:
+                segment = await interaction.turn(observation)
+                if segment.terminated:
+                    break
+                if outcome.num_turns == turn_limit(environment.properties):
+                    raise EnvironmentFaultError(endlessness(environment.properties))
+                action = action_of(segment.last_reply)
+                observation, reward, terminated, truncated, info = environment.step(action)
+                over = terminated or truncated
+                outcome.episode_return += float(reward)
+                outcome.num_turns += 1
+                outcome.num_invalid_actions += bool(info.get("invalid_action", False))
+                outcome.success = bool(info.get("success", False))
+        trace = interaction.trace
+        if trace.has_error:
+            return  # the model failed: how it would have done is unknown
+        trace.record_reward("episode_return", outcome.episode_return)
+        trace.record_metrics(
+            {
+                "success": float(outcome.success),
+                "num_turns": float(outcome.num_turns),
+                "num_invalid_actions": float(outcome.num_invalid_actions),
+            }
+        )
+
+
+def action_of(reply: str) -> str:
+    """The text of the last `<answer>`; without one, all that follows a thought."""
+    _, opened, rest = reply.rpartition(OPEN)
+    if opened:
+        return rest.partition(CLOSE)[0].strip()
+    return reply.rpartition("</think>")[2].strip()
+
+
+class ChatHarness(vf.Harness[vf.HarnessConfig]):
+    """One request to the model a turn. There are no tools, so nothing runs in a sandbox."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> ProgramResult:
+        """Asks for the reply to the conversation so far; the trace keeps what it says."""
+        system, prompt = self.resolve_prompt(data)
+        messages = [message_to_wire(message) for message in prompt]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
+            try:
+                await client.chat.completions.create(model=ctx.model, messages=messages)
+            except openai.APIConnectionError as error:
+                return ProgramResult(MODEL_TRANSPORT_ERROR_EXIT_CODE, "", str(error))
+            except openai.APIStatusError as error:
+                return ProgramResult(1, "", str(error))
+        return ProgramResult(0, "", "")
