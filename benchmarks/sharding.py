@@ -5,16 +5,16 @@
 
 Steps of A*-PO on a pretrained model, whose returns are not compared with V*, so that no Stage 1 is
 needed. A call prints its line of the table: what the tensors of a rank take between updates and
-gradients at the update, the most that any rank's process took, and the seconds of the last step.
-Losses and norms of gradients of the two calls should agree. One call after the other: a process
-remembers its largest size.
+gradients at the update, the most that any rank's process took in rollouts and in the rest of the
+steps (Linux), and the seconds of the last step. Losses and norms of gradients of the two calls
+should agree.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import open_session
 from ragen_apo.stages.training import make_trainer
 from ragen_apo.training.checkpoint import STAGE_TWO, Position
+from ragen_apo.types import Trajectory
 
 HEADER = (
-    "| sharding | ranks | weights | reference | gradients | moments | process | rollout | training "
-    "| losses | norms |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    "| sharding | ranks | weights | reference | gradients | moments | process, playing "
+    "| process, training | rollout | training | losses | norms |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -52,22 +54,32 @@ def main() -> None:
     trainer = make_trainer(
         session, policy, session.training_tasks(), position=Position(STAGE_TWO, 0), moments={}
     )
-    update, gradients = trainer.optimizer.update, 0
+    update, rollout, gradients, peaks = trainer.optimizer.update, trainer.proxy.rollout, 0, []
+
+    def seen_rollout(*positional: Any, **options: Any) -> list[Trajectory]:
+        peaks.append(peak_since_last_call())
+        played = rollout(*positional, **options)
+        peaks.append(peak_since_last_call())
+        return played
 
     def seen_update(**options: Any) -> float:
         nonlocal gradients
         gradients = size(p.grad for p in policy.model.parameters() if p.grad is not None)
         return update(**options)
 
-    with patch.object(trainer.optimizer, "update", seen_update):
+    with (
+        patch.object(trainer.optimizer, "update", seen_update),
+        patch.object(trainer.proxy, "rollout", seen_rollout),
+    ):
         rows = [trainer.step(step).metrics for step in range(arguments.steps)]
-    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # before moments are copied
+    peaks.append(peak_since_last_call())
     held = [
         size(policy.model.parameters()),
         size(trainer.reference.model.parameters()),
         gradients,
         size(trainer.optimizer.state_tensors().values()),
-        process,
+        max(peaks[1::2]),
+        max(peaks[2::2]),
     ]
     of_all = [json.loads(each) for each in session.ranks.gather(json.dumps(held).encode(), "sizes")]
     largest = [max(sizes) for sizes in zip(*of_all, strict=True)]
@@ -80,6 +92,16 @@ def main() -> None:
     ]
     if session.ranks.is_first:
         print(f"{HEADER}\n| {' | '.join(map(str, cells))} |")
+
+
+def peak_since_last_call() -> int:
+    """The most bytes of main memory that this process had; 0 where the system does not say."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+    reset.write_text("5")
+    return int(found[1]) * 1024 if found else 0
 
 
 def size(tensors: Iterable[Tensor]) -> int:

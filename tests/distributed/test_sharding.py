@@ -1,4 +1,4 @@
-"""Weights, gradients and moments in shares against whole ones: steps, whole runs, adapters."""
+"""Weights, gradients and moments in shares against whole ones: bytes, whole runs, adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from benchmarks import sharding as benchmark
@@ -44,33 +43,9 @@ from tests.distributed.runs import (
     go_on,
     make_reference,
 )
-from tests.distributed.steps import assert_same_steps, steps
 from tests.factories import AlgorithmRuns
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "ppo", "grpo"])
-def test_two_ranks_with_shares_make_the_steps_of_one_process(
-    algorithm: str, finished_run: Path
-) -> None:
-    options = (finished_run, algorithm, 4, "float64")
-    (one,) = answers(in_ranks(1, steps, *options))
-    first, second = answers(in_ranks(2, steps, *options, "full"))
-    assert_same_steps(first, one)
-    for name, tensor in first.state.items():
-        assert np.array_equal(second.state[name], tensor), name
-    assert second.metrics == first.metrics
-    assert second.tokens == first.tokens
-
-
-@pytest.mark.parametrize("algorithm", ["apo", "oapl"])
-def test_so_do_more_ranks_than_some_have_work_for(algorithm: str, finished_run: Path) -> None:
-    num_tasks = 2 if algorithm == "apo" else 1  # a group of three
-    options = (finished_run, algorithm, num_tasks, "float64")
-    (one,) = answers(in_ranks(1, steps, *options))
-    for seen in answers(in_ranks(4, steps, *options, "full")):
-        assert_same_steps(seen, one)
 
 
 def held_bytes(ranks: Ranks, run: Path, sharding: str) -> dict[str, int]:

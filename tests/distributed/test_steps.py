@@ -13,11 +13,14 @@ from tests.distributed.steps import assert_same_steps, steps
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("sharding", ["none", "full"])
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "ppo", "grpo"])
-def test_two_ranks_make_the_steps_of_one_process(algorithm: str, finished_run: Path) -> None:
+def test_two_ranks_make_the_steps_of_one_process(
+    algorithm: str, sharding: str, finished_run: Path
+) -> None:
     options = (finished_run, algorithm, 4, "float64")
     (one,) = answers(in_ranks(1, steps, *options))
-    first, second = answers(in_ranks(2, steps, *options))
+    first, second = answers(in_ranks(2, steps, *options, sharding))
     assert_same_steps(first, one)
     for name, tensor in first.state.items():
         assert np.array_equal(second.state[name], tensor), "ranks must not drift apart"
@@ -25,10 +28,13 @@ def test_two_ranks_make_the_steps_of_one_process(algorithm: str, finished_run: P
     assert second.tokens == first.tokens
 
 
+@pytest.mark.parametrize("sharding", ["none", "full"])
 @pytest.mark.parametrize("algorithm", ["apo", "oapl"])
-def test_so_do_more_ranks_than_some_have_work_for(algorithm: str, finished_run: Path) -> None:
+def test_so_do_more_ranks_than_some_have_work_for(
+    algorithm: str, sharding: str, finished_run: Path
+) -> None:
     num_tasks = 2 if algorithm == "apo" else 1  # a group of three
     options = (finished_run, algorithm, num_tasks, "float64")
     (one,) = answers(in_ranks(1, steps, *options))
-    for seen in answers(in_ranks(4, steps, *options)):
+    for seen in answers(in_ranks(4, steps, *options, sharding)):
         assert_same_steps(seen, one)

@@ -106,11 +106,9 @@ def save_checkpoint(
     tensors = {
         WEIGHTS_FILE: trained_tensors(model),
         OPTIMIZER_FILE: optimizer.state_tensors(),
-        ALGORITHM_FILE: algorithm_state,
+        **({ALGORITHM_FILE: algorithm_state} if algorithm_state else {}),
     }
-    tensors = {
-        file: whole_tensors(each, keep=ranks.is_first) for file, each in tensors.items() if each
-    }
+    tensors = {file: whole_tensors(each, keep=ranks.is_first) for file, each in tensors.items()}
     if not ranks.is_first:
         return
     path = directory / position.name
