@@ -58,12 +58,9 @@ class Host:
 
     def start(self, run: Path, *, options: Sequence[str] = ()) -> subprocess.Popen[str]:
         """`torchrun` on this host: one process of two, which goes on with a run."""
-        first = Host(0).address
         rendezvous = [
-            *("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", self.address),
-            *("--rdzv-backend", "c10d", "--rdzv-id", "test"),
-            *("--rdzv-endpoint", f"{first}:{PORT}"),
-            *("--rdzv-conf", f"is_host={1 - self.number}"),
+            *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(self.number)),
+            *("--master-addr", Host(0).address, "--master-port", str(PORT)),
         ]
         arguments = ["train", "--run-dir", str(run), "--resume", "--no-evaluate"]
         return subprocess.Popen(
