@@ -31,6 +31,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
+from ragen_apo.distributed.patience import answer_within
 from ragen_apo.distributed.torchrun import Place
 from ragen_apo.errors import RagenApoError, RanksError
 
@@ -39,6 +40,8 @@ T = TypeVar("T")
 BUCKET_NUMBERS = 1 << 24
 """Gradients travel in pieces of about so many numbers: few messages, little memory."""
 _SEPARATOR = " | "
+_SECONDS_FOR_NOTES = 10.0
+"""How long the store that has the others' notes is waited for: it can be on a lost host."""
 _JSON: TypeAdapter[Any] = TypeAdapter(Any)
 
 
@@ -277,19 +280,23 @@ class Ranks:
             "continue with --resume"
         )
 
+    def _notes(self) -> dict[int, str]:
+        """What the others have noted last."""
+        assert self.store is not None
+        keys = {rank: f"at/{rank}" for rank in range(self.size) if rank != self.rank}
+        return {
+            rank: self.store.get(key).decode() if self.store.check([key]) else "0 | the start"
+            for rank, key in keys.items()
+        }
+
     def _whereabouts(self) -> str:
         """Where the others were last, those that are behind this one first."""
-        assert self.store is not None
+        noted = answer_within(_SECONDS_FOR_NOTES, self._notes)
+        if noted is None:
+            return "the store of torchrun does not answer either"
         found: list[tuple[int, str]] = []
-        for rank in range(self.size):
-            key = f"at/{rank}"
-            if rank == self.rank:
-                continue
-            try:
-                noted = self.store.get(key).decode() if self.store.check([key]) else "0 | the start"
-            except RuntimeError:
-                return "the store of torchrun does not answer either"
-            number, _, where = noted.partition(_SEPARATOR)
+        for rank, note in noted.items():
+            number, _, where = note.partition(_SEPARATOR)
             found.append((int(number), f"rank {rank} was last at {where!r}"))
         behind = [entry for entry in found if entry[0] < self._log.num_meetings]
         return "; ".join(text for _, text in sorted(behind or found)[:4])

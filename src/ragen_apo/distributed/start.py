@@ -15,6 +15,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ragen_apo.config.machine import MachineConfig
+from ragen_apo.distributed.patience import answer_within
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.torchrun import Place, place_of_this_process
 from ragen_apo.errors import RanksError
@@ -52,12 +53,13 @@ def is_first_to_fail() -> bool:
     if place.size == 1:
         return True
     joined = _joined.get("ranks")
-    try:
+
+    def count() -> int:
         store = joined.store if joined else None
-        store = store or _store(place, seconds=_SECONDS_TO_FAIL)
-        return store.add("failed", 1) == 1
-    except (RuntimeError, RanksError):
-        return True  # nobody is left to ask
+        return (store or _store(place, seconds=_SECONDS_TO_FAIL)).add("failed", 1)
+
+    # Nobody is left to ask where no answer comes.
+    return answer_within(_SECONDS_TO_FAIL, count) in (1, None)
 
 
 def _join(place: Place, machine: MachineConfig) -> Ranks:
