@@ -30,7 +30,7 @@ from ragen_apo.errors import RagenApoError
 from ragen_apo.report.style import compact, decimal, signed
 from ragen_apo.web.at_work.episode import Choice
 from ragen_apo.web.at_work.policies import REFERENCE
-from ragen_apo.web.at_work.shown import Place, episode_shown, row_of, written_so_far
+from ragen_apo.web.at_work.shown import TextLinks, episode_shown, row_of, written_so_far
 from ragen_apo.web.at_work.worker import Visit, Workplace
 from ragen_apo.web.forms import OLD_PAGE, Form, read_form
 from ragen_apo.web.pages import page, templates
@@ -38,7 +38,6 @@ from ragen_apo.web.security import cookie_name
 from ragen_apo.web.sessions import FullError
 from ragen_apo.web.view import query
 from ragen_apo.web.view.episodes import Decode, text_of
-from ragen_apo.web.view.shown import page_numbers
 from ragen_apo.web.view.token_texts import FILE, decoder, numbers
 
 MAX_WAIT_SECONDS = 20.0
@@ -123,7 +122,7 @@ class _Pages:
         """A long text of the episode, a part at a time."""
         visit = self._visit(request)
         field, turn = query.text(request, "field"), query.number(request, "turn")
-        number = max(1, query.number(request, "page", 1))
+        page = query.page(request, TEXT_PART)
         if visit is None:
             return RedirectResponse("/", 303)
         with visit.lock:
@@ -135,10 +134,10 @@ class _Pages:
             name=self._workplace.name,
             field=field,
             turn=turn,
-            part=whole[(number - 1) * TEXT_PART : number * TEXT_PART],
+            part=page.of(whole),
             num_characters=len(whole),
-            page=number,
-            pages=page_numbers(number, max(1, -(-len(whole) // TEXT_PART))),
+            page=page.number,
+            pages=page.links(len(whole)),
         )
 
     async def stop(self, request: Request) -> Response:
@@ -300,7 +299,7 @@ class _Pages:
             "episode": episode,
             "items": items if is_all else items[-MAX_TURNS_SHOWN:],
             "num_left_out": 0 if is_all else max(0, len(items) - MAX_TURNS_SHOWN),
-            "place": Place(),
+            "key": TextLinks(),
             "properties": self._workplace.world.properties,
             "policies": self._workplace.policies,
             "other": REFERENCE if REFERENCE in others else next(iter(others), played.choice.policy),

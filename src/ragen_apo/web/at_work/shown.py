@@ -23,7 +23,7 @@ from ragen_apo.web.view.episodes import (
 )
 
 
-class Place:
+class TextLinks:
     """Where the visitor's episode is, as templates of the viewer ask."""
 
     def url(self, path: str = "/work", **parameters: object) -> str:
