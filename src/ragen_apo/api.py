@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
 from ragen_apo.config.references import code_named_by, is_reference
-from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.progress import Progress, SilentProgress
@@ -125,7 +125,7 @@ def train(
 
 
 def _require_one_process(work: str) -> None:
-    if (size := place_of_this_process().size) > 1:
+    if (size := this_worker().size) > 1:
         raise ConfigError(
             f"torchrun has started {size} processes, and {work} is for one: start it without "
             "torchrun"
@@ -134,7 +134,7 @@ def _require_one_process(work: str) -> None:
 
 def _is_started_again(path: Path) -> bool:
     """Whether `torchrun --max-restarts` has started a run again, whose first attempt had begun."""
-    return place_of_this_process().num_restarts > 0 and RunDirectory(path).config.is_file()
+    return this_worker().num_restarts > 0 and RunDirectory(path).config.is_file()
 
 
 def _continued(
@@ -503,7 +503,7 @@ def _files(run: Run | Path | str) -> RunDirectory:
 
 
 def _console(progress: bool) -> AbstractContextManager[Progress]:
-    if not progress or place_of_this_process().rank > 0:
+    if not progress or this_worker().rank > 0:
         return nullcontext(SilentProgress())
     from ragen_apo.console import ConsoleProgress, PrintableConsole
 

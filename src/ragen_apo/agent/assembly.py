@@ -17,7 +17,7 @@ from ragen_apo.config.agent import AgentConfig, ContextConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
-from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.generation import GenerationEngine
@@ -47,7 +47,7 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
             f"machine.device is cuda, and torch {torch.__version__}, {built}, finds no GPU here. "
             "Set machine.device to auto or cpu, or install a CUDA build and check `nvidia-smi`"
         )
-    place = place_of_this_process()
+    place = this_worker()
     if name == "cuda" and place.local_size > torch.cuda.device_count():
         raise ConfigError(
             f"torchrun has started {place.local_size} processes on this host, which has "

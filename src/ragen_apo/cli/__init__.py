@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ragen_apo.cli import models, pages, runs, worlds  # noqa: F401 - they define commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
-from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import EnvironmentFaultError, RagenApoError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _fail(message: str, *, status: int) -> None:
 
 def _speaks() -> bool:
     """Whether this process says what went wrong: of those of torchrun, the first that fails."""
-    if place_of_this_process().size == 1:
+    if this_worker().size == 1:
         return True
     from ragen_apo.distributed.start import is_first_to_fail
 

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 import ragen_apo
 from ragen_apo.console import PrintableConsole
-from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
 
@@ -33,7 +33,7 @@ app = App(
     version=ragen_apo.__version__,
     suppress_keyboard_interrupt=False,  # `main` says what an interrupted run keeps
 )
-console = PrintableConsole(markup=False, quiet=place_of_this_process().rank > 0)
+console = PrintableConsole(markup=False, quiet=this_worker().rank > 0)
 """Under torchrun the first process speaks for all."""
 
 

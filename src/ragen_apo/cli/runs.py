@@ -22,7 +22,7 @@ from ragen_apo.cli.common import (
     print_search,
 )
 from ragen_apo.cli.search import SearchOptions, refuse_search_options, require_method
-from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import printable
 
@@ -67,7 +67,7 @@ def train(
     console.print(f"trained policy: {run.files.policy}", highlight=False, soft_wrap=True)
     if evaluate:
         _evaluate(run)
-        if place_of_this_process().rank == 0:
+        if this_worker().rank == 0:
             report(run_dir)
 
 
@@ -304,6 +304,6 @@ def show_prompt(
             f"\ncontext {number} of {len(shown.contexts)}: {len(tokens)} tokens, "
             f"{num_trained} of them trained (*)"
         )
-        for place, token in enumerate(tokens):
+        for position, token in enumerate(tokens):
             mark = "*" if token.is_trained else " "
-            print(f"{place:5} {token.token_id:7} {mark} {printable(repr(token.text))}")
+            print(f"{position:5} {token.token_id:7} {mark} {printable(repr(token.text))}")

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from ragen_apo.distributed.patience import answer_within
-from ragen_apo.distributed.torchrun import Place
+from ragen_apo.distributed.torchrun import Worker
 from ragen_apo.errors import RagenApoError, RanksError
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class _Log:
 class Ranks:
     """This process among those that share the run's work."""
 
-    place: Place = field(default_factory=Place)
+    worker: Worker = field(default_factory=Worker)
     store: Store | None = None
     """Where every rank notes where it is; None for one process."""
     sharded: bool = False
@@ -68,11 +68,11 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.worker.rank
 
     @property
     def size(self) -> int:
-        return self.place.size
+        return self.worker.size
 
     @property
     def is_first(self) -> bool:

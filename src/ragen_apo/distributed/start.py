@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.distributed.patience import answer_within
 from ragen_apo.distributed.ranks import ALONE, Ranks
-from ragen_apo.distributed.torchrun import Place, place_of_this_process
+from ragen_apo.distributed.torchrun import Worker, this_worker
 from ragen_apo.errors import RanksError
 
 _SECONDS_TO_FAIL = 5.0
@@ -32,11 +32,11 @@ def join_ranks(machine: MachineConfig) -> Ranks:
 
     Raises RanksError where the others do not come within `machine.rank_timeout_seconds`.
     """
-    place = place_of_this_process()
-    if place.size == 1:
+    worker = this_worker()
+    if worker.size == 1:
         return ALONE
     if "ranks" not in _joined:
-        _joined["ranks"] = _join(place, machine)
+        _joined["ranks"] = _join(worker, machine)
         atexit.register(leave_ranks)
     return replace(_joined["ranks"], sharded=machine.sharding == "full")
 
@@ -49,54 +49,54 @@ def leave_ranks() -> None:
 
 def is_first_to_fail() -> bool:
     """Whether no other rank has asked this before: one message for all of them is enough."""
-    place = place_of_this_process()
-    if place.size == 1:
+    worker = this_worker()
+    if worker.size == 1:
         return True
     joined = _joined.get("ranks")
 
     def count() -> int:
         store = joined.store if joined else None
-        return (store or _store(place, seconds=_SECONDS_TO_FAIL)).add("failed", 1)
+        return (store or _store(worker, seconds=_SECONDS_TO_FAIL)).add("failed", 1)
 
     # Nobody is left to ask where no answer comes.
     return answer_within(_SECONDS_TO_FAIL, count) in (1, None)
 
 
-def _join(place: Place, machine: MachineConfig) -> Ranks:
+def _join(worker: Worker, machine: MachineConfig) -> Ranks:
     uses_cuda = machine.device != "cpu" and torch.cuda.is_available()
     if uses_cuda:
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(worker.local_rank)
     try:
-        store = _store(place, seconds=machine.rank_timeout_seconds)
+        store = _store(worker, seconds=machine.rank_timeout_seconds)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if uses_cuda else "gloo",
             store=PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.size,
+            rank=worker.rank,
+            world_size=worker.size,
             timeout=timedelta(seconds=machine.rank_timeout_seconds),
         )
     except (RuntimeError, ValueError) as error:
         raise RanksError(
-            f"rank {place.rank} of {place.size} cannot join the others: {error}. Start all of them "
-            "with torchrun, and see that the hosts reach each other at MASTER_ADDR, MASTER_PORT"
+            f"rank {worker.rank} of {worker.size} cannot join the others: {error}. Start all of "
+            "them with torchrun, and see that the hosts reach each other at MASTER_ADDR, MASTER_PORT"
         ) from error
-    return Ranks(place, store)
+    return Ranks(worker, store)
 
 
-def _store(place: Place, *, seconds: float) -> Store:
+def _store(worker: Worker, *, seconds: float) -> Store:
     """Keys and values that all ranks see: torchrun keeps them, without it the first rank."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RanksError(
-            f"RANK is {place.rank}, and {missing[0]} is not set; start the processes with torchrun"
+            f"RANK is {worker.rank}, and {missing[0]} is not set; start the processes with torchrun"
         )
     kept_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        place.size,
-        is_master=place.rank == 0 and not kept_by_torchrun,
+        worker.size,
+        is_master=worker.rank == 0 and not kept_by_torchrun,
         wait_for_workers=False,
         timeout=timedelta(seconds=seconds),
     )
-    return PrefixStore(f"ragen_apo/{place.num_restarts}", store)
+    return PrefixStore(f"ragen_apo/{worker.num_restarts}", store)

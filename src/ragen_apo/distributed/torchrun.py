@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class Worker:
     """Where a process stands among those that torchrun has started."""
 
     rank: int = 0
@@ -22,13 +22,13 @@ class Place:
     """How often `torchrun --max-restarts` has started all of them again."""
 
 
-def place_of_this_process() -> Place:
-    """The place that the environment names; alone where it names none."""
+def this_worker() -> Worker:
+    """The worker that the environment names; alone where it names none."""
     if "RANK" not in os.environ:
-        return Place()
+        return Worker()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     defaults = (0, 1, 0, 1, 0)
     read = (
         int(os.environ.get(name, default)) for name, default in zip(names, defaults, strict=True)
     )
-    return Place(*read)
+    return Worker(*read)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config import RunConfig
 from ragen_apo.distributed.sharding import require_fully_shard
-from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
@@ -97,7 +97,7 @@ def _check_ranks(config: RunConfig) -> None:
 
     With servers, every rank would bring them its weights.
     """
-    size = place_of_this_process().size
+    size = this_worker().size
     if size > 1 and config.machine.sharding == "full":
         require_fully_shard()
     if size > 1 and config.rollouts.engine != "local":

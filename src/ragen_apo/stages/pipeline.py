@@ -164,7 +164,7 @@ def _plan_memory(session: Session, policy: LanguageModel) -> None:
     plan = plan_memory(session.config, policy, max_turns=max_turns, num_ranks=num_ranks)
     available = free_memory(session.device) + plan.loaded
     if session.device.type == "cpu":  # the processes of this host share its memory
-        available //= session.ranks.place.local_size
+        available //= session.ranks.worker.local_size
     plan.require(available)
     session.progress.say(plan.sentence(available))
 

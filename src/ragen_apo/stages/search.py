@@ -9,7 +9,7 @@ from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.agent.search import SearchedEpisode, check_search
 from ragen_apo.config import RunConfig
 from ragen_apo.config.search import SearchConfig
-from ragen_apo.distributed.torchrun import place_of_this_process
+from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.base import HasTasks
 from ragen_apo.errors import ConfigError
 from ragen_apo.evaluation.evaluate import EvaluationPlan
@@ -23,7 +23,7 @@ from ragen_apo.values.store import ValueStore
 
 def require_searchable(config: RunConfig, environment: HasTasks) -> None:
     """Raises ConfigError where the configured search cannot be done; nothing without one."""
-    settings, size = config.evaluation.search, place_of_this_process().size
+    settings, size = config.evaluation.search, this_worker().size
     if settings is None:
         return
     if size > 1:
