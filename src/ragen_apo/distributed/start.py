@@ -78,7 +78,8 @@ def _join(worker: Worker, machine: MachineConfig) -> Ranks:
     except (RuntimeError, ValueError) as error:
         raise RanksError(
             f"rank {worker.rank} of {worker.size} cannot join the others: {error}. Start all of "
-            "them with torchrun, and see that the hosts reach each other at MASTER_ADDR, MASTER_PORT"
+            "them with torchrun, and see that the hosts reach each other at MASTER_ADDR, "
+            "MASTER_PORT"
         ) from error
     return Ranks(worker, store)
 
