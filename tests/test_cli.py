@@ -50,7 +50,14 @@ def test_every_verb_explains_itself(arguments: list[str], command: Command) -> N
     assert all(name in result.out for name in names)
 
 
-EXAMPLE_PAGES = ((), *((verb,) for verb in VERBS), ("data",), ("data", "webshop"))
+EXAMPLE_PAGES = (
+    (),
+    *((verb,) for verb in VERBS),
+    ("data",),
+    ("data", "webshop"),
+    ("view",),
+    ("serve",),
+)
 
 
 def examples_of(page: tuple[str, ...], command: Command) -> list[str]:

@@ -24,7 +24,9 @@ def test_whatever_the_system_refuses_is_one_line_with_path_and_reason(
     def refused(path: Path, *_: Any, **__: Any) -> NoReturn:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr("ragen_apo.report.write.report_files", lambda _: {"summary.csv": b""})
+    monkeypatch.setattr(
+        "ragen_apo.report.write.report_files", lambda *_, **__: {"summary.csv": b""}
+    )
     monkeypatch.setattr("ragen_apo.report.write.write_bytes_atomically", refused)
     result = command("report", run)
     assert_one_line(result, run / "report" / "summary.csv", os.strerror(number))

@@ -22,7 +22,6 @@ serve = App(
     name="serve",
     help="Serve an environment, or a policy, to people or programs.",
     help_epilogue=examples(
-        "serve shop",
         "serve shop webshop --data generated",
         "serve policy runs/mine",
         "serve openenv webshop --data generated",

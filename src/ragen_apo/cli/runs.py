@@ -167,8 +167,7 @@ def estimate_values(
 
 @app.command(
     help_epilogue=examples(
-        "evaluate runs/mine --split all --episodes 497",
-        "evaluate runs/mine --pass-k 4",
+        "evaluate runs/mine --split all --episodes 497 --pass-k 4",
         "evaluate runs/mine --search beam --width 4",
         "evaluate --api-model NAME --base-url URL --environment shop",
     )
