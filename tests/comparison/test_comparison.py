@@ -49,7 +49,7 @@ MEASUREMENT = Measurement(
         ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", *RIVALS[2:]]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
         ("compare_sokoban", RIVALS),
-        ("compare_sokoban_distilled", ["apo_turn", "rloo", "apo_turn"]),
+        ("compare_sokoban_distilled", ["apo_turn", "rloo", "apo_turn", "rloo"]),
         ("compare_sokoban_tuning", RIVALS * 3),
         ("compare_shop_ablations", ["apo_turn"] * 12 + ["apo"] * 3),
     ],
