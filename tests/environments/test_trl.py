@@ -85,7 +85,7 @@ def two_steps_of_trl(
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
     tokenizer.chat_template = template.read_text(encoding="utf-8")
     sizes = SmallModelConfig(
-        hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_position=4096
+        hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_position=16_384
     )
     model = build_small_model(tokenizer, sizes, seed=0).model
     told: list[str] = []
@@ -122,7 +122,7 @@ def two_steps_of_trl(
             max_steps=2,
             per_device_train_batch_size=len(scripts),
             num_generations=len(scripts),
-            max_completion_length=2048,
+            max_completion_length=12_000,  # with all that the environment answers
             report_to=[],
             use_cpu=True,
             bf16=False,
