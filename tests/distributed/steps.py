@@ -51,7 +51,7 @@ def steps(
     """Two steps with updates, whose episodes have returns that differ."""
     config = factories.config(f"--machine.sharding={sharding}")
     session = open_session(config, RunDirectory(run), SilentProgress())
-    assert session.ranks.place == ranks.place
+    assert session.ranks.worker == ranks.worker
     keys = [f"--training.tasks_per_step={num_tasks}", *ALGORITHM_KEYS[algorithm]]
     chosen = factories.with_keys(session, f"--algorithm={algorithm}", *keys)
     values = reference_values(chosen, factories.reference(chosen), chosen.training_tasks())
