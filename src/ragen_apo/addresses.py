@@ -5,6 +5,7 @@ Nothing here repeats an address: people paste keys into it, and messages end up 
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 
@@ -27,3 +28,13 @@ def problem_with_address(url: str) -> str | None:
     if parts.query or parts.fragment:
         return "has a part after ? or #, where keys are written at times; leave it out"
     return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an IP address, is this machine for itself alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

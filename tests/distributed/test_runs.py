@@ -42,19 +42,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process that has its reference."""
-    folder = tmp_path_factory.mktemp("started")
-    answers(in_ranks(1, make_reference, config_file(folder), folder / "run"))
-    return folder / "run"
-
-
-@pytest.fixture
-def copy(started: Path, tmp_path: Path) -> Callable[[str], RunDirectory]:
-    return lambda name: RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
-
-
-@pytest.fixture(scope="module")
 def by_one(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run, continued to its end by one process and evaluated."""
     path = Path(shutil.copytree(started, tmp_path_factory.mktemp("one") / "run"))

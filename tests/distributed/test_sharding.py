@@ -6,7 +6,6 @@ import contextlib
 import gc
 import io
 import os
-import shutil
 import signal
 import sys
 import time
@@ -38,14 +37,13 @@ from tests.distributed.runs import (
     assert_same_rows,
     assert_same_run,
     assert_same_weights,
-    config_file,
     curves,
     go_on,
-    make_reference,
 )
 from tests.factories import AlgorithmRuns
 
 pytestmark = pytest.mark.slow
+RUN_KEYS = ("--machine.sharding=full",)
 
 
 def held_bytes(ranks: Ranks, run: Path, sharding: str) -> dict[str, int]:
@@ -97,20 +95,6 @@ def sharded_once_more(ranks: Ranks) -> bool:
 
 def test_what_is_not_needed_any_more_makes_room_for_the_next_shares() -> None:
     assert answers(in_ranks(2, sharded_once_more)) == [True, True]
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process that has its reference."""
-    folder = tmp_path_factory.mktemp("started")
-    config = config_file(folder, "--machine.sharding=full")
-    answers(in_ranks(1, make_reference, config, folder / "run"))
-    return folder / "run"
-
-
-@pytest.fixture
-def copy(started: Path, tmp_path: Path) -> Callable[[str], RunDirectory]:
-    return lambda name: RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -13,31 +13,18 @@ import pytest
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
 from tests.distributed.hosts import NEEDS_HOSTS, Host, two_hosts
-from tests.distributed.processes import answers, finished, in_ranks, torchrun
-from tests.distributed.runs import assert_same_run, config_file, make_reference
+from tests.distributed.processes import finished, torchrun
+from tests.distributed.runs import assert_same_run
 
 pytestmark = [pytest.mark.slow, NEEDS_HOSTS]
 
-PATIENCE = "--machine.rank_timeout_seconds=20"
+RUN_KEYS = ("--machine.rank_timeout_seconds=20",)
 
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
     with two_hosts() as both:
         yield both
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has its reference."""
-    folder = tmp_path_factory.mktemp("started")
-    answers(in_ranks(1, make_reference, config_file(folder, PATIENCE), folder / "run"))
-    return folder / "run"
-
-
-@pytest.fixture
-def copy(started: Path, tmp_path: Path) -> Callable[[str], RunDirectory]:
-    return lambda name: RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from ragen_apo.addresses import is_loopback
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.web.extra import require_web
 from ragen_apo.web.pages import page
-from ragen_apo.web.security import is_loopback
 from ragen_apo.web.serving import make_app
 
 LOCAL = "http://127.0.0.1:8000"

@@ -182,11 +182,12 @@ def episode_row(
         "stop_reason": trajectory.stop_reason.value,
         "failure": None if pattern is None else pattern.value,
         "final_observation": trajectory.final_observation,
-        "turns": [_turn_row(turn) for turn in trajectory.turns],
+        "turns": [turn_row(turn) for turn in trajectory.turns],
     }
 
 
-def _turn_row(turn: Turn) -> dict[str, Any]:
+def turn_row(turn: Turn) -> dict[str, Any]:
+    """A turn as files of episodes have it, without its tokens."""
     return {
         "observation": turn.observation,
         "response": turn.response,

@@ -13,17 +13,16 @@ The answers forbid scripts and styles that are not files of ours, frames, caches
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
-from ipaddress import ip_address
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+from ragen_apo.listening import host_name, is_own_origin, is_secret, names_of_server
+
 READING = ("GET", "HEAD")
 TOKEN_PARAMETER = "token"
 
@@ -47,22 +46,12 @@ def cookie_name(request: Request, purpose: str) -> str:
     return f"ragen_apo_{purpose}_{server[1]}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class Guard:
-    """The middleware. With a token any Host is taken: who has no token gets nothing anyway."""
+    """The middleware."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
         self._app = app
-        self._names = {host, *LOOPBACK_NAMES} if token is None else None
+        self._names = names_of_server(host, token)
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +72,8 @@ class Guard:
         if scope["type"] != "http":
             return _refused("only HTTP is served here")
         request = Request(scope)
-        if self._names is not None and _host_name(request.headers) not in self._names:
+        called = host_name(request.headers.get("host", ""))
+        if self._names is not None and called not in self._names:
             names = ", ".join(sorted(self._names))
             return _refused(f"this server is not called that; open it as one of {names}")
         if request.method not in READING and not _is_of_this_page(request.headers):
@@ -92,7 +82,7 @@ class Guard:
 
     def _without_token(self, request: Request, token: str) -> Response | None:
         cookie = cookie_name(request, TOKEN_PARAMETER)
-        if _same(request.query_params.get(TOKEN_PARAMETER, ""), token):
+        if is_secret(request.query_params.get(TOKEN_PARAMETER, ""), token):
             # The token leaves the address bar, so that no copied link carries it.
             others = [
                 pair for pair in request.query_params.multi_items() if pair[0] != TOKEN_PARAMETER
@@ -100,7 +90,7 @@ class Guard:
             answer = RedirectResponse(_local(request.url.path, others), 303)
             answer.set_cookie(cookie, token, httponly=True, samesite="lax")
             return answer
-        if _same(request.cookies.get(cookie, ""), token):
+        if is_secret(request.cookies.get(cookie, ""), token):
             return None
         return _refused("open the address with its token, as the terminal shows it")
 
@@ -114,22 +104,8 @@ def _refused(reason: str) -> Response:
     return PlainTextResponse(f"refused: {reason}\n", 403)
 
 
-def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
-
-
-def _host_name(headers: Headers) -> str | None:
-    try:
-        return urlsplit(f"//{headers.get('host', '')}").hostname
-    except ValueError:
-        return None
-
-
 def _is_of_this_page(headers: Headers) -> bool:
     origin = headers.get("origin")
     if origin is None:
         return headers.get("sec-fetch-site") == "same-origin"
-    try:
-        return urlsplit(origin).netloc == headers.get("host")
-    except ValueError:
-        return False
+    return is_own_origin(origin, headers.get("host"))

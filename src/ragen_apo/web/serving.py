@@ -5,23 +5,18 @@ Consumes routes; produces a Starlette application behind `security.Guard`, and i
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
 from ragen_apo.errors import RagenApoError
+from ragen_apo.listening import LOOPBACK, answer_until_interrupted, in_address
 from ragen_apo.web.pages import FOLDER, error_page
-from ragen_apo.web.security import TOKEN_PARAMETER, Guard, is_loopback
-
-LOOPBACK = "127.0.0.1"
-NUM_TOKEN_BYTES = 24
+from ragen_apo.web.security import TOKEN_PARAMETER, Guard
 
 
 def make_app(
@@ -51,22 +46,15 @@ def serve(
     `announce` gets the address to open once it is listened on. It has a fresh token in it where
     others than this machine can connect. Raises OSError where the address cannot be had.
     """
-    token = None if is_loopback(host) else secrets.token_urlsafe(NUM_TOKEN_BYTES)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
-        announce(_address(host, listener.getsockname()[1], token))
-        config = uvicorn.Config(
-            make_app(routes, host=host, token=token),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=2,
-        )
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+    answer_until_interrupted(
+        lambda token: make_app(routes, host=host, token=token),
+        host=host,
+        port=port,
+        announce=lambda listened, token: announce(_address(host, listened, token)),
+    )
 
 
 def _address(host: str, port: int, token: str | None) -> str:
     everywhere = host in ("0.0.0.0", "::")
-    name = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
+    name = socket.gethostname() if everywhere else in_address(host)
     return f"http://{name}:{port}/" + (f"?{TOKEN_PARAMETER}={token}" if token else "")

@@ -7,31 +7,31 @@ each request has to carry a token: `TextClient(base_url=..., headers={"Authoriza
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
-import secrets
-import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from ragen_apo.environments.base import TextEnvironment
 from ragen_apo.errors import ConfigError, RagenApoError
+from ragen_apo.listening import (
+    LOOPBACK,
+    answer_until_interrupted,
+    host_name,
+    in_address,
+    is_own_origin,
+    is_secret,
+    names_of_server,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-LOOPBACK = "127.0.0.1"
-LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
 MAX_MESSAGE_BYTES = 2 * 1024 * 1024
 """Of a request or a message; an action of the longest text fits, however JSON escapes it."""
 MAX_IDLE_SECONDS = 2 * 60 * 60.0
-NUM_TOKEN_BYTES = 24
 
 
 def require_openenv() -> None:
@@ -103,32 +103,23 @@ def serve(
     `announce` gets the address once it is listened on, and the token where one is needed. Raises
     ConfigError for an environment or a split that cannot be served, OSError for the address.
     """
-    import uvicorn
-
-    token = None if _is_loopback(host) else secrets.token_urlsafe(NUM_TOKEN_BYTES)
-    app = make_app(make, split=split, max_sessions=max_sessions, host=host, token=token)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
-        name = f"[{host}]" if ":" in host else host
-        announce(f"http://{name}:{listener.getsockname()[1]}", token)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            ws_max_size=MAX_MESSAGE_BYTES,
-            timeout_graceful_shutdown=2,
-        )
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+    answer_until_interrupted(
+        lambda token: make_app(
+            make, split=split, max_sessions=max_sessions, host=host, token=token
+        ),
+        host=host,
+        port=port,
+        announce=lambda listened, token: announce(f"http://{in_address(host)}:{listened}", token),
+        ws_max_size=MAX_MESSAGE_BYTES,
+    )
 
 
 class Guard:
-    """The middleware. With a token any Host is taken: who has no token gets nothing anyway."""
+    """The middleware."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
         self._app = app
-        self._names = {host, *LOOPBACK_NAMES} if token is None else None
+        self._names = names_of_server(host, token)
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,12 +132,14 @@ class Guard:
 
         headers = Headers(scope=scope)
         own = headers.get("host", "")
-        if self._names is not None and _part(f"//{own}", "hostname") not in self._names:
+        if self._names is not None and host_name(own) not in self._names:
             names = ", ".join(sorted(self._names))
             return PlainTextResponse(f"refused: this server is called {names}\n", 403)
-        if "origin" in headers and _part(headers["origin"], "netloc") != own:
+        if "origin" in headers and not is_own_origin(headers["origin"], own):
             return PlainTextResponse("refused: a page of another site (Origin)\n", 403)
-        if self._token is not None and not _same(headers.get("authorization", ""), self._token):
+        if self._token is not None and not is_secret(
+            headers.get("authorization", ""), f"Bearer {self._token}"
+        ):
             return PlainTextResponse("refused: Authorization has to be Bearer TOKEN\n", 401)
         if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
             length = headers.get("content-length", "")
@@ -155,26 +148,6 @@ class Guard:
                     f"refused: the body has to say its length, at most {MAX_MESSAGE_BYTES:,}\n", 413
                 )
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a server that listens on `host`."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _part(address: str, name: str) -> Any:
-    try:
-        return getattr(urlsplit(address), name)
-    except ValueError:
-        return None
-
-
-def _same(authorization: str, token: str) -> bool:
-    expected = f"Bearer {token}".encode()
-    return hmac.compare_digest(authorization.encode("utf-8", "surrogatepass"), expected)
 
 
 def _explained(_: Request, error: Exception) -> Response:

@@ -6,13 +6,12 @@ a variable as it was given: people paste keys into both.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ragen_apo.addresses import problem_with_address
+from ragen_apo.addresses import is_loopback, problem_with_address
 from ragen_apo.errors import ConfigError
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
@@ -45,11 +44,7 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether the server runs on this machine."""
-        host = urlsplit(self.base_url).hostname or ""
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(urlsplit(self.base_url).hostname or "")
 
     @property
     def is_private(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragen_apo.agent.context import ParsedResponse
+from ragen_apo.evaluation.summary import turn_row
 from ragen_apo.types import Turn
 from ragen_apo.web.at_work.episode import Comparison, PlayedEpisode
 from ragen_apo.web.at_work.worker import Writing
@@ -77,23 +78,14 @@ def row_of(played: PlayedEpisode) -> Mapping[str, Any]:
         "stop_reason": played.stop_reason.value if played.stop_reason else "",
         "final_observation": played.episode.observation,
         "turns": [
-            _turn_row(turn, by_hand=hand, comparison=played.comparisons.get(number))
+            _row_of_turn(turn, by_hand=hand, comparison=played.comparisons.get(number))
             for number, (turn, hand) in enumerate(zip(turns, played.by_hand, strict=True), 1)
         ],
     }
 
 
-def _turn_row(turn: Turn, *, by_hand: bool, comparison: Comparison | None) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "observation": turn.observation,
-        "response": turn.response,
-        "thought": turn.thought,
-        "action": turn.action,
-        "reward": turn.reward,
-        "flags": list(turn.flags),
-        "num_prompt_tokens": len(turn.prompt_token_ids),
-        "num_response_tokens": len(turn.response_token_ids),
-    }
+def _row_of_turn(turn: Turn, *, by_hand: bool, comparison: Comparison | None) -> dict[str, Any]:
+    row = turn_row(turn)
     if not by_hand:
         row |= {"token_ids": list(turn.response_token_ids), "logprobs": list(turn.logprobs)}
     if comparison is not None and comparison.is_reference:

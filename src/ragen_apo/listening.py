@@ -1,0 +1,92 @@
+"""Servers of this package: where they listen, who may connect, and how they end.
+
+By default a server answers this machine alone, and no page of another site: such a page sends its
+own name as `Host` if that name was made to point here (DNS rebinding), and its own `Origin` where
+it changes anything. A server that others can reach asks for a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ragen_apo.addresses import is_loopback
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
+NUM_TOKEN_BYTES = 24
+
+
+def names_of_server(host: str, token: str | None) -> frozenset[str] | None:
+    """What `Host` may say to a server at `host`.
+
+    None for anything: who has no token gets nothing anyway.
+    """
+    return frozenset({host, *LOOPBACK_NAMES}) if token is None else None
+
+
+def host_name(host_header: str) -> str | None:
+    """The name in a header `Host`, without its port."""
+    try:
+        return urlsplit(f"//{host_header}").hostname
+    except ValueError:
+        return None
+
+
+def is_own_origin(origin: str, host_header: str | None) -> bool:
+    """Whether a header `Origin` names the server that `Host` names."""
+    try:
+        return urlsplit(origin).netloc == host_header
+    except ValueError:
+        return False
+
+
+def is_secret(given: str, secret: str) -> bool:
+    """Whether they are equal, in a time that does not tell how much of them is."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode())
+
+
+def answer_until_interrupted(
+    make_app: Callable[[str | None], ASGIApp],
+    *,
+    host: str,
+    port: int,
+    announce: Callable[[int, str | None], None],
+    **options: Any,
+) -> None:
+    """Answers until Ctrl-C; port 0 takes a free one.
+
+    `make_app` gets a fresh token where others than this machine can connect, None elsewhere;
+    `announce` gets the port once it is listened on, and the token. `options` are uvicorn's. Raises
+    OSError where the address cannot be had.
+    """
+    import uvicorn
+
+    token = None if is_loopback(host) else secrets.token_urlsafe(NUM_TOKEN_BYTES)
+    app = make_app(token)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        announce(listener.getsockname()[1], token)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            **options,
+        )
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def in_address(host: str) -> str:
+    """The host as an address has it."""
+    return f"[{host}]" if ":" in host else host

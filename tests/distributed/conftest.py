@@ -1,0 +1,28 @@
+"""A run that has its reference, and copies of it to go on with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragen_apo.run_directory import RunDirectory
+from tests.distributed.processes import answers, in_ranks
+from tests.distributed.runs import config_file, make_reference
+
+
+@pytest.fixture(scope="module")
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process that has its reference, with the module's `RUN_KEYS` if it has some."""
+    folder = tmp_path_factory.mktemp("started")
+    config = config_file(folder, *getattr(request.module, "RUN_KEYS", ()))
+    answers(in_ranks(1, make_reference, config, folder / "run"))
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(started: Path, tmp_path: Path) -> Callable[[str], RunDirectory]:
+    """Makes a copy of the run of that name."""
+    return lambda name: RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
