@@ -68,6 +68,7 @@ def test_an_episode_is_played_taken_over_taken_back_and_compared(
         expect(page.get_by_role("heading", name="The end")).to_be_visible()
         assert_good(page)
         page.get_by_role("button", name="Go back to turn 3").click()
+        expect(page.get_by_role("heading", name="The end")).to_have_count(0)
         expect(page.get_by_role("heading", name="Turn 3")).to_be_visible()
         page.get_by_role("button", name="What would it have done here?").first.click()
         answer = page.get_by_role("region", name="The answer of reference")
