@@ -35,10 +35,13 @@ first=${nodes%%$'\n'*}
 # A port of its own for each job, since two jobs may share a node.
 port=$((20000 + SLURM_JOB_ID % 20000))
 
-srun --kill-on-bad-exit=1 "${PYTHON:-.venv/bin/python}" -m torch.distributed.run \
+# torchrun reads the number of its node from PET_NODE_RANK. With --rdzv-backend c10d it would need none,
+# but after a lost network it would wait a quarter of an hour for its store on the first node.
+# shellcheck disable=SC2016 # $SLURM_NODEID is for the shell on each node
+srun --kill-on-bad-exit=1 bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' bash \
+  "${PYTHON:-.venv/bin/python}" -m torch.distributed.run \
   --nnodes "$SLURM_NNODES" \
   --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \
-  --rdzv-backend c10d \
-  --rdzv-endpoint "$first:$port" \
-  --rdzv-id "$SLURM_JOB_ID" \
+  --master-addr "$first" \
+  --master-port "$port" \
   -m ragen_apo.cli "${arguments[@]}"

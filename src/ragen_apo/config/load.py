@@ -19,9 +19,16 @@ from ragen_apo.errors import ConfigError
 
 MAX_PROBLEMS = 40
 """So many mistakes are described, each with what was probably meant; of others their number."""
-YOUNG_SECTIONS = ("rollouts", "tracking", "evaluation.search")
-"""Sections that runs of earlier versions do not have. They may change when a run is resumed, so
-their defaults lose nothing."""
+YOUNG_KEYS = (
+    "rollouts",
+    "tracking",
+    "evaluation.search",
+    "machine.sharding",
+    "machine.rank_timeout_seconds",
+    "training.keep_episodes",
+)
+"""Sections and keys that runs of earlier versions do not have. Their defaults do what those
+versions did, so a run that lacks them loses nothing."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -53,8 +60,8 @@ def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 def load_run_config(path: Path) -> RunConfig:
     """The resolved configuration that a run keeps: unlike one that people write, it has every key.
 
-    Sections that are younger than the run have their defaults. Raises ConfigError if other keys are
-    missing; a file that was cut off must not mean defaults.
+    Keys that are younger than the run have their defaults. Raises ConfigError if others are missing;
+    a file that was cut off must not mean defaults.
     """
     values, problems = read_values(path)
     if is_of_0_1(values):
@@ -67,7 +74,7 @@ def load_run_config(path: Path) -> RunConfig:
     missing = [
         key
         for key in _missing_keys(config.model_dump(by_alias=True), values)
-        if key not in YOUNG_SECTIONS
+        if key not in YOUNG_KEYS
     ]
     if missing:
         raise ConfigError(

@@ -36,13 +36,14 @@ MAY_CHANGE = (
     "training.num_rows",
     "training.checkpoint_every",
     "training.keep_checkpoints",
+    "training.keep_episodes",
     "evaluation.num_episodes",
     "evaluation.pass_k",
     "evaluation.search",
     "tracking",
 )
-"""Keys that say how a run uses the machine, or how much is measured after it. Another value adds up
-the same numbers in another order at most."""
+"""Keys that say how a run uses the machine, what it keeps for people, or how much is measured after
+it. Another value adds up the same numbers in another order at most."""
 
 
 def note_origin(session: Session) -> None:
