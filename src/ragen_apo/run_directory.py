@@ -8,6 +8,7 @@ value_report.json  coverage of Stage 1                 distillation.jsonl  its c
 distilled/         the policy before Stage 2           metrics.jsonl       one row a Stage 2 step
 rollouts.jsonl     some episodes of every Stage 2 step
 checkpoints/       to resume from                      policy/             the trained policy
+adapter/           its adapters, as peft writes them
 evaluation/        results.json, episodes.jsonl        report/             for people
 tracking.json      what trackers have of the run       trackers/           what they write
 """
@@ -79,6 +80,7 @@ class RunDirectory:
     metrics = _File("metrics.jsonl")
     rollouts = _File("rollouts.jsonl")
     checkpoints = _File("checkpoints")
+    adapter = _File("adapter")
     policy = _File("policy")
     results = _File("evaluation", "results.json")
     episodes = _File("evaluation", "episodes.jsonl")

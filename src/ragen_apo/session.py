@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from ragen_apo.files import (
 )
 from ragen_apo.policy.conversation_probe import probe_conversation
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
-from ragen_apo.policy.lora import add_adapters
+from ragen_apo.policy.lora import add_adapters, save_adapters
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
@@ -129,20 +130,23 @@ class Session:
 
         The first rank does; the others come back when the folder is there.
         """
-        with model.whole():
-            self.ranks.from_first(lambda: self._write_model(model, folder), f"saving {folder.name}")
+        self._write(model, folder, model.save)
 
-    def _write_model(self, model: LanguageModel, folder: Path) -> None:
-        try:
-            with directory_written_atomically(folder) as partial:
-                model.save(partial)
-                write_checksums(partial)
-        except Exception as error:
-            # safetensors and tokenizers report a full disk by exceptions of their own.
-            code = _ERROR_OF_RUST.search(str(error))
-            if isinstance(error, OSError) or code is None:
-                raise
-            raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+    def save_adapters(self, policy: LanguageModel) -> None:
+        """Writes the policy's adapters as a folder of peft; as `save_model` does otherwise.
+
+        They belong to the first reference, which without a warm start is the configured model.
+        """
+        path, is_trained = self.config.policy.path, self.config.warm_start.enabled
+        is_at_hub = path is not None and not Path(path).exists()
+        base = path if is_at_hub and not is_trained else str(self.run.reference(0).absolute())
+        # Without the tokenizer, to whose length peft would cut the embeddings of the model.
+        write = functools.partial(save_adapters, policy.model, base=base)
+        self._write(policy, self.run.adapter, write)
+
+    def _write(self, model: LanguageModel, folder: Path, write: Callable[[Path], None]) -> None:
+        with model.whole():
+            self.ranks.from_first(lambda: _write_whole(folder, write), f"saving {folder.name}")
 
     def note_row(
         self, curve: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()
@@ -204,3 +208,16 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
         join_ranks(config.machine),
         opened,
     )
+
+
+def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
+    try:
+        with directory_written_atomically(folder) as partial:
+            write(partial)
+            write_checksums(partial)
+    except Exception as error:
+        # safetensors and tokenizers report a full disk by exceptions of their own.
+        code = _ERROR_OF_RUST.search(str(error))
+        if isinstance(error, OSError) or code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error

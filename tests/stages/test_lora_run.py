@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import RunDirectoryError
@@ -69,6 +71,17 @@ def test_references_and_policy_are_plain_models_that_differ_in_linear_layers_onl
         assert before.keys() == after.keys()
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         assert changed == {name for name in before if name.endswith("proj.weight")}
+
+
+def test_peft_loads_the_adapters_onto_the_first_reference(lora_run: RunDirectory) -> None:
+    loaded = AutoPeftModelForCausalLM.from_pretrained(lora_run.adapter)
+    base = AutoModelForCausalLM.from_pretrained(lora_run.reference(0))
+    merged = AutoModelForCausalLM.from_pretrained(lora_run.policy)
+    token_ids = AutoTokenizer.from_pretrained(lora_run.policy)("search mug", return_tensors="pt")
+    with torch.inference_mode():
+        logits = [model(**token_ids).logits for model in (loaded, merged, base)]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)
+    assert (logits[1] - logits[2]).abs().max() > 1e-3
 
 
 def test_a_checkpoint_holds_adapters_and_their_moments_only(lora_run: RunDirectory) -> None:

@@ -60,8 +60,8 @@ def read_values(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 def load_run_config(path: Path) -> RunConfig:
     """The resolved configuration that a run keeps: unlike one that people write, it has every key.
 
-    Keys that are younger than the run have their defaults. Raises ConfigError if others are missing;
-    a file that was cut off must not mean defaults.
+    Keys that are younger than the run have their defaults. Raises ConfigError if others are
+    missing: a file that was cut off must not mean defaults.
     """
     values, problems = read_values(path)
     if is_of_0_1(values):

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -198,6 +201,18 @@ def adapter_settings(model: nn.Module) -> dict[str, Any]:
         "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
         "inference_mode": True,
     }
+
+
+def save_adapters(model: nn.Module, folder: Path, *, base: str | None = None) -> None:
+    """Writes the adapters to a folder as peft does: settings and safetensors.
+
+    `base` is the folder, or name at a hub, of the model that they were added to, for
+    `AutoPeftModelForCausalLM`, which loads both.
+    """
+    tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = adapter_settings(model) | {"base_model_name_or_path": base}
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -154,6 +154,8 @@ def _play_from(
         run_stage_two(session, policy, tasks, position=position, moments=moments)
     if session.ranks.is_first:
         _note_peak_memory(run, session.device)
+    if session.config.policy.lora is not None:
+        session.save_adapters(policy)
     session.save_model(policy, run.policy)
 
 

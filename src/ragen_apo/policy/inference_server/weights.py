@@ -19,8 +19,6 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from ragen_apo.files import directory_written_atomically
 from ragen_apo.policy.inference_server.untied import (
     is_tied,
@@ -35,6 +33,7 @@ from ragen_apo.policy.lora import (
     adapter_tensors,
     has_adapters,
     plain_weights,
+    save_adapters,
     update_digest,
 )
 
@@ -147,13 +146,7 @@ class PolicyWeights:
         folder = self._folder / name
         if not folder.exists():
             with directory_written_atomically(folder) as partial:
-                tensors = adapter_tensors(self._model.model)
-                save_file(
-                    {name: tensor.contiguous() for name, tensor in tensors.items()},
-                    partial / "adapter_model.safetensors",
-                )
-                settings = json.dumps(adapter_settings(self._model.model), indent=2)
-                (partial / "adapter_config.json").write_text(settings, encoding="utf-8")
+                save_adapters(self._model.model, partial)
         return folder
 
     def forget_files(self, identity: Identity) -> None:
