@@ -27,7 +27,7 @@ from benchmarks.tables import write_page
 from ragen_apo.config import RunConfig
 from ragen_apo.objectives.apo import apo_loss
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.scoring import score_tokens, token_logprobs
 from ragen_apo.training.algorithms.apo import Apo
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.training.optimization import Optimizer
@@ -80,11 +80,11 @@ def apo_update(
         )
         ids_BT, mask_BT = batch.token_ids_BT, batch.loss_mask_BT
         with torch.no_grad():
-            frozen = score_tokens(reference, ids_BT, mask_BT)
+            frozen_BT = token_logprobs(reference, ids_BT, mask_BT)
         scores = score_tokens(policy, ids_BT, mask_BT)
         part = apo_loss(
             scores.logprobs_BT,
-            reference_logprobs_BT=frozen.logprobs_BT,
+            reference_logprobs_BT=frozen_BT,
             mask_BT=mask_BT,
             returns_B=torch.ones(len(indices)),
             v_star_B=torch.full((len(indices),), 0.5),

@@ -5,7 +5,7 @@ import torch
 
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.scoring import score_tokens, token_logprobs
 from ragen_apo.seeding import generator
 from tests.generating import respond
 
@@ -41,6 +41,13 @@ def test_sampled_logprobs_equal_the_scored_ones(
     token_ids, mask, logprobs = sampled_batch(any_model, temperature=temperature)
     scores = score_tokens(any_model, token_ids, mask, temperature=temperature)
     torch.testing.assert_close(scores.logprobs_BT, logprobs, atol=1e-5, rtol=0)
+
+
+def test_logprobs_alone_are_the_same(any_model: LanguageModel) -> None:
+    token_ids, mask, _ = sampled_batch(any_model, temperature=1.0)
+    scores = score_tokens(any_model, token_ids, mask, temperature=0.7)
+    alone = token_logprobs(any_model, token_ids, mask, temperature=0.7)
+    assert torch.equal(alone, scores.logprobs_BT)
 
 
 def test_another_temperature_gives_other_scores(llama: LanguageModel) -> None:

@@ -55,14 +55,15 @@ def give_gradients(model: nn.Module, *, step: int) -> None:
     model["head"](model["embedding"](inputs)).square().sum().backward()
 
 
-def test_a_restored_optimizer_makes_bit_identical_updates() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_restored_optimizer_makes_bit_identical_updates(*, fused: bool) -> None:
     model = tied_model()
-    optimizer = Optimizer(model, weight_decay=0.1)
+    optimizer = Optimizer(model, weight_decay=0.1, fused=fused)
     for step in range(3):
         give_gradients(model, step=step)
         optimizer.update(learning_rate=0.1, max_grad_norm=1.0)
     twin = copy.deepcopy(model)
-    restored = Optimizer(twin, weight_decay=0.1)
+    restored = Optimizer(twin, weight_decay=0.1, fused=fused)
     restored.load_state_tensors(optimizer.state_tensors())
     for step in range(3, 6):
         norms = []
@@ -71,6 +72,17 @@ def test_a_restored_optimizer_makes_bit_identical_updates() -> None:
             norms.append(its_optimizer.update(learning_rate=0.1, max_grad_norm=1.0))
         assert norms[0] == norms[1]
     assert torch.equal(model["head"].weight, twin["head"].weight)
+
+
+def test_the_fused_update_is_the_same_up_to_rounding() -> None:
+    models = [tied_model(), tied_model()]
+    for model, fused in zip(models, (False, True), strict=True):
+        optimizer = Optimizer(model, weight_decay=0.1, fused=fused)
+        for step in range(4):
+            give_gradients(model, step=step)
+            optimizer.update(learning_rate=0.1, max_grad_norm=1.0)
+    torch.testing.assert_close(models[0]["head"].weight, models[1]["head"].weight)
+    assert not torch.equal(models[0]["head"].weight, tied_model()["head"].weight)
 
 
 def test_an_optimizer_without_its_moments_makes_another_update() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 
 import torch
@@ -53,6 +54,13 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
             f"torchrun has started {place.local_size} processes on this host, which has "
             f"{torch.cuda.device_count()} GPUs; give --nproc-per-node gpu, or machine.device cpu"
         )
+    if name == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = machine.tf32
+        torch.backends.cudnn.allow_tf32 = machine.tf32
+    if machine.deterministic:
+        # cuBLAS reads it when it starts; with more workspaces it may choose among algorithms.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     shares_gpus = name == "cuda" and place.size > 1
     device = torch.device(name, place.local_rank) if shares_gpus else torch.device(name)
     return device, getattr(torch, machine.dtype)

@@ -23,6 +23,8 @@ YOUNG_KEYS = (
     "rollouts",
     "tracking",
     "evaluation.search",
+    "machine.tf32",
+    "machine.deterministic",
     "machine.sharding",
     "machine.rank_timeout_seconds",
     "training.keep_episodes",

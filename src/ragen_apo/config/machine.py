@@ -22,6 +22,13 @@ class MachineConfig(Section):
     takes twice the memory; with it the number of processes changes no token of a run."""
     mixed_precision: Literal["none", "bfloat16"] = "none"
     """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
+    tf32: bool = True
+    """On a GPU: float32 matrix products take 10 bits of each factor's mantissa and run on tensor
+    cores, several times faster. Nothing changes on a CPU."""
+    deterministic: bool = False
+    """Only algorithms whose result is the same every time, some of which are slower; an operation
+    without one is an error. A CPU needs it for nothing: there a resumed run ends with the same
+    bits. On a GPU only this switch promises that."""
     gradient_checkpointing: bool = False
     """Compute each layer a second time for the backward pass instead of keeping what it computed:
     about a third more time, far less memory on long episodes."""

@@ -20,7 +20,7 @@ from ragen_apo.policy.attention import ATTENTION
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.model_checks import refusing_failures
-from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.scoring import token_logprobs
 from ragen_apo.seeding import generator
 
 SAID = ("Red or blue?", "And now?")
@@ -124,8 +124,8 @@ def _score(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]:
         token_ids_RT[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
         mask_RT[index, list(row.sampled)] = True
     device = model.device
-    scores = score_tokens(model, token_ids_RT.to(device), mask_RT.to(device)).logprobs_BT.cpu()
-    return [scores[index, mask_RT[index]] for index in range(len(rows))]
+    logprobs_RT = token_logprobs(model, token_ids_RT.to(device), mask_RT.to(device)).cpu()
+    return [logprobs_RT[index, mask_RT[index]] for index in range(len(rows))]
 
 
 def _compute_plainly(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]:

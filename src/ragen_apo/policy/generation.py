@@ -362,7 +362,10 @@ def inverse_cdf(logprobs_RV: Tensor, uniform_R: Tensor) -> Tensor:
     The sum is in float64, and the draw is scaled by the total and kept below it, so that rounding
     never selects a token of probability zero. NaN gives the last token.
     """
-    cumulative_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64)
+    device = logprobs_RV.device
+    if torch.are_deterministic_algorithms_enabled():
+        logprobs_RV = logprobs_RV.cpu()  # a GPU has no deterministic cumulative sum
+    cumulative_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64).to(device)
     total_R = cumulative_RV[:, -1]
     below_R = torch.nextafter(total_R, torch.zeros_like(total_R))
     target_R1 = torch.minimum(uniform_R * total_R, below_R)[:, None]

@@ -1,5 +1,8 @@
 """Log-probabilities of recorded tokens under a model, with or without gradients.
 
+`score_tokens` also has the entropy of each token's distribution, which takes as much memory as the
+logits; what only needs log-probabilities, as of the reference, asks `token_logprobs`.
+
 Further axis (`ragen_apo.types` has the others): N sampled tokens of the batch.
 """
 
@@ -38,15 +41,38 @@ def score_tokens(
     vocabulary projection runs at the N masked positions only. `entropy_gradients` keeps a second
     tensor [N, V] for the backward pass, for an entropy bonus.
     """
+    logprobs_NV = _distributions(model, token_ids_RT, loss_mask_RT, temperature=temperature)
+    with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    return TokenScores(
+        logprobs_BT=_of_tokens(logprobs_NV, token_ids_RT, loss_mask_RT),
+        entropy_BT=_in_rows(entropy_N, loss_mask_RT),
+    )
+
+
+def token_logprobs(
+    model: LanguageModel, token_ids_RT: Tensor, loss_mask_RT: Tensor, *, temperature: float = 1.0
+) -> Tensor:
+    """The log-probabilities [R, T] of `score_tokens` alone."""
+    logprobs_NV = _distributions(model, token_ids_RT, loss_mask_RT, temperature=temperature)
+    return _of_tokens(logprobs_NV, token_ids_RT, loss_mask_RT)
+
+
+def _distributions(
+    model: LanguageModel, token_ids_RT: Tensor, loss_mask_RT: Tensor, *, temperature: float
+) -> Tensor:
+    """What each sampled token was drawn from, as log pi [N, V]."""
     if bool(loss_mask_RT[:, 0].any()):
         raise ValueError("the first token of a row cannot be a sampled one: nothing predicts it")
     logits_NV = model.target_logits(token_ids_RT, loss_mask_RT)
-    logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
-    logprobs_N = logprobs_NV.gather(1, token_ids_RT[loss_mask_RT][:, None])[:, 0]
-    with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
-        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-    zeros_RT = torch.zeros(loss_mask_RT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
-    return TokenScores(
-        logprobs_BT=zeros_RT.masked_scatter(loss_mask_RT, logprobs_N),
-        entropy_BT=zeros_RT.masked_scatter(loss_mask_RT, entropy_N),
-    )
+    return torch.log_softmax(logits_NV / temperature, dim=-1)
+
+
+def _of_tokens(logprobs_NV: Tensor, token_ids_RT: Tensor, loss_mask_RT: Tensor) -> Tensor:
+    chosen_N = logprobs_NV.gather(1, token_ids_RT[loss_mask_RT][:, None])[:, 0]
+    return _in_rows(chosen_N, loss_mask_RT)
+
+
+def _in_rows(values_N: Tensor, loss_mask_RT: Tensor) -> Tensor:
+    zeros_RT = torch.zeros(loss_mask_RT.shape, dtype=values_N.dtype, device=values_N.device)
+    return zeros_RT.masked_scatter(loss_mask_RT, values_N)

@@ -29,6 +29,8 @@ MAY_CHANGE = (
     "machine.num_threads",
     "machine.device",
     "machine.rank_timeout_seconds",
+    "machine.tf32",
+    "machine.deterministic",
     "machine.sharding",
     "policy.trust_remote_code",
     "rollouts",

@@ -34,10 +34,21 @@ def learning_rate_at(
 class Optimizer:
     """AdamW over the trainable parameters of a model, whose state is plain named tensors."""
 
-    def __init__(self, model: nn.Module, *, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, model: nn.Module, *, weight_decay: float = 0.0, fused: bool | None = None
+    ) -> None:
+        """`fused` updates all parameters in one kernel, which rounds differently.
+
+        None does so on a GPU only.
+        """
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        on_gpu = all(parameter.is_cuda for _, parameter in self._named)
+        self._fused = on_gpu if fused is None else fused
         self._adamw = torch.optim.AdamW(
-            [parameter for _, parameter in self._named], lr=0.0, weight_decay=weight_decay
+            [parameter for _, parameter in self._named],
+            lr=0.0,
+            weight_decay=weight_decay,
+            fused=self._fused,
         )
 
     def update(self, *, learning_rate: float, max_grad_norm: float) -> float:
@@ -70,28 +81,33 @@ class Optimizer:
         return {
             f"{name}/{key}": value.detach().clone().contiguous()
             for name, parameter in self._named
-            for key, value in (self._adamw.state.get(parameter) or _first_state(parameter)).items()
+            for key, value in self._state_of(parameter).items()
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_tensors`; raises ValueError for any others."""
         forms = {
-            name: _first_state(torch.empty(each.shape, dtype=each.dtype, device="meta"))
+            name: self._first_state(torch.empty(each.shape, dtype=each.dtype, device="meta"))
             for name, each in self._named
         }
         expected = {f"{name}/{key}": form for name in forms for key, form in forms[name].items()}
         check_tensors(tensors, expected)
         for name, parameter in self._named:
-            state = _first_state(parameter.detach())
+            state = self._first_state(parameter.detach())
             for key, moment in state.items():
                 assign(moment, tensors[f"{name}/{key}"])
             self._adamw.state[parameter] = state
 
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        return self._adamw.state.get(parameter) or self._first_state(parameter)
 
-def _first_state(parameter: Tensor) -> dict[str, Tensor]:
-    """What AdamW makes of a parameter at its first gradient; the step count is on the CPU."""
-    return {
-        "step": torch.tensor(0.0),
-        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-    }
+    def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """What AdamW makes of a parameter at its first gradient.
+
+        The fused one counts its steps on the parameter's device.
+        """
+        return {
+            "step": torch.zeros((), device=parameter.device if self._fused else "cpu"),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }

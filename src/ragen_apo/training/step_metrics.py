@@ -39,12 +39,13 @@ class StepMetrics:
     """Collects them; what belongs to an episode is taken from the first pass over the rollouts."""
 
     updates: list[Mapping[str, float]] = field(default_factory=list)
-    loss: float = 0.0
-    """Of the minibatch in progress."""
     entropy_sum: float = 0.0
     logprob_gap_max: float = 0.0
     """Over the micro-batches before the first update."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _parts: list[dict[str, Tensor]] = field(default_factory=list)
+    """Numbers of the micro-batches of the update in progress, on the device: reading one would wait
+    until all that was queued before it is computed."""
     _rows: list[Tensor] = field(default_factory=list)
     _vectors: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
@@ -52,13 +53,11 @@ class StepMetrics:
         self, part: LossPart, micro: MicroBatch, scores: TokenScores, *, first_pass: bool
     ) -> None:
         """Notes a micro-batch after its backward pass."""
-        self.loss += part.loss.item()
-        for name, value in part.sums.items():
-            self.sums[name] += float(value)
+        numbers = {"loss": part.loss.detach()}
+        numbers |= {f"sums/{name}": value.detach() for name, value in part.sums.items()}
         logprobs_BT = scores.logprobs_BT.detach()
         if not self.updates:
-            gap_BT = (logprobs_BT - micro.tokens.sampled_logprobs_BT).abs()
-            self.logprob_gap_max = max(self.logprob_gap_max, gap_BT.max().item())
+            numbers["gap"] = (logprobs_BT - micro.tokens.sampled_logprobs_BT).abs().max()
         if first_pass:
             against = {
                 "reference_logprobs_BT": micro.reference_logprobs_BT,
@@ -70,15 +69,28 @@ class StepMetrics:
                 "num_tokens": micro.mask_BT.sum(dim=1),
                 **part.per_sequence,
             }
-            self.entropy_sum += scores.entropy_BT.detach().sum().item()
-            self._rows.append(micro.rows.cpu())
+            numbers["entropy"] = scores.entropy_BT.detach().sum()
+            self._rows.append(micro.rows)
             for name, vector in vectors.items():
-                self._vectors[name].append(vector.cpu())
+                self._vectors[name].append(vector)
+        self._parts.append(numbers)
 
     def close_update(self, **values: float) -> None:
         """Notes an update, with the loss that led to it."""
-        self.updates.append({"loss": self.loss, **values})
-        self.loss = 0.0
+        loss = 0.0
+        for numbers in self._parts:
+            for name, number in numbers.items():
+                value, (kind, _, of) = number.item(), name.partition("/")
+                if kind == "loss":
+                    loss += value
+                elif kind == "entropy":
+                    self.entropy_sum += value
+                elif kind == "gap":
+                    self.logprob_gap_max = max(self.logprob_gap_max, value)
+                else:
+                    self.sums[of] += value
+        self._parts.clear()
+        self.updates.append({"loss": loss, **values})
 
     def of_all(self, ranks: Ranks) -> StepMetrics:
         """Those of all ranks together: each has collected its own micro-batches."""
@@ -109,21 +121,21 @@ class StepMetrics:
 
     def _as_tensors(self) -> dict[str, Tensor]:
         """What differs from rank to rank."""
-        vectors = {f"vectors/{name}": torch.cat(each) for name, each in self._vectors.items()}
+        vectors = {f"vectors/{name}": _joined(each) for name, each in self._vectors.items()}
         numbers = {f"sums/{name}": value for name, value in self.sums.items()}
         numbers |= {"entropy_sum": self.entropy_sum, "logprob_gap_max": self.logprob_gap_max}
         return {
             **vectors,
             **{name: torch.tensor(each, dtype=torch.float64) for name, each in numbers.items()},
             "losses": torch.tensor([each["loss"] for each in self.updates], dtype=torch.float64),
-            "rows": torch.cat(self._rows) if self._rows else torch.empty(0, dtype=torch.int64),
+            "rows": _joined(self._rows) if self._rows else torch.empty(0, dtype=torch.int64),
         }
 
     def vector(self, name: str) -> Tensor:
         """A number per episode [B], in the order of the rollouts."""
-        joined = torch.cat(self._vectors[name])
+        joined = _joined(self._vectors[name])
         ordered = torch.empty_like(joined)
-        ordered[torch.cat(self._rows)] = joined
+        ordered[_joined(self._rows)] = joined
         return ordered
 
     def metrics(self) -> dict[str, float | int]:
@@ -161,6 +173,10 @@ def rollout_metrics(
         "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
         **thought_shares(turns, opening=opening),
     }
+
+
+def _joined(vectors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(vectors)).cpu()
 
 
 def _share(turns: Sequence[Turn], flag: TurnFlag) -> float:

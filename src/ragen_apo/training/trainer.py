@@ -36,7 +36,7 @@ import torch
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import TokenScores, score_tokens
+from ragen_apo.policy.scoring import TokenScores, score_tokens, token_logprobs
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.algorithms.base import Algorithm
@@ -197,7 +197,7 @@ class Trainer:
                 epoch=epoch,
             ):
                 for micro in rollouts.micro_batches(indices, size=self._micro_batch_size):
-                    scores = self._scores(self.policy, micro)
+                    scores = self._scores(micro)
                     part = algorithm.loss(targets, micro, scores)
                     if micro.is_idle:
                         (0.0 * part.loss).backward()
@@ -216,16 +216,26 @@ class Trainer:
     def _with_reference(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with log pi_ref of their tokens."""
         logprobs_BT = rollouts.scored(
-            lambda micro: self._scores(self.reference, micro).logprobs_BT,
+            self._reference_logprobs,
             size=self._micro_batch_size,
             what="reference",
         )
         return replace(rollouts, reference_logprobs_BT=logprobs_BT)
 
-    def _scores(self, model: LanguageModel, micro: MicroBatch) -> TokenScores:
-        """What a model says about the sampled tokens, in the rows of their episodes."""
+    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor:
+        """What the reference says about the sampled tokens [B, T]."""
+        logprobs_ML = token_logprobs(
+            self.reference,
+            micro.samples.token_ids_BT,
+            micro.samples.loss_mask_BT,
+            temperature=self.config.sampling.temperature,
+        )
+        return micro.in_rows(logprobs_ML)
+
+    def _scores(self, micro: MicroBatch) -> TokenScores:
+        """What the policy says about the sampled tokens, in the rows of their episodes."""
         scores = score_tokens(
-            model,
+            self.policy,
             micro.samples.token_ids_BT,
             micro.samples.loss_mask_BT,
             temperature=self.config.sampling.temperature,

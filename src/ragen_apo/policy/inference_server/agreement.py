@@ -1,6 +1,6 @@
 """Whether a server and this process say the same about the same tokens.
 
-    server samples a short conversation -> its log-probabilities against those of `score_tokens`
+    server samples a short conversation -> its log-probabilities against those of `token_logprobs`
 
 Rounding in another number format moves single log-probabilities by tenths of a nat, other weights,
 another temperature or other rotary positions move all of them. So the mean decides.
@@ -15,7 +15,7 @@ import torch
 from ragen_apo.policy.inference_server.vllm import VllmServer, Wanted, read_completion
 from ragen_apo.policy.inference_server.wire import RequestError
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.scoring import token_logprobs
 
 MAX_MEAN_GAP = 0.1
 """In nats; a larger mean is not rounding, in bfloat16 either (docs/metrics.md)."""
@@ -112,5 +112,5 @@ def _scored(
     """The policy's log-probabilities [N] of the sampled tokens."""
     token_ids_1T = torch.tensor([token_ids], device=model.device)
     mask_1T = torch.tensor([mask], device=model.device)
-    scores = score_tokens(model, token_ids_1T, mask_1T, temperature=temperature)
-    return scores.logprobs_BT[mask_1T].float().cpu()
+    logprobs_1T = token_logprobs(model, token_ids_1T, mask_1T, temperature=temperature)
+    return logprobs_1T[mask_1T].float().cpu()

@@ -46,7 +46,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.scoring import token_logprobs
 from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT
 from ragen_apo.training.batching import collate, micro_batches
 from ragen_apo.types import TrainingSample, Trajectory, Turn
@@ -158,10 +158,10 @@ def cross_scores(
             [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device
         )
         with torch.no_grad():
-            scores = score_tokens(
+            logprobs_BT = token_logprobs(
                 policy, batch.token_ids_BT, batch.loss_mask_BT, temperature=temperature
             )
-        sums = scores.logprobs_BT.double().sum(dim=1).tolist()
+        sums = logprobs_BT.double().sum(dim=1).tolist()
         score_of |= {pairs[index]: total for index, total in zip(indices, sums, strict=True)}
     return torch.tensor(
         [[score_of[thought, prompt] for prompt in prompts] for thought in thoughts],

@@ -15,7 +15,7 @@ from ragen_apo.config.agent import AgentConfig
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.generation import GenerationEngine, Row
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.policy.scoring import token_logprobs
 from ragen_apo.seeding import generator
 
 Wrote = Callable[[int, float], bool]
@@ -82,7 +82,7 @@ class Writer:
         token_ids_1T = torch.tensor([[*prompt, *response]], device=self.model.device)
         loss_mask_1T = torch.zeros_like(token_ids_1T, dtype=torch.bool)
         loss_mask_1T[:, len(prompt) :] = True
-        scores = score_tokens(
+        logprobs_1T = token_logprobs(
             self.model, token_ids_1T, loss_mask_1T, temperature=temperature or 1.0
         )
-        return tuple(scores.logprobs_BT[0, len(prompt) :].tolist())
+        return tuple(logprobs_1T[0, len(prompt) :].tolist())

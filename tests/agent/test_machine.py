@@ -1,0 +1,38 @@
+"""What a configuration sets of the machine; GPUs are looked at by `benchmarks.gpu`."""
+
+import pytest
+import torch
+
+from ragen_apo.agent.assembly import set_up_machine
+from ragen_apo.config.machine import MachineConfig
+from ragen_apo.policy.generation import inverse_cdf
+
+
+@pytest.fixture
+def _as_before(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_deterministic_refuses_operations_that_have_no_such_algorithm() -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    set_up_machine(MachineConfig(num_threads=None, device="cpu", deterministic=True))
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_deterministic_sampling_takes_the_same_tokens() -> None:
+    logprobs = torch.randn(64, 50).log_softmax(-1)
+    uniform = torch.rand(64, dtype=torch.float64)
+    before = inverse_cdf(logprobs, uniform)
+    torch.use_deterministic_algorithms(True)
+    assert torch.equal(inverse_cdf(logprobs, uniform), before)
+
+
+def test_a_cpu_keeps_the_precision_of_its_products() -> None:
+    before = torch.get_float32_matmul_precision()
+    set_up_machine(MachineConfig(num_threads=None, device="cpu", tf32=True))
+    assert torch.get_float32_matmul_precision() == before
