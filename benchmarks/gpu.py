@@ -53,8 +53,8 @@ VOCABULARY = {"tiny": 2048}
 BATCH, STEPS, MICRO_BATCH = 32, 3, 8
 QUESTION_TOKENS = 128
 GIB = 2**30
-NOTES = f"""{BATCH} tasks a step, {MICRO_BATCH} a pass, the mean of {STEPS - 1} steps after the first
-one. `episodes` are 10 turns of 32 tokens in the catalogue shop, `questions` one turn of
+NOTES = f"""{BATCH} tasks a step, {MICRO_BATCH} a pass, the mean of the {STEPS - 1} steps after the
+first. `episodes` are 10 turns of 32 tokens in the catalogue shop, `questions` one turn of
 {QUESTION_TOKENS} tokens. Memory is the peak of the allocator on a GPU, and of the process on a CPU.
 The docstring of the script says the rest."""
 HEADER = (
