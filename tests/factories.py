@@ -18,6 +18,7 @@ import yaml
 from safetensors.torch import load_file
 
 from ragen_apo.agent.assembly import build_environments, build_proxy
+from ragen_apo.cli import app
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.language_model import LanguageModel
@@ -219,6 +220,29 @@ def run(config: RunConfig, path: Path, *, progress: Progress | None = None) -> R
     with threads_restored():
         train(config, directory, progress=progress or SilentProgress())
     return directory
+
+
+def shipped_run(config: Path, folder: Path, *overrides: str) -> RunDirectory:
+    """The run of a configuration in configs/, on a CPU with two steps of four tasks.
+
+    By the command, up to the report.
+    """
+    sizes = [
+        "--machine.device=cpu",
+        "--machine.num_threads=1",
+        "--agent.max_response_tokens=12",
+        "--values.num_samples=2",
+        "--training.max_steps=2",
+        "--training.max_tasks=4",
+        "--training.tasks_per_step=4",
+        "--training.eval_every=1",
+        "--training.eval_episodes=2",
+        "--evaluation.num_episodes=3",
+    ]
+    keys = ["--config", str(config), "--run-dir", str(folder), *overrides, *sizes]
+    with threads_restored():
+        app(["train", *keys], result_action="return_value")
+    return RunDirectory(folder)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

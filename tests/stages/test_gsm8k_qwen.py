@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ragen_apo.cli import app
 from ragen_apo.config import load_config
 from ragen_apo.files import read_json_lines
-from ragen_apo.run_directory import RunDirectory
 from ragen_apo.training.algorithms.apo import ValueConfig
 from tests.environments.questions.files import question, write_rows
-from tests.factories import threads_restored
+from tests.factories import shipped_run
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "gsm8k_qwen.yaml"
 
@@ -19,26 +17,14 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs" / "gsm8k_qwen.yaml"
 @pytest.mark.slow
 def test_it_runs_from_stage_one_to_the_report(qwen_folder: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "own.jsonl", [question(number) for number in range(30)])
-    keys = [
+    run = shipped_run(
+        CONFIG,
+        tmp_path / "run",
         f"--policy.path={qwen_folder}",
         "--environment.dataset=null",
         "--environment.subset=null",
         f"--environment.data={path}",
-        "--machine.device=cpu",
-        "--machine.num_threads=1",
-        "--agent.max_response_tokens=12",
-        "--values.num_samples=2",
-        "--training.max_steps=2",
-        "--training.max_tasks=4",
-        "--training.tasks_per_step=4",
-        "--training.eval_every=1",
-        "--training.eval_episodes=2",
-        "--evaluation.num_episodes=3",
-    ]
-    command = ["train", "--config", str(CONFIG), "--run-dir", str(tmp_path / "run"), *keys]
-    with threads_restored():
-        app(command, result_action="return_value")
-    run = RunDirectory(tmp_path / "run")
+    )
     assert [row["step"] for row in read_json_lines(run.metrics)] == [1, 2]
     assert json.loads(run.results.read_text())["episodes"] == 3
     page = (run.report / "report.html").read_text(encoding="utf-8")

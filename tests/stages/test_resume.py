@@ -67,6 +67,14 @@ def assert_killed(status: int) -> None:
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
 
 
+def assert_same_state(actual: RunDirectory, expected: RunDirectory) -> None:
+    """What the algorithm keeps besides the policy is equal in the newest checkpoints."""
+    newest = [list_checkpoints(run.checkpoints)[-1] for run in (actual, expected)]
+    states = [load_file(path / "algorithm.safetensors") for path in newest]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_that_was_killed_ends_with_the_files_of_one_that_was_not(
     fault: str, run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
@@ -110,10 +118,7 @@ def test_ppo_killed_between_its_policy_and_its_critic(
     assert rows(run.metrics) == rows(expected.metrics)
     assert rows(run.rollouts) == rows(expected.rollouts)
     assert_same_tensors(run.policy, expected.policy)
-    newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, expected)]
-    states = [load_file(path / "algorithm.safetensors") for path in newest]
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert_same_state(run, expected)
 
 
 def test_ppo_whose_critic_is_missing_from_the_checkpoint_is_refused(
@@ -161,10 +166,7 @@ def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
     assert [row["sampler_lag"] for row in rows(run.metrics)] == [0, 1, 2, 0]
     assert rows(run.metrics) == rows(whole.metrics)
     assert_same_tensors(run.policy, whole.policy)
-    newest = [list_checkpoints(each.checkpoints)[-1] for each in (run, whole)]
-    states = [load_file(path / "algorithm.safetensors") for path in newest]
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert_same_state(run, whole)
 
 
 def test_a_run_with_a_context_window_killed_in_stage_two(

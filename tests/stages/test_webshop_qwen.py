@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from ragen_apo.agent.assembly import build_context
-from ragen_apo.cli import app
 from ragen_apo.config import load_config
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.generation import GenerationEngine
@@ -18,7 +17,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
 from ragen_apo.session import open_session
 from ragen_apo.training.checkpoint import list_checkpoints
-from tests.factories import threads_restored
+from tests.factories import shipped_run
 from tests.generating import respond
 
 pytestmark = pytest.mark.slow
@@ -30,26 +29,14 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs" / "webshop_qwen.yaml"
 def run(qwen_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """Stage 1, two steps of Stage 2, a new reference between them, evaluation and report."""
     folder = tmp_path_factory.mktemp("qwen")
-    keys = [
+    return shipped_run(
+        CONFIG,
+        folder / "run",
         f"--policy.path={qwen_folder}",
         "--environment.data=generated:500",
         f"--environment.store={folder / 'store'}",
-        "--machine.device=cpu",
-        "--machine.num_threads=1",
-        "--agent.max_response_tokens=12",
-        "--values.num_samples=2",
         "--reference.refresh_every_steps=1",
-        "--training.max_steps=2",
-        "--training.max_tasks=4",
-        "--training.tasks_per_step=4",
-        "--training.eval_every=1",
-        "--training.eval_episodes=2",
-        "--evaluation.num_episodes=3",
-    ]
-    command = ["train", "--config", str(CONFIG), "--run-dir", str(folder / "run"), *keys]
-    with threads_restored():
-        app(command, result_action="return_value")
-    return RunDirectory(folder / "run")
+    )
 
 
 def test_it_runs_from_stage_one_to_the_report(run: RunDirectory) -> None:

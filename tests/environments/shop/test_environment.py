@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from ragen_apo.environments.shop import ShopEnvironment
@@ -7,21 +5,7 @@ from ragen_apo.environments.shop.environment import Screen
 from ragen_apo.environments.shop.scripted import listings, product_words, task_words
 from ragen_apo.environments.shop.tasks import PHRASINGS, with_synonyms
 from ragen_apo.errors import ConfigError
-from ragen_apo.types import Task
-
-GOAL_ID, OTHER_ID = 23, 24
-"""The products History Atlas and another one."""
-
-
-def shop_with_goal(**options: Any) -> ShopEnvironment:
-    """A shop at the start of the episode whose goal is the History Atlas."""
-    shop = ShopEnvironment(**options)
-    shop.reset(goal_task(shop), seed=0)
-    return shop
-
-
-def goal_task(shop: ShopEnvironment) -> Task:
-    return next(task for task in shop.tasks("all") if task.payload["product_id"] == GOAL_ID)
+from tests.environments.shop.goal import GOAL_ID, OTHER_ID, shop_with_goal
 
 
 def test_the_first_observation_is_the_task_and_the_size_of_the_shop() -> None:

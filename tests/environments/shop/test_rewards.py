@@ -9,20 +9,7 @@ from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.shop.rewards import PRESETS, RewardScheme
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
-
-GOAL_ID, OTHER_ID = 23, 24
-"""The products History Atlas and another one."""
-
-
-def shop_with_goal(**options: Any) -> ShopEnvironment:
-    """A shop at the start of the episode whose goal is the History Atlas."""
-    shop = ShopEnvironment(**options)
-    shop.reset(goal_task(shop), seed=0)
-    return shop
-
-
-def goal_task(shop: ShopEnvironment) -> Task:
-    return next(task for task in shop.tasks("all") if task.payload["product_id"] == GOAL_ID)
+from tests.environments.shop.goal import GOAL_ID, OTHER_ID, goal_task, shop_with_goal
 
 
 def rewards(shop: ShopEnvironment, actions: Iterable[str]) -> list[float]:

@@ -83,6 +83,21 @@ def always(path: str, error: Exception) -> Callable[[str, Any], Any]:
     return spoil
 
 
+def restart_once(fake: FakeVllm, *, hangs_up: bool = False) -> None:
+    """The next request for a completion finds the server started again."""
+    left = [True]
+
+    def restart(path: str, answer: Any) -> Any:
+        if path == COMPLETIONS and left:
+            left.pop()
+            fake.restart()
+            if hangs_up:
+                raise HangupError
+        return answer
+
+    fake.spoil = restart
+
+
 def test_tokens_come_with_the_log_probabilities_that_the_policy_gives_them(
     engine: ServerEngine, model: LanguageModel
 ) -> None:
@@ -351,16 +366,7 @@ def test_a_server_that_was_started_again_gets_its_weights_again(
 ) -> None:
     change(model)
     respond(engine)
-    left = [True]
-
-    def restart(path: str, answer: Any) -> Any:
-        if path == COMPLETIONS and left:
-            left.pop()
-            fake.restart()
-            raise HangupError
-        return answer
-
-    fake.spoil = restart
+    restart_once(fake, hangs_up=True)
     assert largest_gap(model, respond(engine)) < ROUNDING
 
 
@@ -370,15 +376,7 @@ def test_a_response_of_other_weights_is_not_taken(
     """The server is started again between two requests, so that no connection ever fails."""
     change(model)
     respond(engine)
-    left = [True]
-
-    def restart(path: str, answer: Any) -> Any:
-        if path == COMPLETIONS and left:
-            left.pop()
-            fake.restart()
-        return answer
-
-    fake.spoil = restart
+    restart_once(fake)
     assert largest_gap(model, respond(engine)) < ROUNDING
 
 
@@ -389,16 +387,7 @@ def test_an_adapter_that_a_restart_has_lost_is_loaded_again(
     change(model, mark=".lora_")
     engine = make_engine(model)
     respond(engine)
-    left = [True]
-
-    def restart(path: str, answer: Any) -> Any:
-        if path == COMPLETIONS and left:
-            left.pop()
-            fake.restart()
-            raise HangupError
-        return answer
-
-    fake.spoil = restart
+    restart_once(fake, hangs_up=True)
     assert largest_gap(model, respond(engine)) < ROUNDING
 
 
