@@ -42,12 +42,10 @@ def score_tokens(
     tensor [N, V] for the backward pass, for an entropy bonus.
     """
     logprobs_NV = _distributions(model, token_ids_RT, loss_mask_RT, temperature=temperature)
+    logprobs_RT = _of_tokens(logprobs_NV, token_ids_RT, loss_mask_RT)
     with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-    return TokenScores(
-        logprobs_BT=_of_tokens(logprobs_NV, token_ids_RT, loss_mask_RT),
-        entropy_BT=_in_rows(entropy_N, loss_mask_RT),
-    )
+    return TokenScores(logprobs_RT, entropy_BT=_in_rows(entropy_N, loss_mask_RT))
 
 
 def token_logprobs(
