@@ -172,6 +172,19 @@ def test_stage_two_without_its_checkpoints_keeps_its_metrics(
     assert (unfinished / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_whose_checkpoints_come_more_often_now_had_none_yet(
+    command: Command, unfinished: Path
+) -> None:
+    notes, config = unfinished / "run.json", unfinished / "config.yaml"
+    status = json.loads(notes.read_text())
+    status["configuration"]["training"]["checkpoint_every"] = 100
+    notes.write_text(json.dumps(status))
+    assert "checkpoint_every: 1\n" in config.read_text()
+    for checkpoint in (unfinished / "checkpoints").glob("4-*"):
+        shutil.rmtree(checkpoint)
+    assert command("train", "--run-dir", unfinished, "--resume", "--no-evaluate").status == 0
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "estimate-values"])
 def test_a_run_whose_environment_was_edited_is_not_measured_on_it(
     verb: str, command: Command, run: Path

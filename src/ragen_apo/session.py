@@ -17,6 +17,7 @@ import torch
 from ragen_apo.agent.assembly import build_environments, set_up_machine
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config import RunConfig
+from ragen_apo.config.policy import is_hub_name
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.start import join_ranks
 from ragen_apo.errors import RunDirectoryError
@@ -137,9 +138,9 @@ class Session:
 
         They belong to the first reference, which without a warm start is the configured model.
         """
-        path, is_trained = self.config.policy.path, self.config.warm_start.enabled
-        is_at_hub = path is not None and not Path(path).exists()
-        base = path if is_at_hub and not is_trained else str(self.run.reference(0).absolute())
+        base, is_trained = self.config.policy.path, self.config.warm_start.enabled
+        if is_trained or not is_hub_name(base):
+            base = str(self.run.reference(0).absolute())
         # Without the tokenizer, to whose length peft would cut the embeddings of the model.
         write = functools.partial(save_adapters, policy.model, base=base)
         self._write(policy, self.run.adapter, write)

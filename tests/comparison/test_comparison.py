@@ -305,12 +305,39 @@ def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Pa
     assert (cells["pass@k"], cells["entropy"]) == ("99.0%", "0.250")
 
 
+def test_targets_that_differ_by_half_a_point_have_columns_of_their_own(tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings
+    settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.975, 0.98]})
+    write_comparison([MEASUREMENT], tmp_path, settings=settings)
+    header = (tmp_path / "comparison.csv").read_text().splitlines()[0].split(",")
+    assert {"seconds_to_97.5%", "seconds_to_98%"} <= set(header)
+
+
+def test_a_run_without_an_evaluation_within_the_budget_takes_no_mean_from_others(
+    tmp_path: Path,
+) -> None:
+    settings = load_comparison(SHIPPED).settings.model_copy(update={"runs": {"A*-PO": {}}})
+    early = replace(MEASUREMENT, seed=9, points=MEASUREMENT.points[:1])
+    write_comparison([MEASUREMENT, early], tmp_path, settings=settings)
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
+    assert [float(row["mean_success"]) for row in rows] == pytest.approx([0.675, 0.4])
+
+
 def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     budget = BudgetConfig(tokens=2000)
     limited = settings.model_copy(update={"budget": budget, "runs": {"A*-PO": {}}})
     write_comparison([MEASUREMENT], tmp_path, settings=limited)
     assert "Budget of a run: 2,000 tokens." in (tmp_path / "comparison.md").read_text()
+
+
+def test_distillation_which_costs_no_tokens_does_not_lift_what_came_before_it() -> None:
+    """Half of the tokens at the reference's success, the other half at that of the distilled."""
+    heights = [(0, 0.5), (1000, 0.5), (1000, 0.9), (2000, 0.9)]
+    points = [Point(0.0, tokens, success) for tokens, success in heights]
+    run = replace(MEASUREMENT, points=points)
+    assert run.mean_success(2000) == pytest.approx(0.7)
+    assert run.mean_success(1000) == pytest.approx(0.5)
 
 
 def test_what_a_run_reached_last_holds_until_the_end() -> None:

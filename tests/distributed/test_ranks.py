@@ -115,7 +115,9 @@ def test_a_rank_that_is_missing_is_named_with_where_it_was_last(how: str) -> Non
 
 def seconds(ranks: Ranks) -> dict[str, float]:
     ranks.total(1.0, what="losses")
-    return ranks.take_seconds()
+    spent = ranks.take_seconds()
+    ranks.forget_seconds()
+    return spent | {"afterwards": ranks.take_seconds()["waiting_seconds"]}
 
 
 def test_the_seconds_of_waiting_and_of_communication_are_means_over_the_ranks() -> None:
@@ -124,6 +126,7 @@ def test_the_seconds_of_waiting_and_of_communication_are_means_over_the_ranks() 
     assert first["num_ranks"] == 2
     assert first["waiting_seconds"] > 0
     assert first["communication_seconds"] > 0
+    assert first["afterwards"] < first["waiting_seconds"], "what came before is forgotten"
 
 
 def test_one_process_gets_back_what_it_gave() -> None:

@@ -113,6 +113,20 @@ def test_a_turn_weighs_by_the_values_after_and_before_it(tmp_path: Path) -> None
         assert each.turn_weights == pytest.approx([math.exp(log) for log in logs])
 
 
+def test_a_turn_weighs_no_more_than_an_episode_can(tmp_path: Path) -> None:
+    """Of the state that it came from only failures are known, of the next one another's success."""
+    lost = episode(turn(state_key="x"), turn(0.0, state_key="y"), task=WON, success=False)
+    won = episode(turn(state_key="x"), turn(state_key="z"), turn(9.0, state_key="y"), task=WON)
+    through = episode(
+        turn(state_key="x"), turn(state_key="w"), turn(0.0, state_key="y"), task=WON, success=True
+    )
+    values = {"w": 0.0, "y": 9.0}
+    for each in (lost, won, through):
+        weights = turn_weights(each, task_value=0.0, values=values, beta=0.01, most=3)
+        assert max(weights) <= 3.0 + 1e-9
+    assert weights[1] == pytest.approx(3.0)
+
+
 def test_the_weights_of_turns_multiply_to_that_of_the_episode() -> None:
     episodes = [
         episode(
@@ -220,6 +234,7 @@ TEXT = resolved_yaml(
         "--distillation.batch_size=2",
         "--distillation.num_epochs=5",
         "--distillation.learning_rate=1.0e-2",
+        "--sampling.temperature=0.8",
         "--warm_start.checkpoint_every=2",
         "--values.num_samples=4",
         "--values.adaptive=false",
@@ -270,7 +285,10 @@ def test_the_good_episodes_are_likelier_afterwards(distilled_run: RunDirectory) 
         )
     whole = factories.changed(config, f"--distillation.batch_size={len(episodes)}")
     phase = distillation_phase(replace(session, config=whole), models[0], episodes, version=0)
-    before, after = (accumulate_supervised_gradients(model, phase.batch(0)) for model in models)
+    before, after = (
+        accumulate_supervised_gradients(model, phase.batch(0), temperature=phase.temperature)
+        for model in models
+    )
     assert before.log_ratio == pytest.approx(0.0, abs=1e-4), "the reference has sampled them"
     assert after.log_ratio is not None and after.log_ratio > 0.03
     assert after.loss == pytest.approx(before.loss - after.log_ratio, abs=1e-4)

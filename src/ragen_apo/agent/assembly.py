@@ -60,7 +60,7 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
     if machine.deterministic:
         # cuBLAS reads it when it starts; with more workspaces it may choose among algorithms.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(machine.deterministic)
     shares_gpus = name == "cuda" and place.size > 1
     device = torch.device(name, place.local_rank) if shares_gpus else torch.device(name)
     return device, getattr(torch, machine.dtype)

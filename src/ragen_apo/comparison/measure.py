@@ -100,13 +100,18 @@ class Measurement:
     def mean_success(self, tokens: int) -> float:
         """The mean of success over the first `tokens` tokens: the area under the curve.
 
-        Straight lines between evaluations, constant after the last one.
+        Straight lines between evaluations, constant after the last one. Distillation costs no
+        tokens: there the curve rises straight up.
         """
-        ends = [point.tokens for point in self.points]
-        cut = [end for end in ends if end < tokens]
-        heights = [point.success for point in self.points]
-        xs = [*cut, tokens]
-        return float(np.trapezoid(np.interp(xs, ends, heights), xs) / tokens)
+        within = [(point.tokens, point.success) for point in self.points if point.tokens < tokens]
+        last_end, last = within[-1]
+        after = next((point for point in self.points if point.tokens >= tokens), None)
+        height = last
+        if after is not None:
+            share = (tokens - last_end) / (after.tokens - last_end)
+            height += share * (after.success - last)
+        ends, heights = zip(*within, (tokens, height), strict=True)
+        return float(np.trapezoid(heights, ends) / tokens)
 
 
 def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) -> Measurement:

@@ -76,7 +76,7 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
     """One CSV row a run."""
     names = [each.name for each in fields(Measurement) if each.name != "points"]
     common, shortest = _common(measurements)
-    goals = {percent(target, 0): target for target in settings.target} | {"common": common}
+    goals = {_goal(target): target for target in settings.target} | {"common": common}
     rows: list[dict[str, object]] = []
     for run in measurements:
         row = {name: getattr(run, name) for name in names}
@@ -123,7 +123,7 @@ def rows_of_algorithms(
 ) -> list[list[str]]:
     """The header, then one row an algorithm, as text."""
     common, shortest = _common(measurements)
-    targets = [percent(target, 0) for target in settings.target]
+    targets = [_goal(target) for target in settings.target]
     has_pass = any(run.pass_at_most is not None for run in measurements)
     costs = [f"{what} to {goal}" for goal in (percent(common), *targets) for what in _COSTS]
     header = ["run", *costs, "mean success", "success after training (range)"]
@@ -162,7 +162,7 @@ def _rows_of_runs(
     for run in measurements:
         row = {"run": run.name, "seed": str(run.seed)}
         for goal in settings.target:
-            row[f"time to {percent(goal, 0)}"] = _costs([run.first_at(goal)])[0]
+            row[f"time to {_goal(goal)}"] = _costs([run.first_at(goal)])[0]
         row["success after training"] = percent(run.success)
         row["95% interval"] = interval((run.success_low, run.success_high))
         row["time"], row["tokens"] = duration(run.seconds), compact(run.tokens)
@@ -177,10 +177,17 @@ def _budget(budget: BudgetConfig) -> str:
     return f" Budget of a run: {', '.join(limits)}." if limits else ""
 
 
+def _goal(target: float) -> str:
+    """A target with the digits that it has: `98%`, `97.5%`."""
+    return f"{100 * target:.6g}%"
+
+
 def _common(measurements: Sequence[Measurement]) -> tuple[float, int]:
     """The success that every run reaches, and the tokens that every run has used."""
     best = min(run.best for run in measurements)
-    return best, min(run.points[-1].tokens for run in measurements)
+    used = [run.points[-1].tokens for run in measurements]
+    # A run whose first evaluation lies outside of the budget has no curve to compare.
+    return best, min((tokens for tokens in used if tokens > 0), default=1)
 
 
 def _costs(points: Sequence[Point | None]) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,6 +12,8 @@ from ragen_apo.config.section import LARGEST_SIZE, Count, Section, Size, one_or_
 
 MAX_SMALL_WEIGHTS = 1_000_000_000
 ALL_LINEAR = "all-linear"
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class SmallModelConfig(Section):
@@ -57,8 +61,8 @@ class SmallModelConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters, trained in place of the weights; needs peft (`pip install peft`).
 
-    Folders that a run writes hold the sum of both, rounded to machine.dtype, and load like any
-    model.
+    Model folders that a run writes hold the sum of both, rounded to machine.dtype, and load like
+    any model; its folder `adapter` has the adapters alone, as peft writes them.
     """
 
     rank: Size = 16
@@ -87,3 +91,11 @@ class PolicyConfig(Section):
     lora: LoraConfig | None = None
     """Train low-rank adapters of a pretrained model; null trains all weights."""
     small: SmallModelConfig = SmallModelConfig()
+
+
+def is_hub_name(path: object) -> bool:
+    """Whether a model is named as at the Hugging Face hub, such as Qwen/Qwen3-0.6B or gpt2.
+
+    A folder of that name comes first, so what exists is none.
+    """
+    return isinstance(path, str) and bool(_HUB_NAME.fullmatch(path)) and not Path(path).exists()

@@ -206,8 +206,12 @@ class Ranks:
                 "the last checkpoint"
             )
 
+    def forget_seconds(self) -> None:
+        """From here on `take_seconds` counts."""
+        self._log.waiting_seconds = self._log.communication_seconds = 0.0
+
     def take_seconds(self) -> dict[str, float]:
-        """Means over the ranks of the seconds since the last call; nothing for one process.
+        """Means over the ranks of the seconds since `forget_seconds`; nothing for one process.
 
         `waiting` is for ranks that came later to a meeting, `communication` the meeting itself.
         """
@@ -215,7 +219,6 @@ class Ranks:
             return {}
         log = self._log
         spent = (log.waiting_seconds, log.communication_seconds)
-        log.waiting_seconds = log.communication_seconds = 0.0
         waiting, communication = self.total(*spent, what="seconds")
         return {
             "num_ranks": self.size,

@@ -126,7 +126,7 @@ def _num_reaching(ranked_weight_G: Tensor, p: float) -> int:
     """How many of the first weights it takes to hold the fraction p of their sum."""
     if p == 1:
         return len(ranked_weight_G)
-    held_G = ranked_weight_G.cumsum(dim=0)
+    held_G = ranked_weight_G.cpu().cumsum(dim=0)  # a GPU has no deterministic one
     # Scores come in float32: without a tolerance, rounding decides at p = 0.5 between two and three
     # of four equal groups.
     return int((held_G < p * held_G[-1] * (1 - 1e-6)).sum()) + 1

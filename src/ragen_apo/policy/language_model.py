@@ -12,7 +12,6 @@ import contextlib
 import copy
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ragen_apo.config.policy import SmallModelConfig
+from ragen_apo.config.policy import SmallModelConfig, is_hub_name
 from ragen_apo.distributed.sharding import Shards
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.architecture import check_architecture
@@ -56,7 +55,6 @@ from ragen_apo.seeding import derive_seed
 ROPE_THETA = 10_000.0
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best position is about 4 nats behind."""
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HOUSEKEEPING = ("_name_or_path", "architectures", "dtype", "transformers_version")
 """Keys of a model's configuration that saving changes and computation does not use."""
 
@@ -317,7 +315,8 @@ def _not_loaded(path: str | Path, error: Exception) -> ModelError:
     reason = " ".join(str(error).split()).rstrip(".")
     if not isinstance(error, OSError | ValueError):
         reason = f"{type(error).__name__}: {reason}"
-    if not Path(path).exists() and not _HUB_NAME.fullmatch(str(path)):
+    is_at_hub = is_hub_name(str(path))
+    if not Path(path).exists() and not is_at_hub:
         reason = "there is no such folder"
     if "trust_remote_code" in reason:
         return ModelError(
@@ -326,7 +325,7 @@ def _not_loaded(path: str | Path, error: Exception) -> ModelError:
             "--trust-remote-code for a run that exists. Do so only where you trust whoever made it"
         )
     message = f"no causal language model could be loaded from '{path}': {reason}. "
-    if Path(path).exists() or not _HUB_NAME.fullmatch(str(path)):
+    if not is_at_hub:
         return ModelError(
             message + "Expected a folder written by save_pretrained (config.json, "
             "model.safetensors) or a hub name such as Qwen/Qwen2.5-1.5B-Instruct."

@@ -6,11 +6,11 @@ the report.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from ragen_apo.config.policy import is_hub_name
 from ragen_apo.config.references import is_reference
 from ragen_apo.report.algorithm import settings_of
 from ragen_apo.report.findings import headline, key_sentences
@@ -19,7 +19,6 @@ from ragen_apo.report.style import one_line
 from ragen_apo.report.tables import method_rows, summary_cells
 
 _COLUMNS = ("success", "interval", "reward", "steps")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_card(run: RunData) -> str:
@@ -70,8 +69,9 @@ def _metadata(run: RunData, environment: str) -> str:
         metric_value=rate,
     )
     base = run.option("policy", "path")
+    is_published = is_hub_name(base) and "/" in base  # a lone word may be a folder that has gone
     data = ModelCardData(
-        base_model=base if _is_of_the_hub(base) else None,
+        base_model=base if is_published else None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=tags if algorithm is None else [*tags, algorithm.name],
@@ -79,11 +79,6 @@ def _metadata(run: RunData, environment: str) -> str:
         eval_results=None if rate is None else [evaluation],
     )
     return data.to_yaml().strip()
-
-
-def _is_of_the_hub(path: object) -> bool:
-    """Whether the model that training started from is named as at the hub, and is no folder."""
-    return isinstance(path, str) and bool(_HUB_NAME.fullmatch(path)) and not Path(path).exists()
 
 
 def _table(run: RunData) -> str:

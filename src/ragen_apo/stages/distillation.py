@@ -126,7 +126,11 @@ def weighted_episodes(
             by_turn = [weight] * len(episode.turns)
             if settings.credit == "turn":
                 by_turn = turn_weights(
-                    episode, task_value=values[task.task_id], values=states, beta=settings.beta
+                    episode,
+                    task_value=values[task.task_id],
+                    values=states,
+                    beta=settings.beta,
+                    most=len(episodes),
                 )
             by_turn = [each if each >= settings.min_weight else 0.0 for each in by_turn]
             if any(by_turn):
@@ -181,6 +185,7 @@ def distillation_phase(
         labels={"reference_version": version},
         warmup_steps=WARMUP_STEPS,
         log_every=1,
+        temperature=session.config.sampling.temperature,
         keeps_checkpoints=version == 0,
     )
 

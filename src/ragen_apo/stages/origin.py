@@ -18,6 +18,7 @@ import transformers
 
 import ragen_apo
 from ragen_apo.config import RunConfig
+from ragen_apo.config.moved import value_at
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import CHECKSUMS, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
@@ -45,7 +46,7 @@ MAY_CHANGE = (
     "tracking",
 )
 """Keys that say how a run uses the machine, what it keeps for people, or how much is measured after
-it. Another value adds up the same numbers in another order at most."""
+it. Another value adds up or rounds the same numbers in another way at most."""
 
 
 def note_origin(session: Session) -> None:
@@ -121,8 +122,11 @@ def require_notes(run: RunDirectory) -> None:
 def require_checkpoints(run: RunDirectory, position: Position, *, every: int) -> None:
     """Raises RunDirectoryError if Stage 2 saves one every so many steps, and none is left.
 
-    It would begin again, and its metrics would be emptied first.
+    It would begin again, and its metrics would be emptied first. `every` may have been lowered
+    since the run started.
     """
+    started_with = value_at(run.read_status().get("configuration", {}), "training.checkpoint_every")
+    every = max(every, started_with or 0)
     if position.phase != STAGE_TWO and len(read_json_lines(run.metrics)) > every:
         raise RunDirectoryError(
             f"{run.metrics} has steps of Stage 2, and {run.checkpoints} has no checkpoint of it. "

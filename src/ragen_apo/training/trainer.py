@@ -103,6 +103,7 @@ class Trainer:
     def step(self, step: int) -> StepResult:
         """Step number `step` (from 0): a function of the weights, the moments and `step`."""
         started = time.perf_counter()
+        self.ranks.forget_seconds()
         trajectories = self._roll_out(step)
         rolled_out = time.perf_counter()
         rollouts = self._gather(trajectories, step)

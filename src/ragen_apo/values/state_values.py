@@ -120,17 +120,25 @@ def segments(
 
 
 def turn_weights(
-    trajectory: Trajectory, *, task_value: float, values: Mapping[str, float], beta: float
+    trajectory: Trajectory,
+    *,
+    task_value: float,
+    values: Mapping[str, float],
+    beta: float,
+    most: float = math.inf,
 ) -> list[float]:
     """pi*/pi_ref of each turn of an episode of pi_ref: that of the segment it belongs to.
 
     exp((reward + V_hat(next state) - V_hat(own state)) / beta), V_hat after the end 0; arguments
     as in `segments`, beta > 0. The product over segments is the weight of the whole episode.
+
+    No weight is larger than `most`. Of n episodes none weighs more than n; a turn could, up to
+    exp(1 / beta), where others succeed from the next state and V_hat of this one has not seen it.
     """
     parts = segments(trajectory, task_value=task_value, values=values)
     next_values = [part.value for part in parts[1:]] + [0.0]
     return [
-        math.exp((part.reward + after - part.value) / beta)
+        math.exp(min((part.reward + after - part.value) / beta, math.log(most)))
         for part, after in zip(parts, next_values, strict=True)
         for _ in range(part.num_turns)
     ]

@@ -70,6 +70,8 @@ class SupervisedPhase:
     log_every: int = 10
     target_accuracy: float | None = None
     """The phase ends early when a batch reaches it."""
+    temperature: float = 1.0
+    """Of the distribution that is trained: the one that will be sampled from."""
     keeps_checkpoints: bool = True
     """`False`: it is a part of a step of Stage 2, which is made again after a kill."""
 
@@ -94,7 +96,9 @@ def run_supervised_phase(
         batch = phase.batch(step)
         dropout_seed = derive_seed(phase.seed, "dropout", phase.name, step)
         with seeded_torch(dropout_seed, device=session.device):
-            result = accumulate_supervised_gradients(model, batch, ranks=session.ranks)
+            result = accumulate_supervised_gradients(
+                model, batch, temperature=phase.temperature, ranks=session.ranks
+            )
         learning_rate = learning_rate_at(
             step,
             peak=phase.peak_learning_rate,
@@ -148,7 +152,11 @@ def _save(
 
 
 def accumulate_supervised_gradients(
-    model: LanguageModel, parts: Sequence[SupervisedBatch], *, ranks: Ranks = ALONE
+    model: LanguageModel,
+    parts: Sequence[SupervisedBatch],
+    *,
+    temperature: float = 1.0,
+    ranks: Ranks = ALONE,
 ) -> SupervisedResult:
     """Adds up the gradient of the weighted mean cross-entropy over all targets of all parts.
 
@@ -162,6 +170,8 @@ def accumulate_supervised_gradients(
     loss_sum = num_correct = sampled_sum = 0.0
     for part in parts:
         logits_MV = model.target_logits(part.token_ids_BT, part.target_mask_BT)
+        if temperature != 1.0:
+            logits_MV = logits_MV / temperature
         targets_M = part.token_ids_BT[part.target_mask_BT]
         losses_M = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="none")
         weights_M = _weights(part)
