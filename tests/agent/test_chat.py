@@ -39,6 +39,8 @@ FORM = "<think>a mug</think><answer>search mug</answer>"
         (FORM, "long thoughts", "a mug"),
         ("a mug</think><answer>search mug</answer>", "", "a mug"),
         (f"<think>long thoughts</think>\n\n{FORM}", "", "a mug"),
+        (f"long thoughts</think>\n\n{FORM}", "", "a mug"),
+        (f"{' ' * 100_000}{FORM}", "", "a mug"),
         ("<answer>search mug</answer>", "<think>a mug", "a mug"),
     ],
     ids=[
@@ -48,6 +50,8 @@ FORM = "<think>a mug</think><answer>search mug</answer>"
         "reasoning beside it",
         "first tag in the template",
         "reasoning before it",
+        "reasoning that the template has opened before it",
+        "a long run of spaces",
         "thought split off by the server",
     ],
 )
@@ -183,6 +187,11 @@ def test_a_task_that_does_not_fit_at_all_is_an_episode_without_turns() -> None:
 def test_an_answer_that_the_limit_cut_off_is_flagged() -> None:
     turn = play(lambda _: Answer("<think>so", finish_reason="length"))[0].trajectory.turns[0]
     assert set(turn.flags) == {"format_error", "response_truncated"}
+
+
+def test_what_a_model_says_after_its_answer_does_not_cut_that_off() -> None:
+    turn = play(lambda _: Answer(f"{FORM} And", finish_reason="length"))[0].trajectory.turns[0]
+    assert turn.flags == ()
 
 
 def test_any_other_error_stops_the_model_and_ends_the_evaluation() -> None:

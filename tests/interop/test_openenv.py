@@ -118,6 +118,19 @@ def test_an_episode_is_that_of_the_environment(address: str, shop: TextEnvironme
         assert (state.task_id, state.done, state.success) == (task.task_id, True, True)
 
 
+def test_resets_that_name_a_task_take_none_from_the_order_of_the_others(
+    address: str, shop: TextEnvironment
+) -> None:
+    with TextClient(base_url=address).sync() as client:
+        found = []
+        for _ in range(3):
+            client.reset(split="test", index=2)
+            found.append(client.reset().observation.metadata["task_id"])
+    ids = [task.task_id for task in shop.tasks("train")]
+    first = ids.index(found[0])
+    assert found == ids[first : first + 3]
+
+
 def test_the_client_works_in_asynchronous_programs_and_takes_plain_text(address: str) -> None:
     async def episode() -> bool:
         async with TextClient(base_url=address) as client:

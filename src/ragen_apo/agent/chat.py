@@ -27,7 +27,7 @@ from ragen_apo.types import Trajectory, Turn
 
 NO_ANSWER = "(no answer)"
 """Stands for an empty answer in later messages: some servers refuse empty ones."""
-_TWO_THOUGHTS = re.compile(r"\s*<think>.*?</think>\s*(?=<think>)", re.DOTALL)
+_FIRST_OF_TWO_THOUGHTS = re.compile(r"<think>.*?</think>\s*(?=<think>)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,12 @@ def read_form(answer: Answer) -> Form:
     have taken the first tag or the whole thought for such thinking, it is put back.
     """
     text, closing, _ = answer.content.partition(CLOSE_ANSWER)
-    text = _TWO_THOUGHTS.sub("", text + closing, count=1)
+    text += closing
     before, closes_thought, _ = text.partition(CLOSE_THOUGHT)
     if closes_thought and OPEN_THOUGHT not in before:
         text = f"{OPEN_THOUGHT}{text}"
+    if first := _FIRST_OF_TWO_THOUGHTS.match(text.lstrip()):
+        text = text.lstrip()[first.end() :]
     said = text.strip() or NO_ANSWER
     if answer.reasoning and text.lstrip().startswith(OPEN_ANSWER):
         thought = re.sub(r"</?(?:think|answer)>", "", answer.reasoning).strip()
@@ -211,7 +213,7 @@ def _play_turn(
     parsed = parse_response(form.text)
     episode.state_key = episode.environment.state_key()
     conversation.outcome = environments.step(episode.environment, parsed)
-    stopped = answer.finish_reason != "length"
+    stopped = CLOSE_ANSWER in answer.content or answer.finish_reason != "length"
     episode.record(Response((), (), stopped=stopped), form.text, parsed, conversation.outcome)
     conversation.answers.append(answer)
     conversation.said.append(form.said)

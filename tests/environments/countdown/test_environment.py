@@ -157,3 +157,13 @@ def test_every_task_can_be_solved_within_its_limits() -> None:
         assert len(numbers) == 4
         assert 1 <= target <= 50
         assert find_expression(numbers, target) is not None
+
+
+@pytest.mark.parametrize("text", ["(" * 200, "(" * 100 + "1" + ")" * 99])
+def test_parentheses_end_before_the_stack_does(text: str) -> None:
+    with pytest.raises(ExpressionError, match="nested too deeply"):
+        read_expression(text)
+
+
+def test_some_nesting_is_read() -> None:
+    assert read_expression("(" * 15 + "7" + ")" * 15).value == 7

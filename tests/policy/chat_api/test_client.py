@@ -81,9 +81,15 @@ def test_an_answer_has_its_text_and_what_it_cost() -> None:
         sends("<html>bad gateway</html>", status=502),
         sends('{"choices": [{"mess'),
         sends({"error": {"message": "upstream is busy", "code": 429}}),
+        refuses(429, "Too many tokens, please wait before trying again."),
+        sends({"choices": [{"finish_reason": "error", "message": {"content": ""}}]}),
+        sends({"choices": [{"error": {"message": "provider", "code": 502}, "message": {}}]}),
         cuts,
     ],
-    ids=["429", "500", "503", "502 html", "half JSON", "429 inside a 200", "cut connection"],
+    ids=[
+        *("429", "500", "503", "502 html", "half JSON", "429 inside a 200"),
+        *("429 of tokens a minute", "a failure inside a choice", "its error", "cut connection"),
+    ],
 )
 def test_what_passes_is_asked_again(fault: Fault) -> None:
     with serving(says("calm"), fault, fault) as server:

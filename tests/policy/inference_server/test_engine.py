@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +213,20 @@ def test_adapters_are_loaded_under_a_new_name_and_old_ones_go(
         names |= set(fake.adapters)
     assert len(names) == 3
     assert fake.paths().count("/collective_rpc") == 1
+
+
+def test_what_lies_beside_the_weights_of_servers_is_left_alone(
+    make_engine: Callable[..., ServerEngine], model: LanguageModel, tmp_path: Path
+) -> None:
+    own = tmp_path / "served" / "ragen-apo-runs" / "policy.safetensors"
+    own.parent.mkdir(parents=True)
+    own.write_text("somebody's")
+    engine = make_engine(model)
+    for _ in range(2):
+        change(model)
+        respond(engine)
+    assert [path.name for path in own.parent.parent.iterdir()] == ["ragen-apo-runs"]
+    assert own.read_text() == "somebody's"
 
 
 def test_the_policy_without_its_adapters_is_another_one(

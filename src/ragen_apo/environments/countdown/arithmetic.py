@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_CHARACTERS = 200
-"""Longer texts are no expressions; so nesting, numbers and results stay small."""
+"""Longer texts are no expressions; so numbers and results stay small."""
+MAX_DEPTH = 20
+"""Parentheses within each other; each of them takes several calls of Python's."""
 
 OPERATORS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": lambda left, right: left + right,
@@ -66,7 +68,7 @@ class _Reader:
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = tokens
-        self._index = 0
+        self._index = self._depth = 0
         self.numbers: list[int] = []
 
     @property
@@ -95,7 +97,11 @@ class _Reader:
             raise ExpressionError("it ends too early")
         token = self._take()
         if token == "(":
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                raise ExpressionError("its parentheses are nested too deeply")
             value = self.expression()
+            self._depth -= 1
             if self.next != ")":
                 raise ExpressionError("a parenthesis is not closed")
             self._take()

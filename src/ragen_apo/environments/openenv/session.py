@@ -60,7 +60,7 @@ class World:
             for name in self.properties.splits
             for task in self._prototype.tasks(name)
         }
-        self._numbers = itertools.count()
+        self._unnamed, self._unseeded = itertools.count(), itertools.count()
         self.tasks(split)
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -78,7 +78,7 @@ class World:
 
         Without a name and a seed, tasks come in the order of the split, over all sessions.
         """
-        number = next(self._numbers) if start.seed is None else start.seed
+        number = next(self._unseeded) if start.seed is None else start.seed
         if start.task_id is not None:
             if start.index is not None or start.split is not None:
                 raise ConfigError(
@@ -94,7 +94,7 @@ class World:
         index = start.index
         if index is None:
             drawn = generator(number, "openenv-task").integers(len(tasks))
-            index = int(drawn) if start.seed is not None else number % len(tasks)
+            index = int(drawn) if start.seed is not None else next(self._unnamed) % len(tasks)
         if index >= len(tasks):
             raise ConfigError(
                 f"reset got index {index}; expected a number from 0 to {len(tasks) - 1}, as the "

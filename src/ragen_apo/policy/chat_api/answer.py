@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ragen_apo.files import parse_json
@@ -45,6 +45,8 @@ class Complaint:
     message: str = ""
     """One line without control characters."""
     code: str = ""
+    status: int = 400
+    """The HTTP status that it would have had, where it stands inside an answer without a code."""
 
     @property
     def context_full(self) -> bool:
@@ -69,6 +71,10 @@ def read_answer(body: bytes) -> Answer | Complaint:
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
         raise ValueError("its first choice has no message")
+    if choice.get("error") or choice.get("finish_reason") == "error":
+        # A router's answer of a model that failed: the same question may succeed.
+        found = _complaint_of(choice.get("error") or "the model failed")
+        return replace(found, status=502)
     content = message.get("content")
     if content is not None and not isinstance(content, str):
         raise ValueError(f"the content of its message is {type(content).__name__}, expected text")
@@ -89,7 +95,10 @@ def read_complaint(body: bytes) -> Complaint:
         value = parse_json(body)
     except ValueError:
         return Complaint(_one_line(body[:2000].decode("utf-8", errors="replace")))
-    error = value.get("error", value) if isinstance(value, dict) else value
+    return _complaint_of(value.get("error", value) if isinstance(value, dict) else value)
+
+
+def _complaint_of(error: Any) -> Complaint:
     if not isinstance(error, dict):
         return Complaint(_one_line(error))
     message = error.get("message") or error.get("detail") or error.get("msg") or ""

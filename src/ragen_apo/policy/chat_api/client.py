@@ -34,6 +34,8 @@ MAX_CONNECT_SECONDS = 20.0
 MAX_ANSWER_BYTES = 1 << 25
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """Statuses after which the same request may succeed."""
+_TOO_MUCH_AT_ONCE = frozenset({429, 503, 529})
+"""Some say "too many tokens" there, and mean a minute's and not a context's."""
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 """The limit of an answer's tokens: as most servers call it, and as newer models of OpenAI want."""
 
@@ -184,7 +186,7 @@ class ChatClient:
             sentence = f"{server} sent what is no chat completion: {self._without_key(str(error))}."
             return _Failure(f"{sentence} Is --base-url that of an OpenAI-compatible API?", True)
         if isinstance(answer, Complaint):
-            status = int(answer.code) if answer.code.isdecimal() else 400
+            status = int(answer.code) if answer.code.isdecimal() else answer.status
             return self._failure(status, headers, answer)
         return answer
 
@@ -216,7 +218,7 @@ class ChatClient:
                 "name another variable with --api-key-env (over plain http to another machine, "
                 "always name it)."
             )
-        if complaint.context_full:
+        if complaint.context_full and status not in _TOO_MUCH_AT_ONCE:
             return _Failure(f"{server}: {model} has no room ({said}).", context_full=True)
         if complaint.code == "insufficient_quota" or status == 402:
             return _Failure(
@@ -238,7 +240,7 @@ class ChatClient:
         return _Failure(
             f"{server} {verdict} ({said}).",
             passes=passes,
-            retry_after=_retry_after(headers) if status in (429, 503) else 0.0,
+            retry_after=_retry_after(headers) if status in _TOO_MUCH_AT_ONCE else 0.0,
             wants_other_limit=_LIMIT_NAMES[1] in complaint.message,
         )
 

@@ -78,6 +78,8 @@ class PolicyWeights:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         else:
             self._folder = Path(folder).absolute()
+        self._written: set[Path] = set()
+        """Folders of this object. Others beside them may be another run's, or anybody's."""
         self._frozen_base: str | None = None
         """The label of the weights below adapters, which never change."""
 
@@ -137,6 +139,7 @@ class PolicyWeights:
     def _write_base(self, label: str, *, untie: bool) -> Path:
         model = self._model.without_adapters() if self._acts else self._model
         folder = self._folder / label
+        self._written.add(folder)
         if not folder.exists():
             with directory_written_atomically(folder) as partial:
                 (save_untied if untie else LanguageModel.save)(model, partial)
@@ -144,6 +147,7 @@ class PolicyWeights:
 
     def _write_adapter(self, name: str) -> Path:
         folder = self._folder / name
+        self._written.add(folder)
         if not folder.exists():
             with directory_written_atomically(folder) as partial:
                 save_adapters(self._model.model, partial)
@@ -151,6 +155,6 @@ class PolicyWeights:
 
     def forget_files(self, identity: Identity) -> None:
         """Removes what no server reads any more: all but the adapter that is in use."""
-        for folder in self._folder.glob(f"{MARK}*"):
-            if folder.name != identity.adapter:
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in [each for each in self._written if each.name != identity.adapter]:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._written.discard(folder)
