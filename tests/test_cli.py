@@ -474,7 +474,7 @@ def test_play_takes_options_of_the_environment(
         (["shop", "--max_turn", 3], ["max_turn: unknown key", "max_turns"]),
         (
             ["webshop", "--data", "generated:50", "--goals", "human"],
-            ["the split 'train' has no tasks; take --split test"],
+            ["the split 'train' has no tasks; expected test"],
         ),
     ],
 )

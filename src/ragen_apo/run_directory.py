@@ -163,9 +163,9 @@ def open_run(path: Path) -> RunDirectory:
         return run
     if run.evaluation.is_file():
         raise RunDirectoryError(
-            f"{path} is no run but the evaluation of a model behind an API, with which only "
-            "`ragen-apo report` goes on; to play more episodes, give `ragen-apo evaluate "
-            "--api-model` again."
+            f"{path} is no run but the evaluation of a model behind an API, which `ragen-apo "
+            "report`, `view` and `serve shop --run` read; to play more episodes, give `ragen-apo "
+            "evaluate --api-model` again."
         )
     raise RunDirectoryError(
         f"{path} is not a run: it holds no config.yaml. Expected a directory made by "

@@ -116,13 +116,13 @@ def test_a_split_asked_for_stays_for_the_following_resets() -> None:
 
 def test_unknown_splits_tasks_and_options_are_errors() -> None:
     environment = GymnasiumTextEnv("shop")
-    with pytest.raises(ConfigError, match="no split 'dev'"):
+    with pytest.raises(ConfigError, match="the split 'dev' has no tasks"):
         environment.reset(options={"split": "dev"})
     with pytest.raises(ConfigError, match="no task has the id 'abc'"):
         environment.reset(options={"task_id": "abc"})
     with pytest.raises(ConfigError, match="unknown options tsak_id"):
         environment.reset(options={"tsak_id": "abc"})
-    with pytest.raises(ConfigError, match="no split 'dev'"):
+    with pytest.raises(ConfigError, match="the split 'dev' has no tasks"):
         GymnasiumTextEnv("shop", split="dev")
 
 

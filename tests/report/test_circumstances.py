@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 from pptx import Presentation
 
 from ragen_apo.report.failure_analysis import failure_analysis
-from ragen_apo.report.findings import key_sentences
+from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.model_card import model_card
 from ragen_apo.report.page import page
 from ragen_apo.report.plots import DISTILLATION_PANEL, panels
 from ragen_apo.report.slides import slides
@@ -79,3 +81,19 @@ def test_words_of_the_environment_cannot_begin_a_section_of_the_analysis(
     run = dataclasses.replace(load_run(build_run()), record=record)
     assert "\n# Nothing failed" not in failure_analysis(run)
     assert "a catalogue  # Nothing failed" in failure_analysis(run)
+
+
+def test_a_search_is_not_taken_for_the_policy(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    alone = {"success_rate": 0.5, "avg_reward": 0.4, "avg_steps": 5.0, "avg_tokens": 90.0}
+    search = {"label": "best of 4, by the reward", "uses_reward": True, "avg_tokens": 400.0}
+    baselines = {"without search": alone, **run.results["baselines"]}
+    results = {**run.results, "search": search, "baselines": baselines}
+    run = dataclasses.replace(run, results=results)
+    assert "with best of 4, by the reward solves" in headline(run)
+    bound = "in which the reward chose: an upper bound, which no deployed agent reaches."
+    assert any(bound in sentence for sentence in key_sentences(run))
+    assert bound in failure_analysis(run)
+    assert "points against the reference" in key_sentences(run)[0]
+    (result,) = ModelCard(model_card(run)).data.eval_results or []
+    assert result.metric_value == 0.5, "what the published model does by itself"

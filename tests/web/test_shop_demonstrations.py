@@ -1,6 +1,7 @@
 """What a person plays in the browser: kept, trained on, and beside what the agent did."""
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.web.shop.goals import agent_episodes, environment_of_run
 from ragen_apo.web.shop.visits import Shop, Visits
-from tests.command_line import Command
+from tests.command_line import Command, assert_refused
 from tests.web.shopping import Visitor, shop_of
 
 
@@ -229,6 +230,19 @@ def test_a_run_with_a_damaged_configuration_is_refused(
     path.write_text(damage(path.read_text()))
     with pytest.raises(RunDirectoryError, match=r"config\.yaml"):
         environment_of_run(run)
+
+
+def test_code_that_a_run_names_is_not_executed(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    code = tmp_path / "theirs.py"
+    code.write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("name: shop", f"name: {code}:make"))
+    refused = command("serve", "shop", "--run", run)
+    assert_refused(refused, "names Python code")
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_run_brings_its_own_environment(command: Command, finished_run: Path) -> None:

@@ -88,6 +88,7 @@ def serve_shop(
         port: The port to listen on; 0 takes a free one.
     """
     from ragen_apo.config.overrides import parse_options
+    from ragen_apo.config.references import code_named_by
     from ragen_apo.environments.base import make_environment
     from ragen_apo.web.extra import require_web
 
@@ -107,6 +108,11 @@ def serve_shop(
                 "configuration"
             )
         of_run = environment_of_run(run)
+        if named := code_named_by(of_run.name, of_run.options):
+            raise ConfigError(
+                f"{run} names Python code, {', '.join(named)}, which is not run here: the pages "
+                "are for the environments shop and webshop"
+            )
         agent = agent_episodes(run)
         world = make_environment(of_run.name, of_run.options)
         split = split or agent.split or of_run.split

@@ -51,22 +51,17 @@ def play(
             warm_start.demonstrations.recordings takes it as a demonstration.
     """
     from ragen_apo.config.overrides import parse_options
-    from ragen_apo.environments.base import make_environment, splits_with_tasks
+    from ragen_apo.environments.base import make_environment, task_at
     from ragen_apo.environments.human.play import play as play_episode
     from ragen_apo.environments.human.recordings import SUFFIX, Recording, require_recordable
 
     world = make_environment(environment, parse_options(options))
-    tasks = world.tasks(split)
-    if not tasks:
-        filled = " or ".join(splits_with_tasks(world))
-        raise ConfigError(f"the split {split!r} has no tasks; take --split {filled}")
-    if not 0 <= task < len(tasks):
-        raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {task}")
+    chosen = task_at(world, split, task)
     if record is not None and record.suffix != SUFFIX:
         raise ConfigError(f"--record takes a file whose name ends in {SUFFIX}, got {record}")
     if record is not None:
         require_recordable(record)
-    episode = play_episode(world, tasks[task], seed=PLAY_SEED)
+    episode = play_episode(world, chosen, seed=PLAY_SEED)
     if record is not None:
         if episode.terminated or episode.truncated:
             _record(record, Recording(world.properties.version, PLAY_SEED, episode))

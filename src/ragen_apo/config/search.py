@@ -11,6 +11,10 @@ from ragen_apo.config.section import Count, Section, whole_number
 
 Width = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=256)]
 
+WITHOUT_SEARCH = "without search"
+"""The name, among the baselines, of the same policy on the same episodes as `evaluation` plays them
+otherwise."""
+
 
 class SearchConfig(Section):
     """Several candidates are sampled for a turn or an episode, and the best one is played

@@ -139,9 +139,26 @@ class TextEnvironment(HasTasks, Protocol):
         ...
 
 
-def splits_with_tasks(environment: TextEnvironment) -> list[str]:
+def splits_with_tasks(environment: HasTasks) -> list[str]:
     """The splits that have tasks, in the environment's order."""
     return [name for name in environment.properties.splits if environment.tasks(name)]
+
+
+def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:
+    """The tasks of a split; raises ConfigError, with the splits to take, for one that has none."""
+    filled = splits_with_tasks(environment)
+    if split not in filled:
+        others = " or ".join(filled) or "other options"
+        raise ConfigError(f"the split {shortened(repr(split), 80)} has no tasks; expected {others}")
+    return environment.tasks(split)
+
+
+def task_at(environment: HasTasks, split: str, index: int) -> Task:
+    """A task by its number, from 0; raises ConfigError as `tasks_of`, and for other numbers."""
+    tasks = tasks_of(environment, split)
+    if not 0 <= index < len(tasks):
+        raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {index}")
+    return tasks[index]
 
 
 _BUILT_IN: dict[str, str] = {

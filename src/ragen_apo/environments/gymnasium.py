@@ -7,14 +7,13 @@ the environment. `action_space.sample()` is noise; the scripted policy `random` 
 """
 
 import string
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-from ragen_apo.environments.base import TextEnvironment, make_environment, splits_with_tasks
+from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
 
@@ -79,7 +78,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         """That of the present episode."""
         self._split = split
         self._page = ""
-        self._tasks(split)
+        tasks_of(self.text_environment, split)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -110,7 +109,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         if "task_id" in options:
             return self._task_with_id(options["task_id"], options.get("split"))
         split = options.get("split", self._split)
-        tasks = self._tasks(split)
+        tasks = tasks_of(self.text_environment, split)
         index = options.get("task_index")
         if index is None:
             index = int(self.np_random.integers(len(tasks)))
@@ -121,13 +120,6 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
             )
         self._split = split
         return tasks[int(index)]
-
-    def _tasks(self, split: str) -> Sequence[Task]:
-        tasks = self.text_environment.tasks(split)
-        if not tasks:
-            filled = " or ".join(splits_with_tasks(self.text_environment)) or "other options"
-            raise ConfigError(f"the split {split!r} has no tasks; expected {filled}")
-        return tasks
 
     def _task_with_id(self, task_id: str, split: str | None) -> Task:
         splits = (split,) if split else self.text_environment.properties.splits

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ragen_apo.environments.base import TextEnvironment, make_environment, splits_with_tasks
+from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
 from ragen_apo.errors import ConfigError
 
 OVER = "The episode is over. Do not act any more."
@@ -92,10 +92,7 @@ def task_rows(
     Raises ConfigError if the split has no task.
     """
     made = _made(environment, options)
-    tasks = made.tasks(split) if split in made.properties.splits else ()
-    if not tasks:
-        filled = " or ".join(splits_with_tasks(made)) or "other options"
-        raise ConfigError(f"the split {split!r} has no tasks; expected {filled}")
+    tasks = tasks_of(made, split)
     message = {"role": "user", "content": f"{made.properties.rules}\n\n"}
     return [{"prompt": [message], "task_id": task.task_id} for task in tasks]
 

@@ -28,7 +28,7 @@ from verifiers.v1.errors import (  # pyright: ignore[reportMissingImports]
 from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissingImports]
 
 from ragen_apo.environments.answers import endlessness, turn_limit
-from ragen_apo.environments.base import TextEnvironment, make_environment, splits_with_tasks
+from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.types import Task
 
@@ -105,13 +105,7 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
             yield TextTask(data, self.config.task)
 
     def _tasks(self) -> list[Task]:
-        filled = splits_with_tasks(self._prototype)
-        if self.config.split not in filled:
-            raise ConfigError(
-                f"the split {self.config.split!r} has no tasks; expected "
-                f"{' or '.join(filled) or 'other options'}"
-            )
-        return list(self._prototype.tasks(self.config.split))
+        return list(tasks_of(self._prototype, self.config.split))
 
 
 @dataclass

@@ -14,10 +14,6 @@ from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.types import Trajectory
 from ragen_apo.values.moves import Move
 
-WITHOUT_SEARCH = "without search"
-"""The name, among the baselines, of the same policy on the same episodes as `evaluation` plays them
-otherwise."""
-
 
 def play_search(
     proxy: AgentProxy,

@@ -101,11 +101,26 @@ def resumed(run: RunData) -> str | None:
     return f"The run was resumed {times}."
 
 
+def search_label(run: RunData) -> str:
+    """By which search the evaluated episodes were found; empty for plain play."""
+    return one_line(mapping(run.results.get("search")).get("label") or "")
+
+
+def searched(run: RunData) -> str | None:
+    """That the rate is not the policy's own, where a search found the episodes."""
+    if not search_label(run):
+        return None
+    sentence = f"The evaluated episodes were found by a search over turns ({search_label(run)})"
+    if mapping(run.results.get("search")).get("uses_reward"):
+        sentence += ", in which the reward chose: an upper bound, which no deployed agent reaches"
+    return f"{sentence}."
+
+
 def circumstances(run: RunData) -> list[str]:
     """What is special about how the numbers were made, each where it applies.
 
-    `origin` to `resumed` of a run; `cost` and `faults` of a model behind an API.
+    `searched` to `resumed` of a run; `cost` and `faults` of a model behind an API.
     """
     made = [origin(run), distilled(run), adapters(run), early_stop(run), resumed(run)]
-    sentences = [*made, cost(run), faults(run)]
+    sentences = [searched(run), *made, cost(run), faults(run)]
     return [sentence for sentence in sentences if sentence]

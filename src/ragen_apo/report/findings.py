@@ -5,7 +5,7 @@ A sentence whose numbers are missing is left out.
 
 from __future__ import annotations
 
-from ragen_apo.report.algorithm import algorithm_of, circumstances
+from ragen_apo.report.algorithm import algorithm_of, circumstances, search_label
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import (
@@ -34,6 +34,8 @@ def headline(run: RunData) -> str:
     subject = f"{algorithm_of(run).label} solves" if run.trained else "Not trained:"
     if asked is not None:
         subject = f"{one_line(asked.name, 40)} solves"
+    if label := search_label(run):
+        subject = subject.replace(" solves", f" with {label} solves")
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
     sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
     if interval(bounds) == ABSENT:
@@ -87,9 +89,9 @@ def phase_seconds(run: RunData) -> list[tuple[str, float]]:
 
 
 def _comparison(run: RunData) -> str | None:
-    """The gain over the first baseline, which is the reference if it was played."""
+    """The gain over the reference, or over the first baseline where that was not played."""
     policy, *baselines = method_rows(run)
-    for baseline in baselines:
+    for baseline in sorted(baselines, key=lambda row: row.name != "reference"):
         if policy.success_rate is not None and baseline.success_rate is not None:
             points = 100 * (policy.success_rate - baseline.success_rate)
             return (

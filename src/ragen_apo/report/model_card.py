@@ -12,9 +12,10 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from ragen_apo.config.policy import is_hub_name
 from ragen_apo.config.references import is_reference
+from ragen_apo.config.search import WITHOUT_SEARCH
 from ragen_apo.report.algorithm import settings_of
 from ragen_apo.report.findings import headline, key_sentences
-from ragen_apo.report.load import RunData, finite
+from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import one_line
 from ragen_apo.report.tables import method_rows, summary_cells
 
@@ -57,7 +58,8 @@ def _environment(run: RunData) -> str:
 def _metadata(run: RunData, environment: str) -> str:
     algorithm = settings_of(run)
     tags = ["ragen-apo", "agent", "reinforcement-learning"]
-    rate = finite(run.results.get("success_rate"))
+    alone = mapping(mapping(run.results.get("baselines")).get(WITHOUT_SEARCH))
+    rate = finite((alone or run.results).get("success_rate"))  # what the model does without help
     evaluation = EvalResult(
         task_type="reinforcement-learning",
         task_name="multi-turn tasks",

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from ragen_apo.config.search import WITHOUT_SEARCH
 from ragen_apo.environments.base import PatternWords
 from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
-from ragen_apo.report.algorithm import algorithm_of
+from ragen_apo.report.algorithm import algorithm_of, search_label
 from ragen_apo.report.api_model import ADVICE as API_ADVICE
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.latex import latex_table
@@ -23,7 +24,7 @@ from ragen_apo.report.load import RunData, finite, mapping, pair, series
 from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
-BASELINES = ("without search", "reference", "distilled", "heuristic", "random")
+BASELINES = (WITHOUT_SEARCH, "reference", "distilled", "heuristic", "random")
 """In this order, before others by name."""
 
 MONITORS = {
@@ -88,7 +89,10 @@ KNOWN_WORDS: Mapping[str, PatternWords] = {
 class MethodRow:
     """One policy of the comparison."""
 
+    name: str
+    """Of the baseline in results.json; empty for the evaluated policy."""
     method: str
+    """For people."""
     evaluated: bool
     """Whether this is the policy that the run evaluated, not a baseline."""
     summary: Mapping[str, Any]
@@ -106,14 +110,14 @@ class MethodRow:
 
 def method_rows(run: RunData) -> list[MethodRow]:
     """The evaluated policy, then its baselines: reference, heuristic, random, others by name."""
-    rows = [MethodRow(method=_evaluated_method(run), evaluated=True, summary=run.results)]
+    rows = [MethodRow("", _evaluated_method(run), evaluated=True, summary=run.results)]
     baselines = mapping(run.results.get("baselines"))
     known = [name for name in BASELINES if name in baselines]
     others = sorted(set(baselines) - set(known))
     for name in known + others:
         warm = name == "reference" and run.option("warm_start", "enabled")
         label = f"{name} (warm start)" if warm else name
-        rows.append(MethodRow(method=label, evaluated=False, summary=mapping(baselines[name])))
+        rows.append(MethodRow(name, label, evaluated=False, summary=mapping(baselines[name])))
     return rows
 
 
@@ -122,8 +126,8 @@ def _evaluated_method(run: RunData) -> str:
     if asked is not None:
         return asked.label
     method = f"{algorithm_of(run).label} (trained)" if run.trained else "policy (not trained)"
-    search = mapping(run.results.get("search"))
-    return f"{method}, {one_line(search.get('label'))}" if search else method
+    label = search_label(run)
+    return f"{method}, {label}" if label else method
 
 
 def summary_csv(run: RunData) -> str:

@@ -25,7 +25,8 @@ from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.api_model import ApiModelConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
-from ragen_apo.errors import ApiError, ConfigError, RunDirectoryError
+from ragen_apo.environments.base import tasks_of
+from ragen_apo.errors import ApiError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines
 from ragen_apo.evaluation.summary import episode_rows, results_document
 from ragen_apo.files import (
@@ -95,9 +96,8 @@ def evaluate_api_model(
     _require_free(run)
     environments = build_environments(config.environment, _agent(config))
     plan = _plan(config)
+    tasks_of(environments, plan.split)
     requests = plan.requests(environments)
-    if not requests:
-        raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
     if not run.evaluation.exists():
         write_text_atomically(run.evaluation, _yaml(config))
     for file in (run.results, run.episodes):

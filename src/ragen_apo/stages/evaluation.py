@@ -7,14 +7,16 @@ from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.config import RunConfig
-from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.config.search import WITHOUT_SEARCH
+from ragen_apo.environments.base import tasks_of
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.evaluation.evaluate import (
     EvaluationPlan,
     play_baselines,
     play_evaluation,
     sampled_pass_at,
 )
-from ragen_apo.evaluation.search import WITHOUT_SEARCH, search_summary, summary_with_tokens
+from ragen_apo.evaluation.search import search_summary, summary_with_tokens
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
 from ragen_apo.files import check_writable, write_json_atomically, write_json_lines_atomically
 from ragen_apo.progress import Progress
@@ -44,8 +46,7 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
         for file in (run.results, run.episodes):
             check_writable(file)
     require_same_origin(session, but_for=("evaluation",))
-    if not session.environments.tasks(plan.split):
-        raise ConfigError(f"the split {plan.split!r} has no task with this configuration")
+    tasks_of(session.environments, plan.split)
     require_searchable(config, session.environments)
     proxy = build_proxy(config, session.load_model(run.policy), session.environments, ranks=ranks)
     progress.start("evaluation", 4)

@@ -15,12 +15,13 @@ from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.config import RunConfig
+from ragen_apo.environments.base import task_at
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.types import Task, Trajectory, training_samples
+from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.warm_start.batches import tokenizer_texts
 
 
@@ -55,7 +56,7 @@ def show_prompt(
     without a model, and what `check_model` and `read_chat_template` raise.
     """
     environments = build_environments(config.environment, config.agent)
-    chosen = _task(environments, task)
+    chosen = task_at(environments, "train", task)
     policy = _scripted_policy(config, environments)
     tokenizer = _tokenizer(config, environments, run)
     (trajectory,) = play_scripted_episodes(
@@ -73,13 +74,6 @@ def show_prompt(
         for sample in training_samples(trajectory)
     )
     return ShownPrompt(trajectory, policy, contexts)
-
-
-def _task(environments: EnvironmentManager, index: int) -> Task:
-    tasks = environments.tasks("train")
-    if not 0 <= index < len(tasks):
-        raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in 'train', got {index}")
-    return tasks[index]
 
 
 def _scripted_policy(config: RunConfig, environments: EnvironmentManager) -> str:

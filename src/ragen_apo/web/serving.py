@@ -51,6 +51,7 @@ def serve(
         host=host,
         port=port,
         announce=lambda listened, token: announce(_address(host, listened, token)),
+        lifespan="off",  # the pages have none, and a second Ctrl-C in it prints a traceback
     )
 
 

@@ -1,6 +1,7 @@
 """The pages of `ragen-apo view`, as a browser without JavaScript gets them."""
 
 import html
+import json
 import re
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def test_a_run_shows_curves_episodes_and_where_the_time_went(trained_runs: Path)
     for text in ("stage 2", "tokens per second", "6 of 6"):
         assert text in page
     assert "data-live" not in page
+
+
+def test_tasks_of_training_are_not_called_held_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "mine", some_episodes(3))
+    file = run / "evaluation" / "results.json"
+    for split, words in (("test", "held-out tasks"), ("train", "tasks of split “train”")):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"split": split}))
+        page = get(client(tmp_path / "runs"), "/run", run="mine")
+        assert f"success on {words}" in page
+    assert "held" not in page.lower()
 
 
 def test_a_run_that_trains_is_asked_again(tmp_path: Path) -> None:

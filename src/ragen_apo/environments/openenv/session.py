@@ -20,7 +20,7 @@ from openenv.core.env_server.types import (  # pyright: ignore[reportMissingImpo
 from pydantic import BaseModel, ConfigDict, Field
 
 from ragen_apo.environments.answers import problem_with_text
-from ragen_apo.environments.base import TextEnvironment, splits_with_tasks, validate_options
+from ragen_apo.environments.base import TextEnvironment, tasks_of, validate_options
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.openenv.records import TextAction, TextObservation, TextState
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
@@ -65,13 +65,7 @@ class World:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split; raises ConfigError for one that has none."""
-        filled = splits_with_tasks(self._prototype)
-        if split not in filled:
-            raise ConfigError(
-                f"the split {shortened(repr(split), 80)} has no tasks; expected "
-                f"{' or '.join(filled) or 'other options'}"
-            )
-        return self._prototype.tasks(split)
+        return tasks_of(self._prototype, split)
 
     def choose(self, start: Start) -> tuple[Task, int]:
         """The task of a reset and the seed of its episode; raises ConfigError if there is none.

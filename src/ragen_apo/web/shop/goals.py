@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from ragen_apo.environments.base import TextEnvironment, splits_with_tasks
-from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.environments.base import TextEnvironment, tasks_of
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import broken_line, parse_json, parse_record
 from ragen_apo.report.episodes import Episode
 from ragen_apo.report.load import read_config
@@ -139,8 +139,5 @@ def goals_of(environment: TextEnvironment, split: str, agent: AgentEpisodes) -> 
 
     Raises ConfigError for a split without tasks.
     """
-    tasks = environment.tasks(split)
-    if not tasks:
-        filled = " or ".join(splits_with_tasks(environment))
-        raise ConfigError(f"the split {split!r} has no tasks; take --split {filled}")
+    tasks = tasks_of(environment, split)
     return [task for task in agent.tasks.values() if split in ("all", task.split)] or tasks

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.api_model import api_model
-from ragen_apo.report.findings import phase_seconds, total_seconds
+from ragen_apo.report.findings import evaluated_tasks, phase_seconds, total_seconds
 from ragen_apo.report.load import RunData, finite, pair
 from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, one_line, percent
 from ragen_apo.web.view.curves import Curve, Panel, curve
@@ -62,8 +62,8 @@ class RunLine:
     environment: str = ABSENT
     progress: str = ABSENT
     best: str = ABSENT
-    held_out: str = ABSENT
-    held_out_interval: str = ABSENT
+    success: str = ABSENT
+    success_interval: str = ABSENT
     changed: str = ABSENT
     problem: str = ""
     """Why its files cannot be read."""
@@ -98,8 +98,8 @@ def run_line(reader: RunReader, name: str) -> RunLine:
         environment=one_line(data.option("environment", "name") or ABSENT, 60),
         progress=reached,
         best=_best(progress),
-        held_out=percent(results.get("success_rate")),
-        held_out_interval=interval(results.get("success_ci95")),
+        success=percent(results.get("success_rate")),
+        success_interval=interval(results.get("success_ci95")),
         changed=changed,
     )
 
@@ -155,11 +155,11 @@ def _tiles(data: RunData, metrics: Metrics, line: RunLine) -> list[Tile]:
     last, results = metrics.last, data.results
     tiles: list[Tile] = []
     if results:
-        label = "held-out success"
+        label = f"success on {evaluated_tasks(data)}"
         if (bounds := pair(results.get("success_ci95"))) is not None:
             label += f", 95% interval {interval(bounds)}"
         tiles.append(Tile(percent(results.get("success_rate")), label))
-        tiles.append(Tile(decimal(results.get("avg_reward"), 3), "average reward, held out"))
+        tiles.append(Tile(decimal(results.get("avg_reward"), 3), "average reward there"))
     if metrics.num_rows:
         tiles.append(Tile(line.progress.removeprefix("step "), "steps"))
         tiles.append(Tile(percent(last.get("success_rate")), "success in the last rollouts"))
