@@ -131,9 +131,9 @@ def suggestion(path: str, known: list[str]) -> str:
     parent, _, leaf = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     same_name = [key for key in known if key.rpartition(".")[2] == leaf]
-    close = difflib.get_close_matches(leaf, siblings, n=1)
-    if same_name or close:
-        return f"did you mean {' or '.join(same_name or [siblings[close[0]]])}?"
+    close = [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=1)]
+    if close or same_name:
+        return f"did you mean {' or '.join([*close, *same_name])}?"
     others = [key for key in known if not path.startswith(f"{key}.")]
     anywhere = difflib.get_close_matches(path, others, n=1)
     if anywhere:
