@@ -170,5 +170,5 @@ def test_an_environment_that_is_no_shop_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_split_without_goals_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no split 'nowhere'"):
+    with pytest.raises(ConfigError, match="the split 'nowhere' has no tasks"):
         shop_of(ShopEnvironment(), tmp_path, split="nowhere")
