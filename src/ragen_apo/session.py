@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import time
@@ -141,8 +140,11 @@ class Session:
         base, is_trained = self.config.policy.path, self.config.warm_start.enabled
         if is_trained or not is_hub_name(base):
             base = str(self.run.reference(0).absolute())
-        # Without the tokenizer, to whose length peft would cut the embeddings of the model.
-        write = functools.partial(save_adapters, policy.model, base=base)
+
+        def write(folder: Path) -> None:
+            # Of the model that is whole now. No tokenizer: peft would cut the embeddings to it.
+            save_adapters(policy.model, folder, base=base)
+
         self._write(policy, self.run.adapter, write)
 
     def _write(self, model: LanguageModel, folder: Path, write: Callable[[Path], None]) -> None:
