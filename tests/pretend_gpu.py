@@ -7,8 +7,8 @@
 
 Every operator runs on CPU tensors, so its numbers are those of the CPU. What CUDA refuses is an
 error: an operator that gets a tensor of the GPU and one of the CPU raises `WrongDeviceError`. A
-copy may, a number without axes may be anywhere, and an index on the CPU is brought to the GPU. `.numpy()`
-is an error too, as of any tensor that is not on the CPU.
+copy may, a number without axes may be anywhere, and an index on the CPU is brought to the GPU.
+`.numpy()` is an error too, as of any tensor that is not on the CPU.
 
 Inside torch these tensors are of the device `meta:1`, with which autograd needs no driver, and each
 request for `cuda` becomes one for it. Left out: autocast, how CUDA's kernels round, which it lacks
