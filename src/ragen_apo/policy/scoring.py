@@ -60,14 +60,16 @@ def _distributions(
     model: LanguageModel, token_ids_RT: Tensor, loss_mask_RT: Tensor, *, temperature: float
 ) -> Tensor:
     """What each sampled token was drawn from, as log pi [N, V]."""
-    if bool(loss_mask_RT[:, 0].any()):
-        raise ValueError("the first token of a row cannot be a sampled one: nothing predicts it")
     logits_NV = model.target_logits(token_ids_RT, loss_mask_RT)
     return torch.log_softmax(logits_NV / temperature, dim=-1)
 
 
 def _of_tokens(logprobs_NV: Tensor, token_ids_RT: Tensor, loss_mask_RT: Tensor) -> Tensor:
-    chosen_N = logprobs_NV.gather(1, token_ids_RT[loss_mask_RT][:, None])[:, 0]
+    tokens_N = token_ids_RT[loss_mask_RT]
+    # Counts that the host knows: to look at the mask would wait for the device once more.
+    if len(tokens_N) != len(logprobs_NV):
+        raise ValueError("the first token of a row cannot be a sampled one: nothing predicts it")
+    chosen_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
     return _in_rows(chosen_N, loss_mask_RT)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.filters import filter_trajectories
-from ragen_apo.objectives.tensors import spread_over_tokens
+from ragen_apo.objectives.tensors import sampled_or_zero, spread_over_tokens
 from ragen_apo.training.batching import (
     TokenBatch,
     collate,
@@ -172,6 +172,10 @@ class MicroBatch:
 
         Both orders are the same: by episode, then as the tokens were sampled. Gradients pass.
         """
+        if len(self.samples.token_ids_BT) == len(self.rows):
+            # Each episode is one sample. Of a mask as an index the device would have to tell the
+            # host how many it selects, which waits for all that is queued.
+            return sampled_or_zero(values_ML, self.mask_BT)
         zeros_BT = values_ML.new_zeros(self.mask_BT.shape)
         return zeros_BT.masked_scatter(self.mask_BT, values_ML[self.samples.loss_mask_BT])
 

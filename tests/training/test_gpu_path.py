@@ -1,0 +1,281 @@
+"""What runs on CUDA, on a pretend GPU: the numbers of the CPU, and no tensor on another device."""
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.passes import seeded_torch
+from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.session import Session
+from ragen_apo.training.checkpoint import (
+    Position,
+    load_latest_checkpoint,
+    load_moments,
+    save_checkpoint,
+)
+from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.trainer import StepResult, Trainer
+from ragen_apo.types import Trajectory
+from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
+from tests.factories import trainer_of
+from tests.generating import respond
+from tests.pretend_gpu import GPU, OnGpu, PretendGpu, WrongDeviceError
+
+PROMPTS = [[5, 9, 12, 30], [7, 8]], [[3], [11, 4, 6]]
+
+
+def copy_on_gpu(model: LanguageModel) -> LanguageModel:
+    moved = copy.deepcopy(model)
+    torch.nn.Module.to(moved.model, "cuda")
+    return moved
+
+
+def assert_same_weights(on_gpu: torch.nn.Module, on_cpu: torch.nn.Module) -> None:
+    """To the last bits: a sum of squares, which clips gradients, is computed in another order."""
+    for actual, expected in zip(on_gpu.parameters(), on_cpu.parameters(), strict=True):
+        assert isinstance(actual, OnGpu)
+        torch.testing.assert_close(actual.within, expected.data, rtol=1e-6, atol=1e-7)
+
+
+def token_ids(device: torch.device | str = "cpu") -> torch.Tensor:
+    return (torch.arange(40, device=device) * 7 % 300).reshape(2, 20)
+
+
+def sampled_mask(device: torch.device | str = "cpu") -> torch.Tensor:
+    """Rows that hold different numbers of sampled tokens [2, 20]."""
+    position_T = torch.arange(20, device=device)
+    return torch.stack([position_T > 8, position_T == 3])
+
+
+# The pretend GPU
+
+
+def test_an_operator_refuses_tensors_of_two_devices() -> None:
+    with PretendGpu():
+        there, here = torch.ones(3, device="cuda"), torch.ones(3)
+        for mixed in (
+            lambda: there + here,
+            lambda: torch.where(here > 0, there, 0.0),
+            lambda: torch.cat([there, here]),
+            lambda: there.masked_fill(here > 0, 1.0),
+            lambda: there.__iadd__(here),
+            lambda: here.__setitem__(slice(2), there[:2] + here[:2]),
+        ):
+            with pytest.raises(WrongDeviceError, match="tensors of two devices"):
+                mixed()
+        with pytest.raises(RuntimeError, match="numpy"):
+            there.numpy()
+        assert (there * torch.tensor(2.0)).tolist() == [2.0, 2.0, 2.0], "a number may be anywhere"
+
+
+def test_gradients_are_on_the_device_of_their_weights() -> None:
+    layer = torch.nn.Linear(2, 3)
+    with PretendGpu():
+        moved = copy.deepcopy(layer).to("cuda")
+        moved(torch.tensor([1.0, 2.0], device="cuda")).square().sum().backward()
+        assert isinstance(moved.weight.grad, OnGpu)
+        assert moved.weight.grad.device == GPU
+    layer(torch.tensor([1.0, 2.0])).square().sum().backward()
+    assert torch.equal(moved.weight.grad.within, layer.weight.grad)
+
+
+def test_the_host_waits_for_numbers_sizes_and_copies() -> None:
+    with PretendGpu() as gpu:
+        row = torch.arange(3, device="cuda")
+        row[row > 0], row[[0, 1]], row[:2], row + 1, row.sum()
+        assert gpu.waits == {"mask": 1, "to gpu": 1}
+        row[0].item(), row.cpu(), row.tolist(), bool(row.any()), row.nonzero(), row.unique()
+        assert gpu.waits == {"mask": 1, "to gpu": 1, "item": 2, "to cpu": 2, "size": 2}
+
+
+# Scoring and generation
+
+
+def test_scores_and_their_gradients_are_those_of_the_cpu(tiny_model: LanguageModel) -> None:
+    model = copy.deepcopy(tiny_model)
+    expected = score_tokens(model, token_ids(), sampled_mask(), entropy_gradients=True)
+    (expected.logprobs_BT.sum() + expected.entropy_BT.sum()).backward()
+    with PretendGpu():
+        moved = copy_on_gpu(tiny_model)
+        actual = score_tokens(moved, token_ids(GPU), sampled_mask(GPU), entropy_gradients=True)
+        (actual.logprobs_BT.sum() + actual.entropy_BT.sum()).backward()
+    assert torch.equal(actual.logprobs_BT.within, expected.logprobs_BT)
+    assert torch.equal(actual.entropy_BT.within, expected.entropy_BT)
+    for left, right in zip(moved.model.parameters(), model.model.parameters(), strict=True):
+        assert torch.equal(left.grad.within, right.grad)
+
+
+def play(model: LanguageModel, *, temperature: float) -> list[tuple[int, float]]:
+    """Two turns of two rows, the second of which is copied: tokens and log-probabilities."""
+    engine = GenerationEngine(model, num_rows=3, capacity=80)
+    rows = [engine.open_row(np.random.default_rng(seed)) for seed in range(2)]
+    found = []
+    with engine.rollout():
+        for prompts in PROMPTS:
+            found += respond(engine, rows, prompts, max_new_tokens=9, temperature=temperature)
+        rows[1] = engine.copy_row(rows[1], np.random.default_rng(9))
+        found += respond(engine, rows, [[1], [2]], max_new_tokens=9, temperature=temperature)
+    return [pair for each in found for pair in zip(each.token_ids, each.logprobs, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_several_turns_are_those_of_the_cpu(tiny_model: LanguageModel, temperature: float) -> None:
+    expected = play(tiny_model, temperature=temperature)
+    with PretendGpu():
+        actual = play(copy_on_gpu(tiny_model), temperature=temperature)
+    assert [token for token, _ in actual] == [token for token, _ in expected]
+    # A CPU reads one new token by another kernel.
+    assert [each for _, each in actual] == pytest.approx([each for _, each in expected], abs=1e-5)
+
+
+def test_a_pass_of_one_new_token_waits_for_its_result_once(tiny_model: LanguageModel) -> None:
+    """And three times for small copies to the device, and not once a layer."""
+    with PretendGpu() as gpu:
+        engine = GenerationEngine(copy_on_gpu(tiny_model), num_rows=2, capacity=64)
+        for seed, prompt in enumerate(PROMPTS[0]):
+            row = engine.open_row(np.random.default_rng(seed))
+            engine.submit(row, prompt, max_new_tokens=9)
+        engine.step(temperature=1.0)
+        gpu.waits.clear()
+        engine.step(temperature=1.0)
+    # The tokens and their log-probabilities; the tokens read, their positions, rows and draws.
+    assert gpu.waits == {"to cpu": 1, "to gpu": 4}
+
+
+# Updates and files
+
+
+def supervised_update(model: LanguageModel, optimizer: Optimizer) -> tuple[object, float]:
+    device = model.device
+    batches = [
+        SupervisedBatch(
+            token_ids(device),
+            sampled_mask(device),
+            weights_BT=torch.linspace(0.1, 1.0, 40, device=device).reshape(2, 20),
+            sampled_logprobs_BT=torch.full((2, 20), -3.0, device=device),
+        )
+    ]
+    with seeded_torch(3, device=device):
+        result = accumulate_supervised_gradients(model, batches, temperature=0.8)
+    return result, optimizer.update(learning_rate=1e-2, max_grad_norm=0.5)
+
+
+def test_supervised_updates_and_a_checkpoint_are_those_of_the_cpu(
+    tiny_model: LanguageModel, tmp_path: Path
+) -> None:
+    model = copy.deepcopy(tiny_model)
+    optimizer = Optimizer(model.model, fused=False)
+    expected = [supervised_update(model, optimizer) for _ in range(3)]
+    position = Position("demonstrations", 2)
+    with PretendGpu():
+        moved = copy_on_gpu(tiny_model)
+        moved_optimizer = Optimizer(moved.model, fused=False)
+        actual = [supervised_update(moved, moved_optimizer) for _ in range(2)]
+        save_checkpoint(
+            tmp_path, position=position, model=moved.model, optimizer=moved_optimizer, keep=1
+        )
+        again = copy_on_gpu(tiny_model)
+        found = load_latest_checkpoint(tmp_path, model=again.model, device=GPU)
+        assert found is not None
+        restored = Optimizer(again.model, fused=False)
+        load_moments(tmp_path / position.name, restored, found[1])
+        actual.append(supervised_update(again, restored))
+        assert all(
+            isinstance(value, OnGpu) or name.endswith("/step")
+            for name, value in restored.state_tensors().items()
+        )
+    for (result, norm), (expected_result, expected_norm) in zip(actual, expected, strict=True):
+        assert vars(result) == pytest.approx(vars(expected_result), rel=1e-5)
+        assert norm == pytest.approx(expected_norm, rel=1e-5)
+    assert_same_weights(again.model, model.model)
+
+
+# Steps of the trainer
+
+
+def step_of(trainer: Trainer, trajectories: Sequence[Trajectory]) -> StepResult:
+    """A step that trains on these episodes."""
+    with patch.object(trainer.proxy, "rollout", lambda *_, **__: list(trajectories)):
+        return trainer.step(0)
+
+
+def played(trainer: Trainer) -> list[Trajectory]:
+    """The episodes of a step, with returns that differ."""
+    episodes = trainer._roll_out(0)
+    return [
+        replace(each, turns=(*each.turns[:-1], replace(each.turns[-1], reward=float(number % 3))))
+        for number, each in enumerate(episodes)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        ("apo", ["--algorithm.center_residuals=true"]),
+        ("apo_turn", ["--algorithm.min_visits=1", "--algorithm.center_residuals=true"]),
+        (
+            "ppo",
+            [
+                "--algorithm.num_minibatches=2",
+                "--algorithm.kl_in=reward",
+                "--algorithm.kl_coefficient=0.01",
+                "--algorithm.bi_level_gae=true",
+            ],
+        ),
+        ("grpo", ["--algorithm.kl_coefficient=0.01", "--rollout_filter.strategy=top_p"]),
+    ],
+)
+def test_a_step_is_that_of_the_cpu(session: Session, algorithm: str, keys: list[str]) -> None:
+    on_cpu = trainer_of(session, algorithm, *keys)
+    trajectories = played(on_cpu)
+    expected = step_of(on_cpu, trajectories)
+    with PretendGpu():
+        on_gpu = trainer_of(replace(session, device=torch.device("cuda")), algorithm, *keys)
+        before = [each.within.clone() for each in on_gpu.policy.model.parameters()]
+        actual = step_of(on_gpu, trajectories)
+    assert_same_weights(on_gpu.policy.model, on_cpu.policy.model)
+    moved = zip(on_gpu.policy.model.parameters(), before, strict=True)
+    assert any(not torch.equal(after.within, each) for after, each in moved)
+    without_clock = [
+        {name: value for name, value in each.metrics.items() if not name.endswith("seconds")}
+        for each in (actual, expected)
+    ]
+    assert without_clock[0] == pytest.approx(without_clock[1], rel=1e-5, abs=1e-7)
+    assert actual.kept_episodes == expected.kept_episodes
+
+
+def waits_of_a_step(session: Session, algorithm: str, *, micro_batch_size: int) -> Counter[str]:
+    keys = [f"--training.micro_batch_size={micro_batch_size}", "--monitors.every_steps=null"]
+    trajectories = played(trainer_of(session, algorithm, *keys))
+    with PretendGpu() as gpu:
+        trainer = trainer_of(replace(session, device=torch.device("cuda")), algorithm, *keys)
+        gpu.waits.clear()
+        step_of(trainer, trajectories)
+    return gpu.waits
+
+
+@pytest.mark.slow
+def test_how_often_a_micro_batch_waits_for_the_device(session: Session) -> None:
+    whole = waits_of_a_step(session, "apo", micro_batch_size=4)
+    one_by_one = waits_of_a_step(session, "apo", micro_batch_size=1)
+    per_micro_batch = {kind: (one_by_one[kind] - whole[kind]) / 3 for kind in one_by_one}
+    assert {kind: number for kind, number in per_micro_batch.items() if number} == {
+        # Of the reference and of the policy each: token ids, mask, log-probabilities, row indices.
+        "to gpu": 8,
+        # Hidden states and token ids at sampled tokens, of both; the policy's backward pass.
+        "mask": 5,
+        # In both passes transformers looks for packed rows; returns and values are finite; and,
+        # after the update, three numbers for the metrics.
+        "item": 7,
+    }
