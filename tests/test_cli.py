@@ -370,7 +370,7 @@ def test_evaluate_of_an_unfinished_run(command: Command, run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--split", "tset"], ["'tset'", "train, test, all"]),
+        (["--split", "tset"], ["'tset'", "train or test or all"]),
         (["--episodes", 0], ["--episodes", "at least 1", "got 0"]),
         (["--pass-k", 0], ["--pass-k", "at least 1"]),
     ],
