@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,6 +52,14 @@ VOCABULARY = {"tiny": 2048}
 """Rows of the embedding table; 151,936 otherwise."""
 BATCH, STEPS, MICRO_BATCH = 32, 3, 8
 QUESTION_TOKENS = 128
+OURS: Mapping[str, tuple[str, bool]] = {
+    "episodes, all weights": ("episodes", False),
+    "episodes, adapters": ("episodes", True),
+    "questions, all weights": ("questions", False),
+}
+"""Rows of the table: a workload, and whether adapters are trained."""
+TRL = "questions, TRL"
+ROWS = (*OURS, TRL)
 GIB = 2**30
 NOTES = f"""{BATCH} tasks a step, {MICRO_BATCH} a pass, the mean of the {STEPS - 1} steps after the
 first. `episodes` are 10 turns of 32 tokens in the catalogue shop, `questions` one turn of
@@ -98,7 +106,6 @@ def sections(workload: str, *, model: str, device: str, adapters: bool) -> dict[
     machine = {"device": device, "num_threads": None if on_gpu else torch.get_num_threads()}
     if on_gpu:
         machine |= {"dtype": "bfloat16"} if adapters else {"mixed_precision": "bfloat16"}
-    values = {"num_samples": 1}
     shared = {
         "machine": machine,
         "policy": {"path": model, "lora": {"rank": 16} if adapters else None},
@@ -114,7 +121,7 @@ def sections(workload: str, *, model: str, device: str, adapters: bool) -> dict[
         },
         "monitors": {"every_steps": None},
         "optimizer": {"learning_rate": 1e-6},
-        "values": values,
+        "values": {"num_samples": 1},
     }
     if workload == "episodes":
         agent = {"max_response_tokens": 32, "max_context_tokens": 4096}
@@ -206,27 +213,10 @@ def _now(device: str) -> float:
 
 def measured(row: str, *, model: str, device: str, folder: Path) -> dict[str, Any]:
     """What a row measures; in a process of its own."""
-    rows: dict[str, Callable[[], dict[str, Any]]] = {
-        "episodes, all weights": lambda: ours(
-            "episodes", model=model, device=device, adapters=False, folder=folder
-        ),
-        "episodes, adapters": lambda: ours(
-            "episodes", model=model, device=device, adapters=True, folder=folder
-        ),
-        "questions, all weights": lambda: ours(
-            "questions", model=model, device=device, adapters=False, folder=folder
-        ),
-        "questions, TRL": lambda: trl(model=model, device=device, folder=folder),
-    }
-    return rows[row]()
-
-
-ROWS = (
-    "episodes, all weights",
-    "episodes, adapters",
-    "questions, all weights",
-    "questions, TRL",
-)
+    if row == TRL:
+        return trl(model=model, device=device, folder=folder)
+    workload, adapters = OURS[row]
+    return ours(workload, model=model, device=device, adapters=adapters, folder=folder)
 
 
 def in_a_process(row: str, *, model: str, device: str, threads: int) -> dict[str, Any]:

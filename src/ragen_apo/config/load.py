@@ -29,8 +29,8 @@ YOUNG_KEYS = (
     "machine.rank_timeout_seconds",
     "training.keep_episodes",
 )
-"""Sections and keys that runs of earlier versions do not have. They may change when a
-run is resumed, so it loses nothing by their defaults."""
+"""Sections and keys that runs of earlier versions do not have. They may change when a run is
+resumed, so it loses nothing by their defaults."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:

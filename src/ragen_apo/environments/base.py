@@ -146,11 +146,11 @@ def splits_with_tasks(environment: HasTasks) -> list[str]:
 
 def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:
     """The tasks of a split; raises ConfigError, with the splits to take, for one that has none."""
-    filled = splits_with_tasks(environment)
-    if split not in filled:
-        others = " or ".join(filled) or "other options"
+    tasks = environment.tasks(split) if split in environment.properties.splits else ()
+    if not tasks:
+        others = " or ".join(splits_with_tasks(environment)) or "other options"
         raise ConfigError(f"the split {shortened(repr(split), 80)} has no tasks; expected {others}")
-    return environment.tasks(split)
+    return tasks
 
 
 def task_at(environment: HasTasks, split: str, index: int) -> Task:

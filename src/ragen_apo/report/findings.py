@@ -30,12 +30,11 @@ from ragen_apo.report.tables import (
 
 def headline(run: RunData) -> str:
     """The result in one sentence, with its interval."""
-    asked = api_model(run)
-    subject = f"{algorithm_of(run).label} solves" if run.trained else "Not trained:"
+    asked, label = api_model(run), search_label(run)
+    searched = f" with {label}" if label else ""
+    subject = f"{algorithm_of(run).label}{searched} solves" if run.trained else "Not trained:"
     if asked is not None:
         subject = f"{one_line(asked.name, 40)} solves"
-    if label := search_label(run):
-        subject = subject.replace(" solves", f" with {label} solves")
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
     sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
     if interval(bounds) == ABSENT:

@@ -139,16 +139,16 @@ class PolicyWeights:
     def _write_base(self, label: str, *, untie: bool) -> Path:
         model = self._model.without_adapters() if self._acts else self._model
         folder = self._folder / label
-        self._written.add(folder)
         if not folder.exists():
+            self._written.add(folder)
             with directory_written_atomically(folder) as partial:
                 (save_untied if untie else LanguageModel.save)(model, partial)
         return folder
 
     def _write_adapter(self, name: str) -> Path:
         folder = self._folder / name
-        self._written.add(folder)
         if not folder.exists():
+            self._written.add(folder)
             with directory_written_atomically(folder) as partial:
                 save_adapters(self._model.model, partial)
         return folder
