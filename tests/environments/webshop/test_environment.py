@@ -131,9 +131,28 @@ def test_going_back_leads_where_it_says(make: Make) -> None:
     for name in ("description", "features", "reviews"):
         assert environment.step(f"click[{name}]")[0].lower().startswith(name)
         assert environment.step("click[< prev]")[0] == item
-    assert environment.step("click[< prev]")[0] == second
+    marked = environment.step("click[< prev]")[0]
+    assert marked != second
+    assert marked.replace(" (opened)", "") == second
     assert environment.step("click[< prev]")[0] == results
     assert environment.step("click[back to search]")[0] == start
+
+
+def test_compact_marks_the_results_that_were_opened(make: Make) -> None:
+    """As upstream's `text_rich` does, until the next visit of the start page."""
+    environment = make()
+    environment.reset(environment.goal_task(0), seed=0)
+    results = environment.step("search[made]")[0]
+    assert "(opened)" not in results
+    environment.step("click[2]")
+    rows = environment.step("click[< prev]")[0].split("\n")
+    assert [row.split(" | ")[0] for row in rows[1:5]] == ["1", "2 (opened)", "3", "4"]
+    title = " ".join(rows[2].split(" | ")[1].split()[:6])
+    item = environment.step("click[2]")[0]
+    environment.step("click[< prev]")
+    assert environment.step(f"click[{title}]")[0] == item  # a mark changes no target
+    environment.step("click[back to search]")
+    assert environment.step("search[made]")[0] == results
 
 
 def test_past_the_last_page_the_list_is_empty_and_next_is_still_offered(make: Make) -> None:

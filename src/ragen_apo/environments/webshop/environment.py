@@ -58,7 +58,7 @@ from ragen_apo.environments.webshop.visit import Page, Session, parse_action, pa
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 6
+TEXT_VERSION = 7
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
@@ -376,7 +376,7 @@ class WebShopEnvironment:
         """Hash of the task and the state, as exact as the option `states` says.
 
         `exact`: page, selections, what led to the page and can be gone back to, the turn number if
-        episodes are truncated and, in `text_rich`, the opened products. `similar`: the page, the
+        episodes are truncated and, except in `text`, the opened products. `similar`: the page, the
         results on it and which were opened, or the product and the selections. Episodes that
         searched in different words or took a turn more are then in one state, although their
         futures may differ a little.
@@ -394,7 +394,7 @@ class WebShopEnvironment:
                 state += [session.shown, sorted(session.opened)]
         else:
             state += [session.query, session.page_number]
-            if self.options.observation is ObservationMode.TEXT_RICH:
+            if self.options.observation is not ObservationMode.TEXT:
                 state.append(sorted(session.opened))
             if self.options.max_turns is not None:
                 state.append(self._num_turns)
