@@ -8,11 +8,18 @@ import itertools
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from ragen_apo.objectives.apo import ApoSettings, apo_loss, mean_of_others, residual
+from ragen_apo.objectives.apo import (
+    ApoSettings,
+    apo_loss,
+    line_of_others,
+    mean_of_others,
+    residual,
+)
 from ragen_apo.objectives.turn_level import (
     TurnLevelSettings,
     segment_residuals,
@@ -23,8 +30,8 @@ from ragen_apo.objectives.turn_level import (
 BETA = 0.2
 PATHS = ((0, 0), (0, 1), (1, 0), (1, 1), (2, None))
 TRACE = 0.6
-Offsets = Callable[[Tensor, Tensor], Tensor]
-"""The offsets of a batch from its residuals [B, S] and which of them there are."""
+Offsets = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The offsets of a batch [B, S] from its residuals, its values and which of them there are."""
 
 
 class Tree:
@@ -68,13 +75,12 @@ class Tree:
         )
         return whole_B[:, None], torch.ones(5, 1, dtype=torch.bool)
 
-    def gradient(self, form: str, rows: list[int], offset: Tensor | float) -> Tensor:
+    def gradient(self, form: str, rows: list[int], offset_BS: Tensor) -> Tensor:
         """Of the loss of one batch, in the code that trains."""
         common = {
             "reference_logprobs_BT": self.reference_BT[rows],
             "mask_BT": self.present_BS[rows],
             "num_sequences": len(rows),
-            "offset": offset,
         }
         if form == "turns":
             loss = turn_level_loss(
@@ -84,6 +90,7 @@ class Tree:
                 rewards_BS=self.rewards_BS[rows],
                 values_BS=self.values_BS[rows],
                 settings=TurnLevelSettings(beta2=BETA, trace=TRACE),
+                offset=offset_BS,
             ).loss
         else:
             loss = apo_loss(
@@ -92,6 +99,7 @@ class Tree:
                 returns_B=self.rewards_BS[rows].sum(1),
                 v_star_B=self.values_BS[rows, 0],
                 settings=ApoSettings(beta2=BETA, loss=form),
+                offset=offset_BS[:, 0],
             ).loss
         parts = torch.autograd.grad(
             loss, [self.first_logits, self.second_logits], materialize_grads=True
@@ -105,28 +113,38 @@ class Tree:
         total = torch.zeros(7)
         for batch in itertools.product(range(5), repeat=size):
             rows = list(batch)
-            offset = offsets(advantage_BS[rows], present_BS[rows]) if offsets else 0.0
-            total += chance_B[rows].prod() * self.gradient(form, rows, offset)
+            offset_BS = torch.zeros_like(advantage_BS[rows])
+            if offsets:
+                values_BS = self.values_BS[rows, : advantage_BS.shape[1]]
+                offset_BS = offsets(advantage_BS[rows], values_BS, present_BS[rows])
+            total += chance_B[rows].prod() * self.gradient(form, rows, offset_BS)
         return total
 
 
-def of_others(values_BS: Tensor, present_BS: Tensor) -> Tensor:
-    return mean_of_others(values_BS, present_BS=present_BS)
+def of_others(residual_BS: Tensor, values_BS: Tensor, present_BS: Tensor) -> Tensor:
+    return mean_of_others(residual_BS, present_BS=present_BS)[:, None].expand_as(residual_BS)
 
 
-def of_all(values_BS: Tensor, present_BS: Tensor) -> Tensor:
-    return values_BS[present_BS].mean().expand(len(values_BS))
+def line(residual_BS: Tensor, values_BS: Tensor, present_BS: Tensor) -> Tensor:
+    return line_of_others(residual_BS, values_BS=values_BS, present_BS=present_BS)
+
+
+def of_all(residual_BS: Tensor, values_BS: Tensor, present_BS: Tensor) -> Tensor:
+    return residual_BS[present_BS].mean().expand_as(residual_BS)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("form", ["regression", "weighted", "turns"])
-def test_centring_by_the_others_leaves_the_expected_gradient_as_it_was(
-    form: str, size: int
+@pytest.mark.parametrize(
+    ("form", "offsets"),
+    [("regression", of_others), ("weighted", of_others), ("turns", of_others), ("turns", line)],
+)
+def test_offsets_made_of_the_others_leave_the_expected_gradient_as_it_was(
+    form: str, offsets: Offsets, size: int
 ) -> None:
     tree = Tree()
     plain = tree.expected_gradient(form, size=1, offsets=None)
     assert plain.norm() > 0.05
-    centred = tree.expected_gradient(form, size=size, offsets=of_others)
+    centred = tree.expected_gradient(form, size=size, offsets=offsets)
     torch.testing.assert_close(centred, plain, rtol=0, atol=1e-12)
 
 
@@ -144,10 +162,9 @@ def test_centring_by_the_mean_of_all_keeps_one_minus_one_over_the_batch(
 def test_by_turn_it_is_not_enough_to_leave_the_segment_out() -> None:
     tree = Tree()
 
-    def of_other_segments(values_BS: Tensor, present_BS: Tensor) -> Tensor:
-        """One offset per segment [B * S], which the code that trains does not take."""
-        total, count = values_BS[present_BS].sum(), present_BS.sum()
-        return (total - values_BS) / (count - 1)
+    def of_other_segments(residual_BS: Tensor, values_BS: Tensor, present_BS: Tensor) -> Tensor:
+        total, count = residual_BS[present_BS].sum(), present_BS.sum()
+        return (total - residual_BS) / (count - 1)
 
     chance_B = tree.logprobs().sum(1).exp().detach()
     advantage_BS, present_BS = tree.advantages("turns")
@@ -156,7 +173,7 @@ def test_by_turn_it_is_not_enough_to_leave_the_segment_out() -> None:
     for batch in itertools.product(range(5), repeat=2):
         rows = list(batch)
         for name, offsets in leaving_out.items():
-            offset_BS = offsets(advantage_BS[rows], present_BS[rows]).reshape(2, -1)
+            offset_BS = offsets(advantage_BS[rows], tree.values_BS[rows], present_BS[rows])
             weight_BS = (advantage_BS[rows] - offset_BS) * present_BS[rows]
             loss = -(weight_BS * tree.logprobs()[rows]).sum() / 2
             parts = torch.autograd.grad(
@@ -174,6 +191,54 @@ def test_the_mean_of_others_leaves_the_whole_row_out() -> None:
     present_BS = torch.tensor([[True, True], [True, False], [True, True]])
     expected = [(3 + 5 + 7) / 3, (1 + 2 + 5 + 7) / 4, (1 + 2 + 3) / 3]
     assert mean_of_others(values_BS, present_BS=present_BS).tolist() == expected
+
+
+def test_the_line_is_the_least_squares_fit_to_the_other_rows() -> None:
+    draws = torch.Generator().manual_seed(0)
+    residual_BS = torch.randn(6, 3, generator=draws) + 100
+    values_BS = torch.randn(6, 3, generator=draws) - 50
+    present_BS = torch.rand(6, 3, generator=draws) < 0.7
+    present_BS[:, 0] = True
+    offset_BS = line_of_others(residual_BS, values_BS=values_BS, present_BS=present_BS)
+    for row in range(6):
+        others = present_BS.clone()
+        others[row] = False
+        slope, start = np.polyfit(values_BS[others].numpy(), residual_BS[others].numpy(), 1)
+        expected = start + slope * values_BS[row]
+        torch.testing.assert_close(offset_BS[row], expected, rtol=0, atol=1e-9)
+
+
+def test_of_equal_values_the_line_is_the_mean() -> None:
+    residual_B1 = torch.tensor([[1.0], [2.0], [6.0]])
+    arguments = {"present_BS": torch.ones(3, 1, dtype=torch.bool)}
+    flat = line_of_others(residual_B1, values_BS=torch.full((3, 1), 0.1), **arguments)
+    assert flat[:, 0].tolist() == pytest.approx([4.0, 3.5, 1.5])
+
+
+@pytest.mark.parametrize("size", [3, 16, 64])
+def test_one_other_value_gives_no_slope_to_the_rows_that_are_equal(size: int) -> None:
+    """Without it all values are one, and their variance in float32 a rest of rounding."""
+    draws = torch.Generator().manual_seed(size)
+    values_B1 = torch.full((size, 1), 0.1234567, dtype=torch.float32)
+    values_B1[0] = 0.98765
+    residual_B1 = torch.randn(size, 1, generator=draws).float()
+    present_B1 = torch.ones(size, 1, dtype=torch.bool)
+    offset_B1 = line(residual_B1, values_B1, present_B1)
+    assert offset_B1.dtype == torch.float32
+    assert offset_B1[0].item() == pytest.approx(residual_B1[1:].mean().item(), abs=1e-6)
+
+
+def test_values_that_are_noise_leave_the_residuals_variance_that_of_the_returns() -> None:
+    """V* of one sample each, of a reference that the policy has left behind."""
+    draws = torch.Generator().manual_seed(1)
+    returns_B1 = (torch.rand(400, 1, generator=draws) < 0.9).double()
+    noise_B1 = (torch.rand(400, 1, generator=draws) < 0.4).double()
+    present_B1 = torch.ones(400, 1, dtype=torch.bool)
+    residual_B1 = returns_B1 - noise_B1
+    centred = residual_B1 - of_others(residual_B1, noise_B1, present_B1)
+    fitted = residual_B1 - line(residual_B1, noise_B1, present_B1)
+    assert centred.var() > 3 * returns_B1.var()
+    assert fitted.var() < 1.03 * returns_B1.var()
 
 
 def test_a_trajectory_alone_has_no_others() -> None:

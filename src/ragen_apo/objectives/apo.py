@@ -31,6 +31,9 @@ from torch import Tensor
 from ragen_apo.choices import LengthNormalization, LossForm, check_choice
 from ragen_apo.objectives.tensors import token_log_ratio
 
+MIN_VALUE_VARIANCE = 1e-10
+"""Values that spread less than this are all the same, but for rounding."""
+
 
 @dataclass(frozen=True)
 class ApoSettings:
@@ -87,9 +90,9 @@ def apo_loss(
     at the sampled tokens, and what stands elsewhere, NaN included, does not matter. `offset`, one
     number or one per sequence [B], is subtracted from the residuals, before the clamp: a control
     variate. On the policy's own samples it changes no expected gradient if it does not depend on
-    the sequence itself, without length normalisation and clamp; `mean_of_others` lowers the
-    variance and is such an offset. Raises ValueError for shapes that do not agree, a return or V*
-    that is not finite, and num_sequences < 1.
+    the sequence itself, without length normalisation and clamp; `mean_of_others` and
+    `line_of_others` lower the variance and are such offsets. Raises ValueError for shapes that do
+    not agree, a return or V* that is not finite, and num_sequences < 1.
     """
     _check_shapes(logprobs_BT, reference_logprobs_BT, mask_BT, returns_B, v_star_B)
     if num_sequences < 1:
@@ -178,6 +181,34 @@ def mean_of_others(values_BS: Tensor, *, present_BS: Tensor) -> Tensor:
         raise ValueError(f"every sequence needs a value, got {count_B.tolist()} of them")
     sum_B = torch.where(present_BS, values_BS, 0.0).sum(dim=1)
     return (sum_B.sum() - sum_B) / (count_B.sum() - count_B)
+
+
+def line_of_others(residual_BS: Tensor, *, values_BS: Tensor, present_BS: Tensor) -> Tensor:
+    """For each value, what the least-squares line through the other rows says of its residual.
+
+    The line is residual = a + c V over all that is present in the other rows; the offset of an
+    entry [B, S] is a + c V at its own V. Subtracting it makes a + (1 + c) V the baseline in place
+    of V. So V that tells nothing of the returns (c near -1) adds no noise to them: V* of few
+    samples does, and V* of a reference that the policy has left behind. `mean_of_others` is the
+    line with c = 0. Like that, it changes no expected gradient: a and c are made of other rows, and
+    V was known before the row's own tokens were sampled. c is 0 where the others' V are all the
+    same. Control variates with a fitted coefficient: Glasserman, Monte Carlo Methods in Financial
+    Engineering, section 4.1. Raises ValueError where `mean_of_others` does.
+    """
+    # In float64 and around the means of all rows: equal values have a variance of 0 to 1e-30.
+    middle = residual_BS[present_BS].double().mean()
+    value_BS = values_BS.double() - values_BS[present_BS].double().mean()
+    centred_BS = residual_BS.double() - middle
+    mean_value_B = mean_of_others(value_BS, present_BS=present_BS)
+    mean_centred_B = mean_of_others(centred_BS, present_BS=present_BS)
+    products_B = mean_of_others(value_BS * centred_BS, present_BS=present_BS)
+    squares_B = mean_of_others(value_BS.square(), present_BS=present_BS)
+    covariance_B = products_B - mean_value_B * mean_centred_B
+    variance_B = squares_B - mean_value_B.square()
+    is_spread_B = variance_B > MIN_VALUE_VARIANCE
+    slope_B = torch.where(is_spread_B, covariance_B / variance_B, 0.0)
+    rise_BS = slope_B[:, None] * (value_BS - mean_value_B[:, None])
+    return (middle + mean_centred_B[:, None] + rise_BS).to(residual_BS.dtype)
 
 
 def regression_loss(

@@ -62,8 +62,8 @@ def turn_level_loss(
 
     `segment_BT` [B, T] int64 says which segment a sampled token belongs to; its other entries do
     not matter. `rewards_BS` and `values_BS` [B, S] are 0 for segments that a sequence does not
-    have. `offset`, one number or one per sequence [B], is subtracted from the advantage of every
-    segment of the sequence, as in `apo_loss`.
+    have. `offset`, one number, one per segment [B, S] or one per sequence [B, 1], is subtracted
+    from the advantages, as in `apo_loss`.
     `ApoLoss.residual` is the sum of the segments' residuals, which is the residual of the whole
     trajectory. Raises ValueError for shapes that do not agree.
     """
@@ -88,8 +88,7 @@ def turn_level_loss(
         log_ratio_BS.detach(), rewards_BS=rewards_BS, values_BS=values_BS, beta2=settings.beta2
     )
     advantage_BS = traced(residual_BS, trace=settings.trace)
-    offset_B = torch.as_tensor(offset, dtype=advantage_BS.dtype, device=advantage_BS.device)
-    advantage_BS = advantage_BS - offset_B.reshape(-1, 1)
+    advantage_BS = advantage_BS - offset
     if settings.advantage_clamp is not None:
         advantage_BS = advantage_BS.clamp(
             min=-settings.advantage_clamp, max=settings.advantage_clamp

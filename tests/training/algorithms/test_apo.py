@@ -1,11 +1,16 @@
 """Residuals around the mean of the step's other trajectories, and where that is refused."""
 
+from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
+from torch import Tensor
 
 from ragen_apo.errors import ConfigError
 from ragen_apo.session import Session
+from ragen_apo.training.algorithms.apo import ApoTargets
+from ragen_apo.training.algorithms.apo_turn import TurnTargets
 from ragen_apo.values.state_values import segments
 from tests.factories import config, sampled_logprobs, step_without_update, trainer, trainer_of
 
@@ -57,9 +62,36 @@ def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_wit
         fmean(value for row, values in enumerate(advantages) if row != index for value in values)
         for index in range(len(advantages))
     ]
-    offset_B = seen.targets.offset_B
+    offset_B = first_offsets(seen.targets)
     assert offset_B.tolist() == pytest.approx(others, abs=1e-5)
     assert offset_B.abs().max() > 1e-3 and len(set(offset_B.tolist())) > 1
+
+
+def first_offsets(targets: ApoTargets | TurnTargets) -> Tensor:
+    """What is subtracted from the first, or only, residual of each trajectory."""
+    return targets.offset_BS[:, 0] if isinstance(targets, TurnTargets) else targets.offset_B
+
+
+@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
+def test_a_fitted_step_subtracts_the_line_through_the_others(
+    algorithm: str, session: Session
+) -> None:
+    keys = ["--algorithm.fit_values=true", "--training.tasks_per_step=6", "--algorithm.beta2=1e-9"]
+    keys += ["--algorithm.min_visits=1000"] if algorithm == "apo_turn" else []
+    trainer = trainer_of(session, algorithm, *keys)
+    tasks = {task: index**0.5 for index, task in enumerate(trainer.values.tasks)}
+    trainer.values = replace(trainer.values, tasks=tasks)
+    returns = [0.1, 0.9, 0.4, 1.0, 0.0, 0.3]
+    seen = step_without_update(trainer, returns=returns)
+    values = [trainer.values.tasks[episode.task.task_id] for episode in seen.trajectories]
+    assert len(set(values)) > 3
+    residuals = [earned - value for earned, value in zip(returns, values, strict=True)]
+    expected = []
+    for index, value in enumerate(values):
+        rows = [row for row in range(len(values)) if row != index]
+        fit = np.polyfit([values[row] for row in rows], [residuals[row] for row in rows], 1)
+        expected.append(float(np.polyval(fit, value)))
+    assert first_offsets(seen.targets).tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_without_the_key_nothing_is_subtracted(session: Session) -> None:
@@ -67,8 +99,11 @@ def test_without_the_key_nothing_is_subtracted(session: Session) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
-def test_one_task_a_step_has_no_others_to_centre_by(algorithm: str) -> None:
-    keys = ["--algorithm.center_residuals=true", "--training.tasks_per_step=1"]
-    with pytest.raises(ConfigError, match="tasks_per_step must be at least 2, got 1"):
+@pytest.mark.parametrize(("option", "least"), [("center_residuals", 2), ("fit_values", 3)])
+def test_a_step_with_too_few_tasks_for_an_offset_is_refused(
+    algorithm: str, option: str, least: int
+) -> None:
+    keys = [f"--algorithm.{option}=true", f"--training.tasks_per_step={least - 1}"]
+    with pytest.raises(ConfigError, match=f"at least {least}, got {least - 1}"):
         config(f"--algorithm={algorithm}", *keys, text="")
     config("--algorithm=grpo", "--training.tasks_per_step=1", text="")

@@ -68,8 +68,8 @@ class TurnTargets:
     values_BS: Tensor
     num_segments: int
     """Of all trajectories."""
-    offset_B: Tensor
-    """What is subtracted from the advantage of each of the trajectory's segments."""
+    offset_BS: Tensor
+    """What is subtracted from the advantage of each segment."""
 
 
 class ApoTurnAlgorithm(Algorithm[TurnTargets]):
@@ -81,12 +81,11 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
         self._objective = TurnLevelSettings(
             beta2=settings.beta2, trace=settings.trace, advantage_clamp=settings.advantage_clamp
         )
-        self._centers = settings.center_residuals
+        self._settings = settings
 
     def prepare(self, rollouts: Rollouts) -> TurnTargets:
         import torch
 
-        from ragen_apo.objectives.apo import mean_of_others
         from ragen_apo.objectives.turn_level import segment_sums
         from ragen_apo.values.state_values import segments
 
@@ -113,19 +112,21 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
         rewards_BS = segment_sums(
             rollouts.rewards_BT, mask_BT=rollouts.mask_BT, segment_BT=segment_BT, like=values_BS
         )
-        offset_B = torch.zeros_like(values_BS[:, 0])
-        if self._centers:
+        offset_BS = torch.zeros_like(values_BS)
+        if self._settings.has_offset:
             advantage_BS = self._advantages_at_sampling(rollouts, segment_BT, rewards_BS, values_BS)
             num_segments_B = torch.tensor([len(parts) for parts in cuts], device=device)
             index_S = torch.arange(num_columns, device=device)
             present_BS = index_S < num_segments_B[:, None]
-            offset_B = mean_of_others(advantage_BS, present_BS=present_BS)
+            offset_BS = self._settings.offset(
+                advantage_BS, values_BS=values_BS, present_BS=present_BS
+            )
         return TurnTargets(
             segment_BT=segment_BT,
             rewards_BS=rewards_BS,
             values_BS=values_BS,
             num_segments=sum(len(parts) for parts in cuts),
-            offset_B=offset_B,
+            offset_BS=offset_BS,
         )
 
     def _advantages_at_sampling(
@@ -158,7 +159,7 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
             values_BS=targets.values_BS[micro.rows],
             settings=self._objective,
             num_sequences=micro.num_sequences,
-            offset=targets.offset_B[micro.rows],
+            offset=targets.offset_BS[micro.rows],
         )
         return LossPart(loss=result.loss, per_sequence={"residual": result.residual})
 
