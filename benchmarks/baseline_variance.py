@@ -1,13 +1,13 @@
 """What each baseline leaves of the returns' variance, from a value store alone.
 
-    python -m benchmarks.baseline_variance LABEL=STORE.sqlite [LABEL=STORE ...] [--samples 3]
+    python -m benchmarks.baseline_variance LABEL=STORE.sqlite [LABEL=STORE ...] [--samples 1 3]
 
 A baseline b(x) that does not depend on the episode leaves the expected policy gradient as it is;
 the variance of R - b is what it leaves to average out. Every stored return is held out in turn, and
 b is computed from others:
 
     batch mean    the returns of all other tasks, what a large batch without groups subtracts
-    group mean    `--samples` other returns of the task: GRPO and RLOO, with a group of one more
+    group mean    `samples` other returns of the task: GRPO and RLOO, with a group of one more
     V*            beta log mean exp(r / beta) of the same returns, at the betas of the columns
     fitted V*     a + c V*, with the slope c that fits best (`algorithm.fit_values`)
     within        no baseline by task leaves less: the mean variance of a task's own returns
@@ -93,6 +93,7 @@ def table_row(label: str, returns: Sequence[np.ndarray], *, num_samples: int) ->
     mean = float(np.mean(np.concatenate(returns)))
     return [
         label,
+        str(num_samples),
         str(len(returns)),
         f"{mean:.2f}",
         f"{within:.2f}",
@@ -103,19 +104,23 @@ def table_row(label: str, returns: Sequence[np.ndarray], *, num_samples: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("stores", nargs="+", metavar="LABEL=STORE")
-    parser.add_argument("--samples", type=int, default=3, help="of a task, for its baseline")
+    parser.add_argument("--samples", type=int, nargs="+", default=[3], help="of a task's others")
     given = parser.parse_args()
     pooled: dict[str, list[np.ndarray]] = defaultdict(list)
     for pair in given.stores:
         label, _, path = pair.partition("=")
-        pooled[label] += stored_returns(Path(path), at_least=given.samples + 1)
+        pooled[label] += stored_returns(Path(path), at_least=max(given.samples) + 1)
     write_page(
         "baseline_variance",
         title="What a baseline leaves of the returns' variance",
-        notes=f"Baselines from {given.samples} other returns of the task; shares of the variance "
-        "around the batch mean.",
-        header=["tasks of", "tasks", "mean return", "within", *BASELINES[1:]],
-        rows=[table_row(label, r, num_samples=given.samples) for label, r in pooled.items()],
+        notes="Shares of the variance around the batch mean; baselines from so many other returns "
+        "of the task as `samples` says.",
+        header=["tasks of", "samples", "tasks", "mean return", "within", *BASELINES[1:]],
+        rows=[
+            table_row(label, returns, num_samples=num_samples)
+            for label, returns in pooled.items()
+            for num_samples in given.samples
+        ],
     )
 
 
