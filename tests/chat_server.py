@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ragen_apo.agent.context import render_response
+from ragen_apo.agent.responses import render_response
 from ragen_apo.environments.shop import ShopEnvironment
 
 Fault = Callable[[BaseHTTPRequestHandler], None]

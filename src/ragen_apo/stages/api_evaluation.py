@@ -38,7 +38,7 @@ from ragen_apo.files import (
 )
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer
-from ragen_apo.policy.chat_api.client import ChatClient
+from ragen_apo.policy.chat_api.client import ChatClient, Tools
 from ragen_apo.policy.chat_api.ledger import AnswerLedger, answer_key
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
@@ -54,6 +54,8 @@ class KeptAnswers:
     client: ChatClient
     ledger: AnswerLedger
     config: ApiModelConfig
+    tools: Tools = ()
+    """Schemas of the functions that it may call."""
 
     def answer(self, question: Question) -> Answer:
         """The kept answer, or the server's; see `ChatModel`."""
@@ -65,13 +67,14 @@ class KeptAnswers:
                 "seed": question.seed,
                 "turn": question.turn,
                 "messages": [dict(message) for message in question.messages],
+                **({"tools": list(self.tools)} if self.tools else {}),
             }
         )
         known = self.ledger.get(key)
         if known is not None:
             return known
         draws = generator(question.seed, "pauses", question.turn)
-        answer = self.client.answer(question.messages, draws=draws)
+        answer = self.client.answer(question.messages, draws=draws, tools=self.tools)
         self.ledger.add(key, answer, episode=question.episode, turn=question.turn)
         return answer
 
@@ -120,11 +123,13 @@ def evaluate_api_model(
 
         started = time.perf_counter()
         episodes = play_chat_episodes(
-            KeptAnswers(client, ledger, config),
+            KeptAnswers(client, ledger, config, [tool.schema for tool in environments.tools]),
             environments,
             requests,
             system_prompt=system_prompt(
-                config.agent.system_prompt, rules=environments.properties.rules
+                config.agent.system_prompt,
+                rules=environments.properties.rules,
+                calls_tools=bool(environments.tools),
             ),
             window=context_window(config.agent.context),
             concurrency=concurrency,
@@ -148,7 +153,9 @@ def _agent(config: ApiModelConfig) -> AgentConfig:
     """The section as `build_environments` takes it; the limits of tokens are the server's."""
     agent = config.agent
     return AgentConfig(
-        format_penalty=agent.format_penalty, invalid_action_penalty=agent.invalid_action_penalty
+        response_format=agent.response_format,
+        format_penalty=agent.format_penalty,
+        invalid_action_penalty=agent.invalid_action_penalty,
     )
 
 
@@ -181,6 +188,8 @@ def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
         before, _ = parse_yaml(read_yaml(run.evaluation))
     except ValueError as error:
         raise RunDirectoryError(f"{run.evaluation} {error}; give another --out") from error
+    if isinstance(before, dict) and isinstance(before.get("agent"), dict):
+        before["agent"].setdefault("response_format", "think_answer")  # the only one until 0.3
     now = json.loads(json.dumps(config.model_dump(by_alias=True)))
     changes = [
         f"{key} was {json.dumps(old)} and is {json.dumps(new)}"
@@ -229,7 +238,9 @@ def usage_summary(config: ApiModelConfig, episodes: Sequence[ChatEpisode]) -> di
         "prompt_tokens": sum(answer.prompt_tokens or 0 for answer in answers),
         "completion_tokens": sum(answer.completion_tokens or 0 for answer in answers),
         "answers_without_usage": sum(answer.completion_tokens is None for answer in answers),
-        "empty_answers": sum(not answer.content.strip() for answer in answers),
+        "empty_answers": sum(
+            not (answer.content.strip() or answer.tool_calls) for answer in answers
+        ),
         "refused_answers": sum(answer.refused for answer in answers),
         "cut_off_answers": sum(TurnFlag.RESPONSE_TRUNCATED.value in turn.flags for turn in turns),
         "format_errors": sum(TurnFlag.FORMAT_ERROR.value in turn.flags for turn in turns),
