@@ -112,7 +112,6 @@ def test_messages_are_what_the_context_manager_writes_as_tokens(
     prompt = context.prompt(turns, "the last page")
     read = [*([] if prompt.restarts else read), *prompt.token_ids]
     forms = [read_form(Answer(text)) for text in said]
-    rules = "the rules"
     messages = chat_messages(
         turns, forms, "the last page", system_prompt="the rules", window=window
     )

@@ -47,7 +47,9 @@ class Tool:
                 f"({', '.join(self.parameters) or 'none'}) once in braces"
             )
         for name, schema in self.parameters.items():
-            kind = (schema.get("items") or {}).get("type") if _is_list(schema) else schema["type"]
+            kind = (
+                (schema.get("items") or {}).get("type") if _is_list(schema) else schema.get("type")
+            )
             if kind not in ("string", "integer"):
                 raise ValueError(
                     f"tool {self.name!r}: the type of {name!r} is {kind!r}; expected string or "

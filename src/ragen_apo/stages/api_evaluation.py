@@ -24,6 +24,7 @@ from ragen_apo.agent.context import system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.api_model import ApiModelConfig
+from ragen_apo.config.load import is_as_before
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ApiError, RunDirectoryError
@@ -188,13 +189,11 @@ def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
         before, _ = parse_yaml(read_yaml(run.evaluation))
     except ValueError as error:
         raise RunDirectoryError(f"{run.evaluation} {error}; give another --out") from error
-    if isinstance(before, dict) and isinstance(before.get("agent"), dict):
-        before["agent"].setdefault("response_format", "think_answer")  # the only one until 0.3
     now = json.loads(json.dumps(config.model_dump(by_alias=True)))
     changes = [
         f"{key} was {json.dumps(old)} and is {json.dumps(new)}"
         for key, old, new in differences(before if isinstance(before, dict) else {}, now)
-        if key != "evaluation.num_episodes"
+        if key != "evaluation.num_episodes" and not is_as_before(key, old, new)
     ]
     if changes:
         raise RunDirectoryError(

@@ -91,13 +91,13 @@ def check_run_inputs(
     _check_teacher(config, environment)
     _check_chance(config, environment)
     require_searchable(config, environment)
-    _check_tools(config, environment)
+    check_tools(config, environment)
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:
         _check_recordings(Path(path), environment)
 
 
-def _check_tools(config: RunConfig, environment: HasTasks) -> None:
+def check_tools(config: RunConfig, environment: HasTasks) -> None:
     """Raises ConfigError where tools should be called, and there are none or none can be."""
     if not config.agent.calls_tools:
         return
