@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ragen_apo.agent.context import render_response
+from ragen_apo.agent.responses import render_response
+from ragen_apo.environments.base import Reply as OracleReply
 from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.environments.shop.environment import TOOLS
+from ragen_apo.environments.tools import call_of
 
 Fault = Callable[[BaseHTTPRequestHandler], None]
 """What happens to a request instead of an answer."""
@@ -133,13 +136,29 @@ SHOP = {"name": "shop", "num_products": 24, "max_turns": 3}
 
 def perfect_shopper(body: Mapping[str, Any]) -> str:
     """The shop's oracle, from the messages alone: it finds its task by the instruction."""
+    reply = _oracle(body)
+    return render_response(thought=reply.thought, action=reply.action)
+
+
+def calling_shopper(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by calls of the tools in the request, as a server with a parser for them answers."""
+    reply = _oracle(body)
+    found = call_of(TOOLS, reply.action)
+    assert found is not None
+    assert body["tools"] == [tool.schema for tool in TOOLS]
+    function = {"name": found[0].name, "arguments": json.dumps(found[1])}
+    call = {"id": f"c{len(body['messages'])}", "type": "function", "function": function}
+    return {"role": "assistant", "content": reply.thought, "tool_calls": [call]}
+
+
+def _oracle(body: Mapping[str, Any]) -> OracleReply:
     shop = ShopEnvironment(num_products=24, max_turns=3)
-    asked = [message["content"] for message in body["messages"] if message["role"] == "user"]
+    heard = ("user", "tool")
+    asked = [message["content"] for message in body["messages"] if message["role"] in heard]
     task = next(task for task in shop.tasks("all") if task.instruction in asked[0])
     oracle = shop.scripted_policies()["oracle"]()
     oracle.begin(task, seed=0)
-    reply = oracle.act(asked[-1])
-    return render_response(thought=reply.thought, action=reply.action)
+    return oracle.act(asked[-1])
 
 
 def says(content: str | Mapping[str, Any] | None) -> Reply:

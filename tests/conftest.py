@@ -12,12 +12,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import pytest
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ragen_apo import cli
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from tests import factories
+from tests.chat_templates import with_template
 from tests.command_line import Command, Result
 from tests.factories import TINY_CONFIG, AlgorithmRuns, threads_restored
 
@@ -124,6 +126,21 @@ def chatml_tokenizer(shop_texts: list[str]):
     )
     wrapped.chat_template = CHATML
     return wrapped
+
+
+@pytest.fixture(scope="session")
+def real_template(chatml_tokenizer) -> Callable[[str], PreTrainedTokenizerBase]:
+    """Gives the tokenizer the chat template of a real model, by its name in TRL's package."""
+    folder = Path(str(pytest.importorskip("trl").__file__)).parent / "chat_templates"
+    tokens = ["<tool_call>", "</tool_call>", "<|start_header_id|>", "<|end_header_id|>"]
+
+    def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
+        template = (folder / f"{model}.jinja").read_text(encoding="utf-8")
+        tokenizer = with_template(chatml_tokenizer, template, tokens=["<|eot_id|>"])
+        tokenizer.add_tokens([*tokens, "<tool_response>", "</tool_response>"])
+        return tokenizer
+
+    return tokenizer_of
 
 
 QWEN_TEMPLATE = (

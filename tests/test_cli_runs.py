@@ -88,13 +88,15 @@ def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(
 ) -> None:
     file, notes = unfinished / "config.yaml", unfinished / "run.json"
     text, noted = file.read_text(), json.loads(notes.read_text())
-    for section in ("rollouts:\n(?: .*\n)+", "  sharding: .*\n", "  keep_episodes: .*\n"):
+    removed = "rollouts:\n(?: .*\n)+", "  sharding: .*\n", "  keep_episodes: .*\n"
+    for section in (*removed, "  response_format: .*\n"):
         text, num_removed = re.subn(f"^{section}", "", text, flags=re.MULTILINE)
         assert num_removed == 1
     file.write_text(text)
     del noted["configuration"]["rollouts"]
     del noted["configuration"]["machine"]["sharding"]
     del noted["configuration"]["training"]["keep_episodes"]
+    del noted["configuration"]["agent"]["response_format"]
     notes.write_text(json.dumps(noted))
     assert command("train", "--run-dir", unfinished, "--resume").status == 0
 

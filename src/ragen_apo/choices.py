@@ -83,6 +83,9 @@ Relabel = Literal["none", "numbers", "copied"]
 """Which tokens of a sequence are exchanged at random before a model imitates it: none, all numbers,
 or all that are copied and no fixed phrase."""
 
+ResponseFormat = Literal["think_answer", "tool_call"]
+"""How a model writes its action: between tags, or as a call of one of the environment's tools."""
+
 Schedule = Literal["constant", "linear", "cosine"]
 """Learning rate after the warm-up."""
 

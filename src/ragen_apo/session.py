@@ -97,7 +97,8 @@ class Session:
             max_context_tokens=self.config.agent.max_context_tokens,
         )
         if not Path(folder).is_relative_to(self.run.path):
-            probe_conversation(model)  # those of the run descend from one that was probed
+            # Those of the run descend from one that was probed.
+            probe_conversation(model, tools=[tool.schema for tool in self.environments.tools])
         return model
 
     def _refuse_damage(self, folder: Path) -> None:

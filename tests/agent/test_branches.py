@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_apo.agent.branches import Branch, Merit, Proposal, best_first, kept_in_beam, with_votes
-from ragen_apo.agent.context import ParsedResponse
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.choices import SearchRanking
 from ragen_apo.policy.engine import Response
 

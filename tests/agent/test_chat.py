@@ -15,8 +15,9 @@ from ragen_apo.agent.chat import (
     play_chat_episodes,
     read_form,
 )
-from ragen_apo.agent.context import ContextManager, ContextWindow, parse_response
+from ragen_apo.agent.context import ContextManager, ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.responses import parse_response
 from ragen_apo.errors import ApiError
 from ragen_apo.evaluation.evaluate import EvaluationPlan
 from ragen_apo.policy.chat_api.answer import Answer
@@ -110,7 +111,10 @@ def test_messages_are_what_the_context_manager_writes_as_tokens(
         read += ids
     prompt = context.prompt(turns, "the last page")
     read = [*([] if prompt.restarts else read), *prompt.token_ids]
-    messages = chat_messages(turns, said, "the last page", system_prompt="the rules", window=window)
+    forms = [read_form(Answer(text)) for text in said]
+    messages = chat_messages(
+        turns, forms, "the last page", system_prompt="the rules", window=window
+    )
     rendered = tokenizer.apply_chat_template(
         list(messages), tokenize=False, add_generation_prompt=True
     )

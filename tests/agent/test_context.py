@@ -7,13 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.agent.context import (
-    ContextManager,
-    ContextWindow,
-    parse_response,
-    render_response,
-    system_prompt,
-)
+from ragen_apo.agent.context import ContextManager, ContextWindow, system_prompt
+from ragen_apo.agent.responses import parse_response, render_response
 from ragen_apo.errors import ModelError
 from ragen_apo.types import Turn
 from tests import factories

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ragen_apo.agent.context import ParsedResponse
 from ragen_apo.agent.environment_manager import FORMAT_HINT, EnvironmentManager
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.environments.base import EnvironmentProperties
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task, make_task

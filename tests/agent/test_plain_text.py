@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ragen_apo.agent.context import ContextManager, ContextWindow, render_response
+from ragen_apo.agent.context import ContextManager, ContextWindow
 from ragen_apo.agent.environment_manager import FORMAT_HINT, EnvironmentManager
 from ragen_apo.agent.plain_text import structural_tokens
 from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.agent.responses import render_response
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment

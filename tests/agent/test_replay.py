@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ragen_apo.agent.context import ParsedResponse
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
 from ragen_apo.agent.replay import replayed, require_replayable
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.policy.engine import Response

@@ -18,6 +18,7 @@ from ragen_apo.errors import ApiError, ConfigError, RunDirectoryError
 from tests.chat_server import (
     SHOP,
     ChatServer,
+    calling_shopper,
     completion,
     cuts,
     perfect_shopper,
@@ -79,6 +80,80 @@ def test_results_say_what_was_asked_of_whom_and_what_it_cost(out: Path) -> None:
         "episodes_out_of_context": 0,
     }
     assert json.loads((out / "evaluation" / "results.json").read_text()) == results
+
+
+CALLS = {"agent": {"response_format": "tool_call"}}
+
+
+def test_a_shopper_that_calls_tools_solves_every_task(out: Path) -> None:
+    with serving(calling_shopper) as server:
+        results = evaluate(server, out, **CALLS)
+    assert (results["success_rate"], results["avg_steps"]) == (1.0, 2.0)
+    assert (results["api"]["format_errors"], results["api"]["empty_answers"]) == (0, 0)
+    turns = [turn for episode in ragen_apo.episodes(out) for turn in episode.turns]
+    assert all(turn.action.startswith(("search ", "buy ")) and turn.thought for turn in turns)
+    later = [request["messages"] for request in server.requests if len(request["messages"]) > 2]
+    assert len(later) == 6
+    for system, user, said, result in later:
+        assert (system["role"], user["role"]) == ("system", "user")
+        assert "<answer>" not in system["content"]
+        assert said["tool_calls"][0]["function"]["name"] == "search"
+        assert (result["role"], result["tool_call_id"]) == ("tool", said["tool_calls"][0]["id"])
+
+
+def test_kept_calls_are_not_asked_for_again(out: Path) -> None:
+    with serving(calling_shopper) as server:
+        before = evaluate(server, out, **CALLS)
+        asked = len(server.requests)
+        assert evaluate(server, out, **CALLS) == before
+        assert len(server.requests) == asked
+        with pytest.raises(RunDirectoryError, match='response_format was "tool_call"'):
+            evaluate(server, out)
+
+
+BUY = {"type": "function", "function": {"name": "buy", "arguments": '{"id": 1}'}}
+BROKEN = {"id": "c", "type": "function", "function": {"name": "buy", "arguments": '{"id": '}}
+UNKNOWN = {"id": "c", "type": "function", "function": {"name": "sell", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "flag", "result_role"),
+    [
+        ({"content": "I would buy it."}, "format_error", "user"),
+        ({"content": None, "tool_calls": [BUY, BUY]}, "format_error", "user"),
+        ({"content": None, "tool_calls": [BROKEN]}, "format_error", "user"),
+        ({"content": None, "tool_calls": [UNKNOWN]}, "invalid_action", "tool"),
+    ],
+    ids=["words", "two calls", "arguments that are no JSON", "an unknown tool"],
+)
+def test_a_call_that_cannot_be_executed_is_answered_with_the_tools(
+    message: dict[str, Any], flag: str, result_role: str, out: Path
+) -> None:
+    with serving(says({"role": "assistant", **message})) as server:
+        evaluate(server, out, evaluation={"num_episodes": 1}, **CALLS)
+    (episode,) = ragen_apo.episodes(out)
+    assert [turn.flags for turn in episode.turns] == [(flag,)] * 3
+    said, result = server.requests[1]["messages"][-2:]
+    assert (said["role"], result["role"]) == ("assistant", result_role)
+    assert said["content"] or said["tool_calls"]
+    assert result["content"].startswith("Answer with one call of search(keywords: string)")
+
+
+def test_a_call_that_the_server_has_left_in_the_text_is_read(out: Path) -> None:
+    text = '<think>a</think>\n<tool_call>\n{"name": "buy", "arguments": {"id": 1}}\n</tool_call>'
+    with serving(says(text)) as server:
+        evaluate(server, out, evaluation={"num_episodes": 1}, **CALLS)
+    (episode,) = ragen_apo.episodes(out)
+    assert [(turn.thought, turn.action) for turn in episode.turns] == [("a", "buy 1")]
+
+
+def test_an_evaluation_from_before_there_were_tools_goes_on(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        before = evaluate(server, out)
+        file = out / "evaluation.yaml"
+        file.write_text(re.sub("  response_format: .*\n", "", file.read_text()))
+        assert evaluate(server, out) == before
+        assert len(server.requests) == 12
 
 
 def test_the_page_has_every_number_of_the_cost_and_every_file(out: Path) -> None:

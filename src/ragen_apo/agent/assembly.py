@@ -26,8 +26,8 @@ from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.values.conditions import SamplingConditions
 
-PARSER_VERSION = "think-answer-2"
-"""Raise it whenever `parse_response` reads another action in the same text."""
+PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-1"}
+"""Raise one whenever another action is read in the same text."""
 
 
 def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
@@ -72,6 +72,7 @@ def build_environments(environment: EnvironmentConfig, agent: AgentConfig) -> En
         lambda: make_environment(environment.name, environment.options),
         format_penalty=agent.format_penalty,
         invalid_action_penalty=agent.invalid_action_penalty,
+        calls_tools=agent.calls_tools,
     )
 
 
@@ -93,10 +94,13 @@ def context_of_tokenizer(
     rules = environments.properties.rules
     return ContextManager(
         tokenizer,
-        system_prompt=system_prompt(agent.system_prompt, rules=rules),
+        system_prompt=system_prompt(
+            agent.system_prompt, rules=rules, calls_tools=agent.calls_tools
+        ),
         window=context_window(agent.context),
         limits=TokenLimits(agent.max_context_tokens, agent.max_response_tokens),
         end_ids=end_ids,
+        tools=environments.tools,
     )
 
 
@@ -137,6 +141,9 @@ def sampling_conditions(
     properties = environments.properties
     context = build_context(config.agent, reference, environments)
     template = str(reference.tokenizer.chat_template)
+    if context.template.tools:
+        template += json.dumps(context.template.tools)
+    version = PARSER_VERSIONS[config.agent.response_format]
     return SamplingConditions(
         reference_fingerprint=reference.fingerprint(),
         environment=properties.name,
@@ -146,7 +153,7 @@ def sampling_conditions(
         context_mode=config.agent.context.label,
         chat_template_hash=hashlib.sha256(template.encode()).hexdigest()[:16],
         system_prompt=context.system_prompt or "",
-        parser_version=PARSER_VERSION + ("-opened" if context.template.opening else ""),
+        parser_version=version + ("-opened" if context.template.opening else ""),
         max_response_tokens=config.agent.max_response_tokens,
         max_context_tokens=config.agent.max_context_tokens,
         temperature=config.sampling.temperature,

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ragen_apo.agent.context import ParsedResponse
 from ragen_apo.agent.environment_manager import Outcome
 from ragen_apo.agent.proxy import Episode
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.choices import SearchRanking
 from ragen_apo.policy.engine import Response
 

@@ -13,13 +13,17 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ragen_apo.agent.context import ContextWindow, parse_response
+from ragen_apo.agent.context import ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
-from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.agent.responses import ParsedResponse, parse_response
+from ragen_apo.agent.tool_calls import ToolCalls
+from ragen_apo.environments.tools import Tool
+from ragen_apo.policy.call_form import CallForm
+from ragen_apo.policy.chat_api.answer import Answer, ToolCall
 from ragen_apo.policy.chat_api.client import ContextFullError, Message
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, CLOSE_THOUGHT, OPEN_ANSWER, OPEN_THOUGHT
@@ -74,6 +78,27 @@ class Form:
     """What is parsed and recorded."""
     said: str
     """What later messages quote as the model's own words."""
+    parsed: ParsedResponse
+    calls: tuple[ToolCall, ...] = ()
+    """The call that later messages quote, with the observation as its result."""
+
+    def messages(self, observation: str) -> list[Message]:
+        """The answer, and what came of it."""
+        if not self.calls:
+            said: Message = {"role": "assistant", "content": self.said}
+            return [said, {"role": "user", "content": observation}]
+        quoted = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in self.calls
+        ]
+        return [
+            {"role": "assistant", "content": self.said, "tool_calls": quoted},
+            {"role": "tool", "tool_call_id": self.calls[0].id, "content": observation},
+        ]
 
 
 def read_form(answer: Answer) -> Form:
@@ -92,14 +117,36 @@ def read_form(answer: Answer) -> Form:
         text = text.lstrip()[first.end() :]
     said = text.strip() or NO_ANSWER
     if answer.reasoning and text.lstrip().startswith(OPEN_ANSWER):
-        thought = re.sub(r"</?(?:think|answer)>", "", answer.reasoning).strip()
-        text = f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}{text.lstrip()}"
-    return Form(text, said)
+        text = f"{_thought(answer)}{text.lstrip()}"
+    return Form(text, said, parse_response(text))
+
+
+def read_call(answer: Answer, tools: Sequence[Tool]) -> Form:
+    """The thought and the call of an answer, as one response.
+
+    A call that can be read is quoted later as what it is; other answers are, as words.
+    """
+    form = CallForm()
+    thought = _thought(answer) if answer.reasoning else ""
+    calls = [form.write(call.name, call.arguments) for call in answer.tool_calls]
+    text = "\n".join([f"{thought}{answer.content}", *calls])
+    parsed = ToolCalls(tools, form).parse(text)
+    said = answer.content.strip()
+    if parsed.is_valid and len(answer.tool_calls) == 1:
+        call = answer.tool_calls[0]
+        return Form(text, said, parsed, (replace(call, id=call.id or "call"),))
+    return Form(text, said or NO_ANSWER, parsed)
+
+
+def _thought(answer: Answer) -> str:
+    """What the server has split off as the model's own thinking, as a thought."""
+    thought = re.sub(r"</?(?:think|answer)>", "", answer.reasoning).strip()
+    return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}"
 
 
 def chat_messages(
     turns: Sequence[Turn],
-    said: Sequence[str],
+    said: Sequence[Form],
     observation: str,
     *,
     system_prompt: str | None,
@@ -111,11 +158,12 @@ def chat_messages(
     """
     num_left_out = window.num_left_out(len(turns))
     observations = window.observations(turns, observation)
-    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    messages: list[Message] = []
+    if system_prompt:
+        messages.append({"role": "system", "content": system_prompt})
     messages.append({"role": "user", "content": observations[0]})
-    for words, answer in zip(said[num_left_out:], observations[1:], strict=True):
-        messages.append({"role": "assistant", "content": words})
-        messages.append({"role": "user", "content": answer})
+    for form, result in zip(said[num_left_out:], observations[1:], strict=True):
+        messages += form.messages(result)
     return tuple(messages)
 
 
@@ -127,7 +175,7 @@ class _Conversation:
     outcome: Outcome
     """Of the last turn; before the first one, that nothing has happened."""
     answers: list[Answer] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    said: list[Form] = field(default_factory=list)
     context_full: bool = False
 
     @property
@@ -209,14 +257,14 @@ def _play_turn(
     except ContextFullError:
         conversation.context_full = True
         return
-    episode, form = conversation.episode, read_form(answer)
-    parsed = parse_response(form.text)
+    tools, episode = environments.tools, conversation.episode
+    form = read_call(answer, tools) if tools else read_form(answer)
     episode.state_key = episode.environment.state_key()
-    conversation.outcome = environments.step(episode.environment, parsed)
+    conversation.outcome = environments.step(episode.environment, form.parsed)
     stopped = CLOSE_ANSWER in answer.content or answer.finish_reason != "length"
-    episode.record(Response((), (), stopped=stopped), form.text, parsed, conversation.outcome)
+    episode.record(Response((), (), stopped=stopped), form.text, form.parsed, conversation.outcome)
     conversation.answers.append(answer)
-    conversation.said.append(form.said)
+    conversation.said.append(form)
 
 
 def _finish(

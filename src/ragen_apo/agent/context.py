@@ -12,63 +12,38 @@ sampled nor demonstrated, and the parser reads it first.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.agent.plain_text import PlainTextEncoder
+from ragen_apo.agent.responses import (
+    RESPONSE_FORMAT,
+    ParsedResponse,
+    parse_response,
+    render_response,
+)
+from ragen_apo.agent.tool_calls import TOOL_FORMAT, ToolCalls
+from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ContextError
+from ragen_apo.policy.call_form import read_call_form
 from ragen_apo.policy.chat_template import read_chat_template
-from ragen_apo.policy.tokenizer import CLOSE_ANSWER, CLOSE_THOUGHT, OPEN_ANSWER, OPEN_THOUGHT
+from ragen_apo.policy.tokenizer import CLOSE_ANSWER, CLOSE_THOUGHT, OPEN_THOUGHT
 from ragen_apo.types import Task, Turn
 
-_RESPONSE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
-_TAG = re.compile(r"</?(?:think|answer)>")
 _NUM_CACHED_PAGES = 4096
 
 
-RESPONSE_FORMAT = (
-    "Answer every message in this form and write nothing else:\n"
-    "<think>what you think</think><answer>one action</answer>"
-)
-"""The description, for a system prompt, of the form that `parse_response` reads."""
-
-
-@dataclass(frozen=True)
-class ParsedResponse:
-    """Thought and action of a response; `is_valid` is False if it does not have the agreed form."""
-
-    thought: str
-    action: str
-    is_valid: bool
-
-
-def parse_response(text: str) -> ParsedResponse:
-    """Reads `<think>thought</think><answer>action</answer>`; anything else is a format error.
-
-    So is a tag inside the thought or the action.
-    """
-    match = _RESPONSE.fullmatch(text)
-    if match is None or _TAG.search(match[1]) or _TAG.search(match[2]):
-        return ParsedResponse(thought="", action="", is_valid=False)
-    return ParsedResponse(thought=match[1].strip(), action=match[2].strip(), is_valid=True)
-
-
-def system_prompt(configured: str, *, rules: str) -> str | None:
+def system_prompt(configured: str, *, rules: str, calls_tools: bool = False) -> str | None:
     """The text that `agent.system_prompt` stands for, with the environment's rules."""
+    form = TOOL_FORMAT if calls_tools else RESPONSE_FORMAT
     chosen = {
         "none": None,
         "rules": rules,
-        "rules_and_format": f"{rules}\n\n{RESPONSE_FORMAT}".lstrip(),
+        "rules_and_format": f"{rules}\n\n{form}".lstrip(),
     }
     return chosen.get(configured, configured)
-
-
-def render_response(*, thought: str, action: str) -> str:
-    """The response with this thought and action; the inverse of `parse_response`."""
-    return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}{OPEN_ANSWER}{action}{CLOSE_ANSWER}"
 
 
 @dataclass(frozen=True)
@@ -152,8 +127,9 @@ class TokenLimits:
 class ContextManager:
     """Makes the prompt of each response. Only scripted episodes can do without `limits`.
 
-    `end_ids` are the tokens that end a response (`LanguageModel.end_ids`), by default those that
-    the tokenizer and its template name. Raises ModelError where `read_chat_template` does.
+    With `tools`, prompts show them and a response is a call of one. `end_ids` are the tokens that
+    end a response (`LanguageModel.end_ids`), by default those that the tokenizer and its template
+    name. Raises ModelError where `read_chat_template` and, with tools, `read_call_form` do.
     """
 
     def __init__(
@@ -164,10 +140,13 @@ class ContextManager:
         window: ContextWindow | None = None,
         limits: TokenLimits | None = None,
         end_ids: Sequence[int] = (),
+        tools: Sequence[Tool] = (),
     ) -> None:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.window, self.limits = window or ContextWindow(), limits
-        self.template = read_chat_template(tokenizer)
+        schemas = [tool.schema for tool in tools]
+        self.template = read_chat_template(tokenizer, tools=schemas)
+        self._calls = ToolCalls(tools, read_call_form(self.template)) if tools else None
         self._end_ids = frozenset(end_ids or self.template.end_ids)
         self._num_closing = max(len(self.template.closing_ids), 1)
         self._plain_text = PlainTextEncoder(tokenizer)
@@ -224,17 +203,19 @@ class ContextManager:
         After an empty thought of the template's (`<think></think>`), a response with a thought of
         its own has the agreed form, too.
         """
-        whole = parse_response(self.template.opening + text)
-        return whole if whole.is_valid or not self._thought_is_over else parse_response(text)
+        parse = self._calls.parse if self._calls else parse_response
+        whole = parse(self.template.opening + text)
+        return whole if whole.is_valid or not self._thought_is_over else parse(text)
 
     def write_response(self, *, thought: str, action: str) -> str:
         """The text that a policy would have to write for this thought and action.
 
         It is the inverse of `parse`: what the template has written is left out.
         """
-        text = render_response(thought=thought, action=action)
+        render = self._calls.render if self._calls else render_response
+        text = render(thought=thought, action=action)
         if self._thought_is_over:
-            return text.removeprefix(f"{OPEN_THOUGHT}{CLOSE_THOUGHT}")
+            return text.removeprefix(f"{OPEN_THOUGHT}{CLOSE_THOUGHT}").lstrip()
         return text.removeprefix(self.template.opening.rstrip())
 
     @property
@@ -242,8 +223,16 @@ class ContextManager:
         return CLOSE_THOUGHT in self.template.opening
 
     def encode_response(self, text: str) -> list[int]:
-        """The tokens of a scripted response; responses of the policy are never tokenised."""
-        return self._plain_text.encode(self._plain_text.mark(text))
+        """The tokens of a scripted response; responses of the policy are never tokenised.
+
+        A closing tag ends an answer; a tool call ends with the turn, and its tags may be tokens.
+        """
+        marked = self._plain_text.mark(text)
+        if not self._calls:
+            return self._plain_text.encode(marked)
+        for part in (self._calls.form.opening, self._calls.form.closing):
+            marked = marked.replace(self._plain_text.mark(part), part)
+        return [*self._plain_text.encode(marked), *self.template.closing_ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response without the token that ended it, for people and for parsing.

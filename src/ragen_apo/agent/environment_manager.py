@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragen_apo.agent.context import ParsedResponse
+from ragen_apo.agent.responses import ParsedResponse
+from ragen_apo.agent.tool_calls import expected_calls
 from ragen_apo.environments.answers import (
     endlessness,
     problem_with_flags,
@@ -19,7 +20,8 @@ from ragen_apo.environments.answers import (
     turn_limit,
 )
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, TextEnvironment
-from ragen_apo.errors import EnvironmentFaultError
+from ragen_apo.environments.tools import Tool
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.types import Task, TurnFlag
 
 FORMAT_HINT = "Answer with <think>...</think><answer>action</answer>."
@@ -37,6 +39,16 @@ class Outcome:
     flags: tuple[str, ...]
 
 
+def tools_to_call(properties: EnvironmentProperties) -> tuple[Tool, ...]:
+    """The environment's tools; raises ConfigError if it declares none."""
+    if not properties.tools:
+        raise ConfigError(
+            f"agent.response_format is tool_call, and the environment {properties.name!r} declares "
+            "no tools; expected some in properties.tools. Set agent.response_format to think_answer"
+        )
+    return properties.tools
+
+
 class EnvironmentManager:
     """A pool of environments, one for each episode in progress."""
 
@@ -46,10 +58,14 @@ class EnvironmentManager:
         *,
         format_penalty: float,
         invalid_action_penalty: float,
+        calls_tools: bool = False,
     ) -> None:
+        """`calls_tools`: responses call the environment's tools; ConfigError if it has none."""
         self._make_environment = make_environment
         self.format_penalty, self.invalid_action_penalty = format_penalty, invalid_action_penalty
         self._prototype = make_environment()
+        self.tools = tools_to_call(self.properties) if calls_tools else ()
+        self._hint = expected_calls(self.tools) if calls_tools else FORMAT_HINT
         self._idle: list[TextEnvironment] = []
         self._num_turns: dict[int, int] = {}
         """Turns of the present episode of each environment, by the identity of the object."""
@@ -87,16 +103,19 @@ class EnvironmentManager:
         """Executes a response.
 
         One without the agreed form reaches its environment as an empty action: it costs a turn and
-        `format_penalty`, and the agent is told the form.
+        `format_penalty`, and the agent is told the form. A call that none of the tools can execute
+        is an empty action, too, and the agent is told the tools.
         """
         action = response.action if response.is_valid else ""
         observation, reward, terminated, truncated, info = self._answer(environment, action)
         flags = [str(flag) for flag in info.get("flags", ())]
+        is_no_call = bool(self.tools) and not action
+        if not response.is_valid or is_no_call:
+            observation = f"{self._hint}\n{observation}"
         if not response.is_valid:
             flags.append(TurnFlag.FORMAT_ERROR.value)
             reward += self.format_penalty
-            observation = f"{FORMAT_HINT}\n{observation}"
-        elif info.get("invalid_action"):
+        elif info.get("invalid_action") or is_no_call:
             flags.append(TurnFlag.INVALID_ACTION.value)
             reward += self.invalid_action_penalty
         success = bool(info.get("success", False))

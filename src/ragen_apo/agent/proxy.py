@@ -20,8 +20,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ragen_apo.agent.context import ContextManager, ParsedResponse, Prompt
+from ragen_apo.agent.context import ContextManager, Prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.environments.base import Reply, TextEnvironment
 from ragen_apo.policy.engine import Engine, Response

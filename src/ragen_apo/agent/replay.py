@@ -7,9 +7,9 @@ by chance, which is checked turn by turn.
 
 from __future__ import annotations
 
-from ragen_apo.agent.context import ParsedResponse
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import Episode
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.environments.base import HasTasks, TextEnvironment
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.printable import shortened

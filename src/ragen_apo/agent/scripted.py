@@ -9,9 +9,10 @@ response than the model may write counts with its own length.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ragen_apo.agent.context import ContextManager, parse_response, render_response
+from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
+from ragen_apo.agent.responses import parse_response, render_response
 from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import Trajectory, TurnFlag

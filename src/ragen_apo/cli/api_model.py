@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from ragen_apo.choices import ResponseFormat
 from ragen_apo.cli.common import Number, console, print_evaluation
 from ragen_apo.errors import ConfigError
 
@@ -37,6 +38,8 @@ class ApiOptions:
     are used."""
     max_turns: Number | None = None
     """Short for --environment-option max_turns=N."""
+    response_format: ResponseFormat | None = None
+    """How the model answers: think_answer (tags) or tool_call. Default: agent.response_format."""
     temperature: float | None = None
     """Sampling temperature. Default: evaluation.temperature, 0."""
     max_tokens: Number = 512
@@ -77,9 +80,11 @@ def evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int |
             "plays, such as --api-model smollm2 --base-url http://127.0.0.1:8000/v1"
         )
     asked = {"split": split, "num_episodes": episodes, "temperature": api.temperature}
+    form = {} if api.response_format is None else {"response_format": api.response_format}
     config = read_config(
         {} if api.config is None else api.config,
         environment=_environment(api),
+        agent=form,
         evaluation={key: value for key, value in asked.items() if value is not None},
     )
     out = api.out or default_folder(api.api_model, config.environment.name)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from ragen_apo.choices import ResponseFormat
 from ragen_apo.config.section import Penalty, Section, Size
 
 
@@ -46,14 +47,22 @@ class AgentConfig(Section):
     max_context_tokens: Size = 1024
     """Tokens of one context at most, prompt and response (`full`: of a whole episode); an episode
     that needs more is truncated, and so is a demonstration."""
+    response_format: ResponseFormat = "think_answer"
+    """`think_answer`: `<think>thought</think><answer>action</answer>`; `tool_call`: a call of one
+    of the environment's tools, as the model's own chat template writes it."""
     format_penalty: Penalty = -0.05
-    """Reward of a response without readable `<think>` and `<answer>`."""
+    """Reward of a response in which no action can be read."""
     invalid_action_penalty: Penalty = 0.0
     """Reward added when the environment could not execute the action."""
     system_prompt: str = "none"
     """`none`; `rules` (the environment's rules); `rules_and_format` (these, and the form of a
     response, which a model without a warm start has to be told); or the text itself."""
     context: ContextConfig = ContextConfig()
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether a response is a call of a tool."""
+        return self.response_format == "tool_call"
 
     @model_validator(mode="after")
     def _a_response_fits(self) -> AgentConfig:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ragen_apo.choices import ResponseFormat
 from ragen_apo.config.agent import AgentConfig, ContextConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.run import RunConfig
@@ -22,8 +23,10 @@ TOLD = "rules_and_format"
 class ApiAgentConfig(Section):
     """The keys of the section `agent` that hold for a model behind an API."""
 
+    response_format: ResponseFormat = "think_answer"
+    """Whether an answer has an action between tags, or calls a tool."""
     format_penalty: Penalty
-    """Reward of a response without readable `<think>` and `<answer>`."""
+    """Reward of a response in which no action can be read."""
     invalid_action_penalty: Penalty
     """Reward added when the environment could not execute the action."""
     system_prompt: str
@@ -77,6 +80,7 @@ def api_model_config(
         seed=config.seed,
         environment=config.environment,
         agent=ApiAgentConfig(
+            response_format=agent.response_format,
             format_penalty=agent.format_penalty,
             invalid_action_penalty=agent.invalid_action_penalty,
             system_prompt=_told(agent),

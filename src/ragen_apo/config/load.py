@@ -31,6 +31,8 @@ YOUNG_KEYS = (
 )
 """Sections and keys that runs of earlier versions do not have. They may change when a run is
 resumed, so it loses nothing by their defaults."""
+_WAS_ALWAYS = {"agent.response_format": "think_answer"}
+"""Keys that earlier versions do not have, either, and what these did. Such a key may not change."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -76,7 +78,7 @@ def load_run_config(path: Path) -> RunConfig:
     missing = [
         key
         for key in _missing_keys(config.model_dump(by_alias=True), values)
-        if key not in YOUNG_KEYS
+        if key not in YOUNG_KEYS and key not in _WAS_ALWAYS
     ]
     if missing:
         raise ConfigError(
@@ -86,6 +88,11 @@ def load_run_config(path: Path) -> RunConfig:
             "(docs/configuration.md has the defaults)."
         )
     return config
+
+
+def is_as_before(key: str, before: Any, after: Any) -> bool:
+    """Whether a key that earlier versions do not have, so that it was null, says what these did."""
+    return before is None and key in _WAS_ALWAYS and _WAS_ALWAYS[key] == after
 
 
 def _missing_keys(

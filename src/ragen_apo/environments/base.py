@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.references import is_reference
 from ragen_apo.environments.foreign import call_factory, plugin_factory, referenced_factory
+from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import shortened
 from ragen_apo.types import Task
@@ -77,6 +78,8 @@ class EnvironmentProperties:
     """The longest episode in turns; None if unknown."""
     failure_words: FailureWords = FailureWords()
     """Words for reports, where the neutral ones do not fit."""
+    tools: tuple[Tool, ...] = ()
+    """The actions as functions that a model may call (`agent.response_format: tool_call`)."""
 
 
 @dataclass(frozen=True)

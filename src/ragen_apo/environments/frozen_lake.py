@@ -25,6 +25,7 @@ from ragen_apo.environments.toolkit.grid_text import (
     Cell,
     GridOptions,
     beside,
+    move_tool,
     read_board,
     symmetric_key,
     view,
@@ -275,6 +276,7 @@ def _declare(options: FrozenLakeOptions) -> EnvironmentProperties:
             f"Actions: Up, Down, Left, Right. {several}{slips}"
             f"{LANGUAGE.rules(options.observation)}"
         ),
+        tools=(move_tool("Walk over the ice.", options.max_actions_per_turn),),
     )
 
 

@@ -14,6 +14,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -34,7 +35,9 @@ _SENTINEL = "\u241f"
 _ANSWERED = ({"role": "user", "content": "."}, {"role": "assistant", "content": _SENTINEL})
 _OPENED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas of functions that the model may call, as `apply_chat_template` takes them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class ChatTemplate:
     that follows is part of it."""
     closing: str
     """What it writes after every response: the token that ends a turn, or nothing."""
+    tools: Tools = ()
+    """What every prompt shows to the model, if the template does."""
+    answer_role: str = "user"
+    """Who answers a response: `tool` where there are tools and the template knows that role."""
 
     def render(self, messages: Messages) -> str:
         """The conversation as text, up to the opened response.
@@ -58,12 +65,12 @@ class ChatTemplate:
         """
         if not self.has_system_role:
             messages = without_system_role(messages)
-        return _render(self.tokenizer, messages)
+        return _render(self.tokenizer, messages, tools=self.tools)
 
     def between_responses(self, content: str) -> str:
-        """The text from the end of a response to the next one, with a user message between them."""
-        messages = [*_ANSWERED, {"role": "user", "content": content}]
-        return _render(self.tokenizer, messages).partition(_SENTINEL)[2]
+        """The text from the end of a response to the next one, with the answer between them."""
+        messages = [*_ANSWERED, {"role": self.answer_role, "content": content}]
+        return _render(self.tokenizer, messages, tools=self.tools).partition(_SENTINEL)[2]
 
     @property
     def end_ids(self) -> set[int]:
@@ -84,8 +91,8 @@ class ChatTemplate:
         return tuple(token_ids[: ends[0] + 1]) if ends else ()
 
 
-def read_chat_template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-    """Renders short conversations with the tokenizer's template.
+def read_chat_template(tokenizer: PreTrainedTokenizerBase, *, tools: Tools = ()) -> ChatTemplate:
+    """Renders short conversations with the tokenizer's template, and with these tools.
 
     Raises ModelError if there is none, if it fails on a conversation of two turns, if it leaves out
     an earlier response, or if it opens only some responses.
@@ -96,9 +103,10 @@ def read_chat_template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
             f"{name} has no chat template; expected one that renders user and assistant messages. "
             "Use an instruction-tuned model or set tokenizer.chat_template."
         )
+    role = _answer_role(tokenizer, tools)
     try:
-        first = _render(tokenizer, CONVERSATION[:1])
-        whole = _render(tokenizer, [*_ANSWERED, CONVERSATION[2]])
+        first = _render(tokenizer, CONVERSATION[:1], tools=tools)
+        whole = _render(tokenizer, [*_ANSWERED, {**CONVERSATION[2], "role": role}], tools=tools)
     except Exception as error:
         # A template is a program: it may fail in any way.
         raise ModelError(
@@ -119,12 +127,14 @@ def read_chat_template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
             f"second with {openings[1]!r}; expected the same before every response. Mend "
             "tokenizer.chat_template"
         )
-    ended = _try_to_render(tokenizer, _ANSWERED, add_generation_prompt=False)
+    ended = _try_to_render(tokenizer, _ANSWERED, tools=tools, add_generation_prompt=False)
     return ChatTemplate(
         tokenizer,
         has_system_role=_has_system_role(tokenizer),
         opening=openings[0],
         closing=_common_start(ended.partition(_SENTINEL)[2], between),
+        tools=tools,
+        answer_role=role,
     )
 
 
@@ -140,6 +150,14 @@ def without_system_role(messages: Messages) -> list[Mapping[str, str]]:
 def asks_for_the_date(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether prompts depend on `TEMPLATE_DATE`."""
     return _CLOCK in str(tokenizer.chat_template)
+
+
+def _answer_role(tokenizer: PreTrainedTokenizerBase, tools: Tools) -> str:
+    """`tool` if the template writes such a message after an answer to tools, otherwise `user`."""
+    said = CONVERSATION[2]["content"]
+    messages = [*_ANSWERED, {"role": "tool", "content": said}]
+    rendered = _try_to_render(tokenizer, messages, tools=tools) if tools else ""
+    return "tool" if said in rendered.partition(_SENTINEL)[2] else "user"
 
 
 def _has_system_role(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -158,23 +176,34 @@ def _common_start(first: str, second: str) -> str:
 
 
 def _try_to_render(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, add_generation_prompt: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    *,
+    tools: Tools = (),
+    add_generation_prompt: bool = True,
 ) -> str:
     """The conversation, or nothing where the template refuses it."""
     try:
-        return _render(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+        return _render(
+            tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt
+        )
     except (TemplateError, TypeError, ValueError, LookupError):
         return ""
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, add_generation_prompt: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    *,
+    tools: Tools = (),
+    add_generation_prompt: bool = True,
 ) -> str:
     template = None
     if asks_for_the_date(tokenizer):
         template = _stopped_clock() + tokenizer.get_chat_template()
     rendered = tokenizer.apply_chat_template(
         [dict(message) for message in messages],
+        tools=[dict(tool) for tool in tools] or None,
         tokenize=False,
         add_generation_prompt=add_generation_prompt,
         chat_template=template,

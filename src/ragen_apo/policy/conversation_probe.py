@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.attention import ATTENTION
+from ragen_apo.policy.chat_template import Tools, read_chat_template
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.model_checks import refusing_failures
@@ -55,10 +56,13 @@ class _Row:
     """By position."""
 
 
-def probe_conversation(model: LanguageModel) -> None:
-    """Raises ModelError if sampling, training and transformers disagree about a conversation."""
+def probe_conversation(model: LanguageModel, *, tools: Tools = ()) -> None:
+    """Raises ModelError if sampling, training and transformers disagree about a conversation.
+
+    It shows these tools, as an episode does.
+    """
     with refusing_failures(model.model):
-        found = measure_agreement(model)
+        found = measure_agreement(model, tools=tools)
     tolerance = TOLERANCES[model.autocast or model.model.dtype]
     if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         tolerance = max(tolerance, TF32_TOLERANCE)
@@ -77,18 +81,21 @@ def probe_conversation(model: LanguageModel) -> None:
 
 
 @torch.no_grad()
-def measure_agreement(model: LanguageModel, *, tokens_a_turn: int = TOKENS_A_TURN) -> Agreement:
+def measure_agreement(
+    model: LanguageModel, *, tokens_a_turn: int = TOKENS_A_TURN, tools: Tools = ()
+) -> Agreement:
     """Plays, scores and computes again; changes nothing of the model."""
     with model.constant_weights():
-        rows = _play(model, tokens_a_turn=tokens_a_turn)
+        rows = _play(model, _prompts(model, tools), tokens_a_turn=tokens_a_turn)
         scored, plain = _score(model, rows), _compute_plainly(model, rows)
     sampled = [torch.tensor(list(row.sampled.values())) for row in rows]
     return Agreement(_mean_distance(sampled, scored), _mean_distance(scored, plain))
 
 
-def _play(model: LanguageModel, *, tokens_a_turn: int) -> list[_Row]:
+def _play(
+    model: LanguageModel, prompts: Sequence[Sequence[Sequence[int]]], *, tokens_a_turn: int
+) -> list[_Row]:
     """The rows side by side, each turn continuing its context."""
-    prompts = _prompts(model)
     longest = max(sum(len(prompt) + tokens_a_turn for prompt in turns) for turns in prompts)
     engine = GenerationEngine(model, num_rows=len(prompts), capacity=longest)
     rows = [_Row([], {}) for _ in prompts]
@@ -108,9 +115,9 @@ def _play(model: LanguageModel, *, tokens_a_turn: int) -> list[_Row]:
     return rows
 
 
-def _prompts(model: LanguageModel) -> list[list[list[int]]]:
+def _prompts(model: LanguageModel, tools: Tools) -> list[list[list[int]]]:
     """The tokens of each row, turn by turn: a conversation, and a shorter one without its start."""
-    template = model.template
+    template = read_chat_template(model.tokenizer, tools=tools)
     first = template.render([{"role": "user", "content": SAID[0]}])
     following = [template.between_responses(said) for said in SAID]
     texts = [[first, following[1]], following]

@@ -24,6 +24,7 @@ from ragen_apo.agent.context import system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.api_model import ApiModelConfig
+from ragen_apo.config.load import is_as_before
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ApiError, RunDirectoryError
@@ -38,7 +39,7 @@ from ragen_apo.files import (
 )
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer
-from ragen_apo.policy.chat_api.client import ChatClient
+from ragen_apo.policy.chat_api.client import ChatClient, Tools
 from ragen_apo.policy.chat_api.ledger import AnswerLedger, answer_key
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
@@ -54,6 +55,8 @@ class KeptAnswers:
     client: ChatClient
     ledger: AnswerLedger
     config: ApiModelConfig
+    tools: Tools = ()
+    """Schemas of the functions that it may call."""
 
     def answer(self, question: Question) -> Answer:
         """The kept answer, or the server's; see `ChatModel`."""
@@ -65,13 +68,14 @@ class KeptAnswers:
                 "seed": question.seed,
                 "turn": question.turn,
                 "messages": [dict(message) for message in question.messages],
+                **({"tools": list(self.tools)} if self.tools else {}),
             }
         )
         known = self.ledger.get(key)
         if known is not None:
             return known
         draws = generator(question.seed, "pauses", question.turn)
-        answer = self.client.answer(question.messages, draws=draws)
+        answer = self.client.answer(question.messages, draws=draws, tools=self.tools)
         self.ledger.add(key, answer, episode=question.episode, turn=question.turn)
         return answer
 
@@ -120,11 +124,13 @@ def evaluate_api_model(
 
         started = time.perf_counter()
         episodes = play_chat_episodes(
-            KeptAnswers(client, ledger, config),
+            KeptAnswers(client, ledger, config, [tool.schema for tool in environments.tools]),
             environments,
             requests,
             system_prompt=system_prompt(
-                config.agent.system_prompt, rules=environments.properties.rules
+                config.agent.system_prompt,
+                rules=environments.properties.rules,
+                calls_tools=bool(environments.tools),
             ),
             window=context_window(config.agent.context),
             concurrency=concurrency,
@@ -148,7 +154,9 @@ def _agent(config: ApiModelConfig) -> AgentConfig:
     """The section as `build_environments` takes it; the limits of tokens are the server's."""
     agent = config.agent
     return AgentConfig(
-        format_penalty=agent.format_penalty, invalid_action_penalty=agent.invalid_action_penalty
+        response_format=agent.response_format,
+        format_penalty=agent.format_penalty,
+        invalid_action_penalty=agent.invalid_action_penalty,
     )
 
 
@@ -185,7 +193,7 @@ def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
     changes = [
         f"{key} was {json.dumps(old)} and is {json.dumps(new)}"
         for key, old, new in differences(before if isinstance(before, dict) else {}, now)
-        if key != "evaluation.num_episodes"
+        if key != "evaluation.num_episodes" and not is_as_before(key, old, new)
     ]
     if changes:
         raise RunDirectoryError(
@@ -229,7 +237,9 @@ def usage_summary(config: ApiModelConfig, episodes: Sequence[ChatEpisode]) -> di
         "prompt_tokens": sum(answer.prompt_tokens or 0 for answer in answers),
         "completion_tokens": sum(answer.completion_tokens or 0 for answer in answers),
         "answers_without_usage": sum(answer.completion_tokens is None for answer in answers),
-        "empty_answers": sum(not answer.content.strip() for answer in answers),
+        "empty_answers": sum(
+            not (answer.content.strip() or answer.tool_calls) for answer in answers
+        ),
         "refused_answers": sum(answer.refused for answer in answers),
         "cut_off_answers": sum(TurnFlag.RESPONSE_TRUNCATED.value in turn.flags for turn in turns),
         "format_errors": sum(TurnFlag.FORMAT_ERROR.value in turn.flags for turn in turns),

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ragen_apo.agent.assembly import set_up_machine
+from ragen_apo.agent.assembly import (
+    build_environments,
+    context_of_tokenizer,
+    set_up_machine,
+)
+from ragen_apo.agent.environment_manager import tools_to_call
 from ragen_apo.config import RunConfig
 from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
@@ -18,7 +23,7 @@ from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.inference_server.engine import read_facts
-from ragen_apo.policy.language_model import check_model
+from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.lora import require_peft
 from ragen_apo.stages.search import require_searchable
 from ragen_apo.task_order import missing_categories, training_tasks
@@ -41,10 +46,20 @@ def check_start(config: RunConfig) -> None:
             max_context_tokens=config.agent.max_context_tokens,
             trust_remote_code=config.policy.trust_remote_code,
         )
+        _check_template(config, config.policy.path)
         if config.rollouts.engine == "vllm":  # one of a small model is started after it was made
             describe_servers(config)
     if config.policy.lora is not None:
         require_peft()
+
+
+def _check_template(config: RunConfig, path: str) -> None:
+    """Raises ModelError for a chat template that tools cannot be called with."""
+    if config.agent.calls_tools:
+        trust = config.policy.trust_remote_code
+        tokenizer = load_tokenizer(path, trust_remote_code=trust)
+        environments = build_environments(config.environment, config.agent)
+        context_of_tokenizer(config.agent, tokenizer, environments)
 
 
 def describe_servers(config: RunConfig) -> list[str]:
@@ -76,9 +91,23 @@ def check_run_inputs(
     _check_teacher(config, environment)
     _check_chance(config, environment)
     require_searchable(config, environment)
+    check_tools(config, environment)
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:
         _check_recordings(Path(path), environment)
+
+
+def check_tools(config: RunConfig, environment: HasTasks) -> None:
+    """Raises ConfigError where tools should be called, and there are none or none can be."""
+    if not config.agent.calls_tools:
+        return
+    tools_to_call(environment.properties)
+    if config.policy.path is None:
+        raise ConfigError(
+            "agent.response_format is tool_call, and the small model's chat template knows no "
+            "tools; set policy.path to a model that was trained to call them, such as "
+            "Qwen/Qwen3-0.6B, or agent.response_format to think_answer"
+        )
 
 
 def _check_number_format(config: RunConfig) -> None:

@@ -18,6 +18,7 @@ import transformers
 
 import ragen_apo
 from ragen_apo.config import RunConfig
+from ragen_apo.config.load import is_as_before
 from ragen_apo.config.moved import value_at
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import CHECKSUMS, read_json_lines, write_json_atomically
@@ -99,6 +100,7 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
         f"{key} was {json.dumps(before)} and is {json.dumps(after)}"
         for key, before, after in differences(status.get("configuration", now), now)
         if not any(key == free or key.startswith(f"{free}.") for free in (*MAY_CHANGE, *but_for))
+        and not is_as_before(key, before, after)
     ]
     if changes:
         raise RunDirectoryError(

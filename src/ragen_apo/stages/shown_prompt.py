@@ -21,6 +21,7 @@ from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
+from ragen_apo.stages.inputs import check_tools
 from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.warm_start.batches import tokenizer_texts
 
@@ -56,6 +57,7 @@ def show_prompt(
     without a model, and what `check_model` and `read_chat_template` raise.
     """
     environments = build_environments(config.environment, config.agent)
+    check_tools(config, environments)
     chosen = task_at(environments, "train", task)
     policy = _scripted_policy(config, environments)
     tokenizer = _tokenizer(config, environments, run)

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
+from ragen_apo.policy.chat_api.answer import (
+    Answer,
+    Complaint,
+    ToolCall,
+    read_answer,
+    read_complaint,
+)
 from tests.chat_server import completion
 
 
@@ -32,6 +38,19 @@ def test_reasoning_stands_beside_the_content(field: str) -> None:
 def test_a_message_without_text_is_an_empty_answer(message: dict[str, Any]) -> None:
     answer = read(message)
     assert (answer.content, answer.refused) == ("", False)
+
+
+def test_calls_are_read_whether_their_arguments_are_text_or_an_object() -> None:
+    whole = {"id": "c1", "type": "function", "function": {"name": "buy", "arguments": '{"id": 3}'}}
+    bare = {"function": {"name": "buy", "arguments": {"id": 3}}}
+    odd = [None, {}, {"function": "buy"}, {"function": {"name": None}}]
+    answer = read({"content": None, "tool_calls": [whole, bare, *odd]})
+    assert answer.tool_calls == (
+        ToolCall("buy", '{"id": 3}', "c1"),
+        ToolCall("buy", '{"id": 3}'),
+        ToolCall("", "{}"),
+    )
+    assert read({"content": "a", "tool_calls": "none"}).tool_calls == ()
 
 
 def test_refusals_are_told_apart_from_empty_answers() -> None:

@@ -19,6 +19,7 @@ from ragen_apo.environments.toolkit.named_actions import (
     ActionRules,
     Effect,
     NamedActionsGame,
+    action_tool,
     join_actions,
 )
 from ragen_apo.environments.toolkit.scripted import MixedPolicy, RandomActions
@@ -134,6 +135,15 @@ def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
         rules=(
             "You pull arms. Each wins with its own probability, which stays the same. Win as often "
             f"as you can. Your action is the name of an arm{several}."
+        ),
+        tools=(
+            action_tool(
+                "pull",
+                "Pull an arm.",
+                "arm",
+                names=ARM_NAMES[: options.num_arms],
+                max_per_turn=options.max_actions_per_turn,
+            ),
         ),
     )
     names = tuple(ARM_NAMES[: options.num_arms])

@@ -17,6 +17,7 @@ from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_
 from ragen_apo.environments.toolkit.named_actions import ActionRules, Effect, NamedActionsGame
 from ragen_apo.environments.toolkit.scripted import MixedPolicy
 from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS
+from ragen_apo.environments.tools import Tool
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task, make_task
 
@@ -131,6 +132,7 @@ def make_two_armed(options: TwoArmedOptions) -> GameEnvironment:
             "You pull one of two arms, once. What an arm pays has to do with its name. Your action "
             "is the name of the arm that you expect to pay more on average."
         ),
+        tools=(Tool("pull", "Pull an arm by its name.", "{arm}", {"arm": {"type": "string"}}),),
     )
     make_good = functools.partial(NameReader, options)
     return GameEnvironment(

@@ -24,6 +24,7 @@ from ragen_apo.environments.countdown.arithmetic import (
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
 from ragen_apo.environments.toolkit.scripted import MixedPolicy
 from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.tools import Tool
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
 
@@ -139,6 +140,14 @@ def make_countdown(**options: object) -> GameEnvironment:
         rules=(
             "You make a target from given numbers. Use each number exactly once, with + - * / and "
             "parentheses. Your action is the expression alone, such as (3 + 5) * 2."
+        ),
+        tools=(
+            Tool(
+                "calculate",
+                "Calculate an expression that uses each number once, such as (3 + 5) * 2.",
+                "{expression}",
+                {"expression": {"type": "string"}},
+            ),
         ),
     )
     return GameEnvironment(

@@ -26,6 +26,7 @@ from ragen_apo.environments.shop.catalogue import Catalogue, Product, load_catal
 from ragen_apo.environments.shop.rewards import PRESETS, RewardScheme, reward_scheme
 from ragen_apo.environments.shop.scripted import policies_for
 from ragen_apo.environments.shop.tasks import SPLITS, make_tasks
+from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
@@ -35,6 +36,17 @@ TEXT_VERSION = 2
 RULES = (
     "You shop for a user. Actions: search <keywords>, click <id>, buy <id>. "
     "Buy the one product that the task names; buying ends the episode."
+)
+_ID = {"id": {"type": "integer", "description": "The product's id."}}
+TOOLS = (
+    Tool(
+        "search",
+        "Search the shop.",
+        "search {keywords}",
+        {"keywords": {"type": "string", "description": "Words of the product."}},
+    ),
+    Tool("click", "Look at a product.", "click {id}", _ID),
+    Tool("buy", "Buy a product, which ends the episode.", "buy {id}", _ID),
 )
 POSSIBLE_ACTIONS = "Invalid action. Use: search <keywords>, click <id> or buy <id>."
 EPISODE_OVER = "The episode is over."
@@ -246,4 +258,5 @@ def _declare(options: ShopOptions, catalogue: Catalogue) -> EnvironmentPropertie
         rules=RULES,
         max_turns=options.max_turns,
         failure_words=FAILURE_WORDS,
+        tools=TOOLS,
     )

@@ -33,6 +33,7 @@ from ragen_apo.environments.toolkit.grid_text import (
     GridOptions,
     beside,
     errand,
+    move_tool,
     read_board,
     symmetric_key,
     view,
@@ -237,6 +238,9 @@ def _declare(options: SokobanOptions) -> EnvironmentProperties:
             "You push boxes onto targets. Actions: Up, Down, Left, Right. "
             f"{several}Walking into a box pushes it if the cell behind it is free; boxes cannot "
             f"be pulled. {LANGUAGE.rules(options.observation)}{of_errands}"
+        ),
+        tools=(
+            move_tool("Walk, and push a box that is in the way.", options.max_actions_per_turn),
         ),
     )
 

@@ -16,7 +16,8 @@ from typing import Literal
 from pydantic import Field
 
 from ragen_apo.config.section import Section
-from ragen_apo.environments.toolkit.named_actions import ActionRules
+from ragen_apo.environments.toolkit.named_actions import ActionRules, action_tool
+from ragen_apo.environments.tools import Tool
 
 Board = tuple[str, ...]
 Cell = tuple[int, int]
@@ -30,6 +31,14 @@ DIRECTIONS: Mapping[str, tuple[int, int]] = {
     "Right": (0, 1),
 }
 """The row and column that each action adds."""
+
+
+def move_tool(description: str, max_per_turn: int) -> Tool:
+    """The tool that moves in these directions."""
+    return action_tool(
+        "move", description, "direction", names=tuple(DIRECTIONS), max_per_turn=max_per_turn
+    )
+
 
 _SIZE = re.compile(r"(\d+) rows, (\d+) columns")
 _CELL = re.compile(r"\((\d+), (\d+)\)")

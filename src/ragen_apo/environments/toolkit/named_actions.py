@@ -8,9 +8,10 @@ the limit of a turn are left out and flagged. The world ends the turn early when
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ragen_apo.environments.toolkit.game import Answer
+from ragen_apo.environments.tools import Tool
 
 SEPARATOR = "||"
 TOO_MANY_ACTIONS = "too_many_actions"
@@ -70,6 +71,18 @@ def parse_actions(text: str, *, names: Sequence[str], limit: int) -> ParsedActio
 def join_actions(names: Sequence[str]) -> str:
     """The text that says these actions; the inverse of `parse_actions`."""
     return f" {SEPARATOR} ".join(names)
+
+
+def action_tool(
+    name: str, description: str, parameter: str, *, names: Sequence[str], max_per_turn: int
+) -> Tool:
+    """The tool that says one of these actions, or a list of them where a turn has several."""
+    schema: dict[str, Any] = {"type": "string", "enum": list(names)}
+    if max_per_turn > 1:
+        parameter, schema = f"{parameter}s", {"type": "array", "items": schema}
+        description = f"{description} Up to {max_per_turn} are carried out in order."
+    action = f"{{{parameter}}}"
+    return Tool(name, description, action, {parameter: schema}, separator=f" {SEPARATOR} ")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from ragen_apo.environments.webshop.pages import (
     option_targets,
     product_name,
     render_done,
+    shopping_tools,
 )
 from ragen_apo.environments.webshop.reward import RewardRule, RewardVariant, Score
 from ragen_apo.environments.webshop.scripted import policies_for
@@ -210,6 +211,7 @@ class WebShopEnvironment:
             data=self._data_in_words(),
             max_turns=options.max_turns,
             failure_words=FAILURE_WORDS,
+            tools=shopping_tools(options.observation),
         )
 
     def _data_in_words(self) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypedDict
 
+from ragen_apo.environments.tools import Tool
 from ragen_apo.environments.webshop.views import (
     MAX_COMPACT_TEXT,
     SEPARATOR,
@@ -255,3 +256,18 @@ def render_done(session: Session, mode: ObservationMode, views: Views, reward: f
         return f"Bought {asin}{with_options}. Score: {reward:.3g} of 1."
     texts = _done_nodes(asin, session.selected, reward)
     return plain(texts) if mode is ObservationMode.TEXT else lines(texts)
+
+
+def shopping_tools(observation: ObservationMode) -> tuple[Tool, ...]:
+    """The actions as functions; their texts are those of the mode."""
+    is_compact = observation is ObservationMode.COMPACT
+    product = "a result's number" if is_compact else "a product id"
+    words = {"words": {"type": "string", "description": "What to search for."}}
+    target = {"target": {"type": "string", "description": f"A link or button, such as {product}."}}
+    search, click = "search[{words}]", "click[{target}]"
+    if is_compact:
+        search, click = "search {words}", "click {target}"
+    return (
+        Tool("search", "Search the shop.", search, words),
+        Tool("click", "Click what the page offers.", click, target),
+    )

@@ -6,6 +6,7 @@ completions, with `reasoning_content` and `reasoning`, in which servers put a mo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,16 @@ _CONTEXT_FULL = re.compile(
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call of a function, as the server has read it."""
+
+    name: str
+    arguments: str
+    """JSON, if the model has written it well."""
+    id: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """What the model wrote in one turn, and what it cost."""
 
@@ -36,6 +47,7 @@ class Answer:
     prompt_tokens: int | None = None
     """As the server counts them; None where it does not say."""
     completion_tokens: int | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ def read_answer(body: bytes) -> Answer | Complaint:
         refused=bool(message.get("refusal")) or choice.get("finish_reason") == "content_filter",
         prompt_tokens=_count(usage, "prompt_tokens"),
         completion_tokens=_count(usage, "completion_tokens"),
+        tool_calls=_tool_calls(message.get("tool_calls")),
     )
 
 
@@ -107,6 +120,19 @@ def _complaint_of(error: Any) -> Complaint:
 
 def _one_line(value: Any) -> str:
     return shortened(printable(" ".join(_whole(str(value)).split())), MAX_MESSAGE_CHARACTERS)
+
+
+def _tool_calls(value: Any) -> tuple[ToolCall, ...]:
+    """The calls in a message; some servers send the arguments as an object instead of its text."""
+    calls = [call for call in value if isinstance(call, dict)] if isinstance(value, list) else []
+    found: list[ToolCall] = []
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, dict):
+            arguments = function.get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+            found.append(ToolCall(_text(function.get("name")), _whole(text), _text(call.get("id"))))
+    return tuple(found)
 
 
 def _text(value: Any) -> str:

@@ -27,8 +27,11 @@ from ragen_apo.policy.chat_api.address import MIN_SECRET_CHARACTERS, Address
 from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
 from ragen_apo.printable import printable, shortened
 
-Message = Mapping[str, str]
-"""`role` (system, user, assistant) and `content`."""
+Message = Mapping[str, Any]
+"""`role` (system, user, assistant, tool) and `content`; an assistant's may have `tool_calls`, and a
+tool's the `tool_call_id` that it answers."""
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas of functions, as `Tool.schema` writes them."""
 
 MAX_CONNECT_SECONDS = 20.0
 MAX_ANSWER_BYTES = 1 << 25
@@ -110,8 +113,12 @@ class ChatClient:
             trust_env=not address.is_local,  # a proxy does not reach this machine
         )
 
-    def answer(self, messages: Sequence[Message], *, draws: np.random.Generator) -> Answer:
+    def answer(
+        self, messages: Sequence[Message], *, draws: np.random.Generator, tools: Tools = ()
+    ) -> Answer:
         """The model's answer; `draws` spread the pauses of clients that fail together.
+
+        It may call the functions whose schemas are in `tools`.
 
         Raises ContextFullError, or ApiError for what no other attempt mends.
         """
@@ -120,7 +127,7 @@ class ChatClient:
             if failure is not None:
                 self._pause(failure, attempt - 1, draws)
             limit_name = self._limit_name
-            failure = self._attempt(messages, limit_name)
+            failure = self._attempt(messages, limit_name, tools)
             if isinstance(failure, Answer):
                 self._has_answered = True
                 return failure
@@ -154,13 +161,17 @@ class ChatClient:
         if self._stopped.wait(seconds):
             raise ApiError(f"{failure.sentence} No other attempt was made: the evaluation ended.")
 
-    def _attempt(self, messages: Sequence[Message], limit_name: str) -> Answer | _Failure:
+    def _attempt(
+        self, messages: Sequence[Message], limit_name: str, tools: Tools
+    ) -> Answer | _Failure:
         body = {
             "model": self._sampling.model,
             "messages": [dict(message) for message in messages],
             "temperature": self._sampling.temperature,
             limit_name: self._sampling.max_tokens,
         }
+        if tools:
+            body["tools"] = [dict(tool) for tool in tools]
         server = self._address.server
         try:
             status, headers, content = self._post(json.dumps(body).encode())

@@ -62,7 +62,10 @@ class AnswerLedger:
 
     def add(self, key: str, answer: Answer, **place: int) -> None:
         """Keeps an answer; `place` (episode, turn) is for people who read the file."""
-        row = {**place, "key": key, "answer": dataclasses.asdict(answer)}
+        kept = dataclasses.asdict(answer)
+        if not answer.tool_calls:
+            del kept["tool_calls"]
+        row = {**place, "key": key, "answer": kept}
         line = json.dumps(row, ensure_ascii=True).encode() + b"\n"
         with self._lock:
             self._append(line)

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ragen_apo.agent.context import ContextManager, ParsedResponse
+from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.environment_manager import Outcome
 from ragen_apo.agent.proxy import Episode, begin_episode, play_turn
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.environments.base import EnvironmentProperties
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.evaluation.evaluate import EvaluationPlan

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragen_apo.agent.context import ParsedResponse
+from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.evaluation.summary import turn_row
 from ragen_apo.types import Turn
 from ragen_apo.web.at_work.episode import Comparison, PlayedEpisode

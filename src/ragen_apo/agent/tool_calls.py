@@ -1,0 +1,94 @@
+"""The form `tool_call` of a response: a thought, and a call of one of the environment's tools.
+
+    <think>a red mug</think>
+
+    <tool_call>
+    {"name": "search", "arguments": {"words": "red mug"}}
+    </tool_call>
+
+What stands around the JSON depends on the model (`policy.call_form`). The recorded action is the
+text that the call stands for, so whatever reads actions need not know of tools.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragen_apo.agent.responses import ParsedResponse
+from ragen_apo.environments.tools import Tool, call_of
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import parse_json
+from ragen_apo.policy.call_form import CallForm
+from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT
+from ragen_apo.printable import shortened
+
+TOOL_FORMAT = (
+    "Answer every message with one tool call and write nothing after it. Where an action is "
+    "described as text, call the tool that does the same."
+)
+"""The description, for a system prompt, of the form `tool_call`; the template shows the rest."""
+_FAULT = ParsedResponse(thought="", action="", is_valid=False)
+_THOUGHT_TAG = re.compile(f"{OPEN_THOUGHT}|{CLOSE_THOUGHT}")
+
+
+def expected_calls(tools: Sequence[Tool]) -> str:
+    """The answer to a response without a call that can be executed."""
+    *others, last = (tool.signature for tool in tools)
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"Answer with one call of {listed}."
+
+
+@dataclass(frozen=True)
+class ToolCalls:
+    """Reads and writes responses that call one of these tools."""
+
+    tools: Sequence[Tool]
+    form: CallForm
+
+    def parse(self, text: str) -> ParsedResponse:
+        """Thought and action text of a response; what stands before the call is the thought.
+
+        No call, several, one that is no JSON and text behind it are format errors. A call of an
+        unknown tool, or with arguments that do not fit, is one without an action.
+        """
+        thought, closed, said = text.partition(CLOSE_THOUGHT)
+        if not closed:
+            thought, said = "", text
+        before, call = self.form.split(said)
+        if call is None or (OPEN_THOUGHT in before and CLOSE_THOUGHT not in before):
+            return _FAULT
+        try:
+            value = parse_json(call)
+        except ValueError:
+            return _FAULT
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return _FAULT
+        thought = _THOUGHT_TAG.sub("", thought + before).strip()
+        return ParsedResponse(thought, self._action(value).strip(), is_valid=True)
+
+    def _action(self, call: dict[str, Any]) -> str:
+        arguments = call.get("arguments", call.get("parameters", {}))
+        tool = next((tool for tool in self.tools if tool.name == call["name"]), None)
+        fits = tool is not None and isinstance(arguments, dict)
+        return (tool.action_of(arguments) or "") if fits else ""
+
+    def render(self, *, thought: str, action: str) -> str:
+        """The response with this thought and the call that stands for this action text.
+
+        Raises ConfigError for an action that no tool writes.
+        """
+        found = call_of(self.tools, action)
+        if found is None:
+            raise ConfigError(
+                f"agent.response_format is tool_call, and no tool of the environment writes the "
+                f"action {shortened(repr(action), 80)}; expected one of "
+                f"{', '.join(tool.action for tool in self.tools)}. Leave this demonstration out, "
+                "or set agent.response_format to think_answer"
+            )
+        tool, arguments = found
+        call = self.form.write(tool.name, json.dumps(arguments, ensure_ascii=False))
+        return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}\n\n{call}"

@@ -1,0 +1,141 @@
+"""Actions as tools: a call and its action text stand for each other."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_apo.environments.base import make_environment, splits_with_tasks
+from ragen_apo.environments.contract import play
+from ragen_apo.environments.tools import Tool, call_of
+
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+CLICK = Tool("click", "Follow a link.", "click[{target}]", {"target": STRING})
+PUT = Tool("put", "Put a thing.", "put {thing} on {place}", {"thing": STRING, "place": INTEGER})
+MOVE = Tool(
+    "move",
+    "Move.",
+    "{steps}",
+    {"steps": {"type": "array", "items": {"type": "string", "enum": ["Up", "Down"]}}},
+    separator=" || ",
+)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "action"),
+    [
+        (CLICK, {"target": "buy now"}, "click[buy now]"),
+        (CLICK, {"target": "a]\nb{c}"}, "click[a]\nb{c}]"),
+        (PUT, {"thing": "a cup on 2", "place": -3}, "put a cup on 2 on -3"),
+        (MOVE, {"steps": ["Up", "Down"]}, "Up || Down"),
+        (Tool("look", "Look.", "look", {}), {}, "look"),
+    ],
+)
+def test_a_call_stands_for_its_action_and_back(
+    tool: Tool, arguments: dict[str, Any], action: str
+) -> None:
+    assert tool.action_of(arguments) == action
+    assert tool.arguments_of(action) == arguments
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        (CLICK, {}),
+        (CLICK, {"target": "a", "speed": "b"}),
+        (CLICK, {"goal": "a"}),
+        (CLICK, {"target": 3}),
+        (CLICK, {"target": None}),
+        (CLICK, {"target": "\ud800"}),
+        (PUT, {"thing": "cup", "place": "3"}),
+        (PUT, {"thing": "cup", "place": True}),
+        (PUT, {"thing": "cup", "place": 3.0}),
+        (MOVE, {"steps": "Up"}),
+        (MOVE, {"steps": ["Up", "Left"]}),
+        (MOVE, {"steps": [["Up"]]}),
+    ],
+)
+def test_arguments_that_do_not_fit_make_no_action(tool: Tool, arguments: dict[str, Any]) -> None:
+    assert tool.action_of(arguments) is None
+
+
+@pytest.mark.parametrize("action", ["", "click", "click[]", "click[a", "search[a]", " click[a]"])
+def test_another_text_is_no_call(action: str) -> None:
+    assert CLICK.arguments_of(action) is None
+    assert call_of([CLICK, PUT], action) is None
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_every_text_survives_as_an_argument(text: str) -> None:
+    action = CLICK.action_of({"target": text})
+    assert action is not None
+    assert CLICK.arguments_of(action) == {"target": text}
+
+
+def test_the_schema_and_the_signature_are_what_a_model_reads() -> None:
+    assert CLICK.schema == {
+        "type": "function",
+        "function": {
+            "name": "click",
+            "description": "Follow a link.",
+            "parameters": {
+                "type": "object",
+                "properties": {"target": {"type": "string"}},
+                "required": ["target"],
+            },
+        },
+    }
+    assert MOVE.signature == "move(steps: list of Up | Down)"
+    assert PUT.signature == "put(thing: string, place: integer)"
+
+
+@pytest.mark.parametrize(
+    ("action", "parameters", "problem"),
+    [
+        ("go {where}", {}, r"each of its parameters \(none\)"),
+        ("go", {"where": STRING}, r"each of its parameters \(where\)"),
+        ("{a} {a}", {"a": STRING}, "once in braces"),
+        ("go {where}", {"where": {"type": "object"}}, "the type of 'where' is 'object'"),
+        ("go {where}", {"where": {"type": "array"}}, "the type of 'where' is None"),
+        ("go {where}", {"where": {}}, "the type of 'where' is None"),
+    ],
+)
+def test_a_tool_that_could_not_be_written_is_refused(
+    action: str, parameters: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Tool("go", "Go.", action, parameters)
+    with pytest.raises(ValueError, match="no name of a function"):
+        Tool("go there", "Go.", "go", {})
+
+
+WITH_TOOLS = [
+    ("shop", {"num_products": 24}),
+    ("webshop", {"data": "generated:200", "observation": "compact"}),
+    ("webshop", {"data": "generated:200", "observation": "text"}),
+    ("bandit", {}),
+    ("bandit", {"kind": "bernoulli"}),
+    ("bandit", {"kind": "bernoulli", "max_actions_per_turn": 3}),
+    ("countdown", {}),
+    ("sokoban", {}),
+    ("sokoban", {"max_actions_per_turn": 1}),
+    ("frozen_lake", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), WITH_TOOLS)
+def test_whatever_a_scripted_policy_does_is_a_call_of_a_tool(
+    name: str, options: dict[str, Any]
+) -> None:
+    environment = make_environment(name, options)
+    called = set()
+    for task in environment.tasks(splits_with_tasks(environment)[0])[:3]:
+        for make_policy in environment.scripted_policies().values():
+            for step in play(environment, task, make_policy()).steps:
+                found = call_of(environment.properties.tools, step.reply.action)
+                assert found is not None, step.reply.action
+                assert found[0].action_of(found[1]) == step.reply.action
+                called.add(found[0].name)
+    rare = {"click"} if name == "shop" else set()
+    assert called | rare == {tool.name for tool in environment.properties.tools}
