@@ -177,7 +177,7 @@ def test_a_run_whose_rank_is_killed_while_it_draws_ends_as_that_of_one_process(
 
 def estimate(ranks: Ranks, run: Path, killed_at_draw: int = 0) -> str:
     def work() -> None:
-        api.estimate_values(run, samples=2, progress=False)
+        api.estimate_values(run, samples=1, progress=False)
 
     return killed_while_drawing(ranks, work, "trajectories of ", killed_at_draw)
 
@@ -185,13 +185,12 @@ def estimate(ranks: Ranks, run: Path, killed_at_draw: int = 0) -> str:
 def test_adaptive_sampling_asks_for_the_same_samples_also_after_a_kill(
     started: Path, tmp_path: Path
 ) -> None:
-    """Its second and third round depend on the successes of those before them."""
-    adaptive = ("--values.adaptive=true", "--values.max_samples=8")
+    """Its second round is of the tasks that failed in the first."""
     runs: list[RunDirectory] = []
     for name, keys in (("one", ()), ("drawn", DYNAMIC)):
         copied = RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
         copied.values.unlink(missing_ok=True)
-        runs.append(with_keys(copied, *adaptive, *keys))
+        runs.append(with_keys(copied, "--values.adaptive=true", *keys))
     by_one, drawn = runs
     assert answers(in_ranks(1, estimate, by_one.path)) == ["done"]
     survivor, killed = in_ranks(2, estimate, drawn.path, 5)
@@ -201,5 +200,6 @@ def test_adaptive_sampling_asks_for_the_same_samples_also_after_a_kill(
     assert 0 < len(found) < len(stored_tokens(by_one))
     assert answers(in_ranks(3, estimate, drawn.path)) == 3 * ["done"]
     expected = stored_tokens(by_one)
-    assert len({index for _, index in expected}) > 2, "some tasks have had another round"
+    first, second = ([each for each in expected if each[1] == number] for number in (0, 1))
+    assert 0 < len(second) < len(first), "some tasks have had another round"
     assert stored_tokens(drawn) == expected

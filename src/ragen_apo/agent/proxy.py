@@ -160,7 +160,8 @@ class AgentProxy:
         """`schedule` decides which of the ranks plays an episode; see `WorkQueue`."""
         assert context.limits is not None, "build_context sets them"
         self.engine, self.environments, self.context = engine, environments, context
-        self.limits, self.ranks, self.schedule = context.limits, ranks, schedule
+        self.limits, self.ranks = context.limits, ranks
+        self.schedule: EpisodeSchedule = schedule
 
     def rollout(
         self,

@@ -63,6 +63,8 @@ class Ranks:
     worker: Worker = field(default_factory=Worker)
     store: Store | None = None
     """Where every rank notes where it is; None for one process."""
+    timeout_seconds: float = 0.0
+    """How long the store may take to answer."""
     sharded: bool = False
     """Whether each rank holds a share of the weights only, so that passes are made together."""
     _log: _Log = field(default_factory=_Log, repr=False, compare=False)
@@ -98,13 +100,13 @@ class Ranks:
         """The next `most` whole numbers that no rank has drawn since the last meeting, from 0 on.
 
         They are counted in the store, which a rank asks when it wants: nobody waits for another.
-        Raises RanksError where the store does not answer within the timeout of its connection.
+        Raises RanksError where the store does not answer within `timeout_seconds`.
         """
         store, log = self.store, self._log
         assert store is not None, "several ranks have one"
         came = time.perf_counter()
         key = f"drawn/{log.num_meetings}"
-        end = answer_within(store.timeout.total_seconds(), lambda: store.add(key, most))
+        end = answer_within(self.timeout_seconds, lambda: store.add(key, most))
         if end is None:
             silence = RuntimeError("the store of torchrun does not answer")
             raise RanksError(self._account(f"{log.phase}: {what}", silence))
