@@ -33,6 +33,9 @@ Credit = Literal["episode", "turn"]
 """What distillation weighs as a whole: an episode by its return, or each turn by V* after and
 before it."""
 
+EpisodeSchedule = Literal["static", "dynamic"]
+"""Who of several processes plays an episode: its number decides, or the first that has room."""
+
 FilterOrder = Literal["largest", "smallest"]
 """Which scores are best."""
 

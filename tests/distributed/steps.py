@@ -46,10 +46,16 @@ class Seen:
 
 
 def steps(
-    ranks: Ranks, run: Path, algorithm: str, num_tasks: int, dtype: str, sharding: str = "none"
+    ranks: Ranks,
+    run: Path,
+    algorithm: str,
+    num_tasks: int,
+    dtype: str,
+    sharding: str = "none",
+    *others: str,
 ) -> Seen:
-    """Two steps with updates, whose episodes have returns that differ."""
-    config = factories.config(f"--machine.sharding={sharding}")
+    """Two steps with updates, whose episodes have returns that differ; `others` are overrides."""
+    config = factories.config(f"--machine.sharding={sharding}", *others)
     session = open_session(config, RunDirectory(run), SilentProgress())
     assert session.ranks.worker == ranks.worker
     keys = [f"--training.tasks_per_step={num_tasks}", *ALGORITHM_KEYS[algorithm]]

@@ -131,7 +131,8 @@ def build_proxy(
     else:
         engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
     context = build_context(config.agent, model, environments)
-    return AgentProxy(engine, environments, context, ranks=ranks)
+    schedule = config.rollouts.schedule
+    return AgentProxy(engine, environments, context, ranks=ranks, schedule=schedule)
 
 
 def sampling_conditions(

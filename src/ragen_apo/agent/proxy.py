@@ -6,14 +6,14 @@ An episode continues as soon as its response is over, and a row whose episode is
 request at once, so the batch stays full. The order of requests fixes the batches, and with them
 every bit of the result where the policy samples in this process.
 
-Several ranks deal the requests out among themselves, and each receives all trajectories. An episode
-has a generator of its own, so it does not depend on who plays it, up to the rounding of a batch.
+Several ranks deal the requests out among themselves (`WorkQueue`), and each receives all
+trajectories. An episode has a generator of its own, so it does not depend on who plays it, up to
+the rounding of a batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,9 @@ from pydantic import TypeAdapter
 from ragen_apo.agent.context import ContextManager, Prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.responses import ParsedResponse
+from ragen_apo.choices import EpisodeSchedule
 from ragen_apo.distributed.ranks import ALONE, Ranks
+from ragen_apo.distributed.work_queue import WorkQueue
 from ragen_apo.environments.base import Reply, TextEnvironment
 from ragen_apo.policy.engine import Engine, Response
 from ragen_apo.seeding import generator
@@ -32,7 +34,7 @@ from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
 NO_PROMPT = Prompt((), restarts=False)
 OnFinished = Callable[[Sequence[tuple[int, Trajectory]]], None]
 """Receives (index of the request, trajectory) pairs as soon as they are over."""
-_TRAJECTORIES = TypeAdapter(list[Trajectory])
+_TRAJECTORIES = TypeAdapter(list[tuple[int, Trajectory]])
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,13 @@ class AgentProxy:
         context: ContextManager,
         *,
         ranks: Ranks = ALONE,
+        schedule: EpisodeSchedule = "static",
     ) -> None:
+        """`schedule` decides which of the ranks plays an episode; see `WorkQueue`."""
         assert context.limits is not None, "build_context sets them"
         self.engine, self.environments, self.context = engine, environments, context
         self.limits, self.ranks = context.limits, ranks
+        self.schedule: EpisodeSchedule = schedule
 
     def rollout(
         self,
@@ -172,52 +177,47 @@ class AgentProxy:
         `on_finished` lets a caller save trajectories before all are over. With several ranks it is
         called on the first alone, with those of the others at the end.
         """
-        ranks = self.ranks
+        ranks, what = self.ranks, f"trajectories of {policy_version}"
+        queue = WorkQueue(ranks, len(requests), schedule=self.schedule, what=what)
+        own = self._play(
+            requests, queue, temperature, policy_version, on_finished if ranks.is_first else None
+        )
         if ranks.size == 1:
-            return self._play(requests, temperature, policy_version, on_finished)
-        indices = range(len(requests))
-
-        def own_finished(ended: Sequence[tuple[int, Trajectory]]) -> None:
-            if on_finished and ranks.is_first:
-                on_finished([(indices[ranks.share][index], each) for index, each in ended])
-
-        own = self._play(requests[ranks.share], temperature, policy_version, own_finished)
-        encoded = json.dumps([trajectory.to_json() for trajectory in own]).encode()
-        played: dict[int, Trajectory] = {}
-        for rank, part in enumerate(ranks.gather(encoded, f"trajectories of {policy_version}")):
-            share = indices[rank :: ranks.size]
-            received = dict(
-                zip(share, _TRAJECTORIES.validate_python(json.loads(part)), strict=True)
-            )
+            return [own[index] for index in range(len(requests))]
+        encoded = json.dumps([[index, each.to_json()] for index, each in own.items()]).encode()
+        played = own
+        for rank, part in enumerate(ranks.gather(encoded, what)):
+            received = dict(_TRAJECTORIES.validate_python(json.loads(part)))
             if on_finished and ranks.is_first and rank > 0 and received:
                 on_finished(sorted(received.items()))
             played |= received
-        return [played[index] for index in indices]
+        return [played[index] for index in range(len(requests))]
 
     def _play(
         self,
         requests: Sequence[EpisodeRequest],
+        queue: WorkQueue,
         temperature: float,
         policy_version: str,
         on_finished: OnFinished | None,
-    ) -> list[Trajectory]:
-        """What this process plays itself."""
-        waiting = deque(enumerate(requests))
+    ) -> dict[int, Trajectory]:
+        """What this process plays itself, by the index of the request."""
         active: dict[Any, Episode] = {}
         finished: dict[int, Trajectory] = {}
         with self.engine.rollout():
-            while waiting or active:
-                while waiting and self.engine.num_free_rows > 0:
-                    row, episode = self._start(*waiting.popleft())
+            while active or not queue.is_empty:
+                room = min(self.engine.num_free_rows, queue.width - len(active))
+                for index in queue.take(room):
+                    row, episode = self._start(index, requests[index])
                     active[row] = episode
-                responses = self.engine.step(temperature=temperature)
+                responses = self.engine.step(temperature=temperature) if active else []
                 played = [(row, active[row], response) for row, response in responses]
                 ended = self._play_turns(played, policy_version)
                 active = {row: e for row, e in active.items() if e.index not in ended}
                 finished |= ended
                 if on_finished and ended:
                     on_finished(sorted(ended.items()))
-        return [finished[index] for index in range(len(requests))]
+        return finished
 
     def _start(self, index: int, request: EpisodeRequest) -> tuple[Any, Episode]:
         episode = begin_episode(request, self.environments, self.context)

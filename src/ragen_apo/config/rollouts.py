@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ragen_apo.addresses import problem_with_address
+from ragen_apo.choices import EpisodeSchedule
 from ragen_apo.config.section import CountOrZero, Positive, Section, one_or_more
 
 
@@ -18,6 +19,10 @@ class RolloutsConfig(Section):
     engine: Literal["local", "vllm"] = "local"
     """`local`: this process, with results that are the same bits every time; `vllm`: the servers of
     `base_url`, which get the policy's weights before each rollout (docs/server.md)."""
+    schedule: EpisodeSchedule = "static"
+    """With torchrun: `static` gives each process the same episodes every time; with `dynamic` one
+    that has room takes the next, so that none waits long for the others. Episodes are the same, but
+    for the rounding of a batch, which then depends on the clock. See docs/scaling.md."""
     base_url: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[])
     """Address of a vLLM server, such as http://127.0.0.1:8000, or a list of them that share the
     episodes; `local` does not ask them. A server serves one run at a time."""

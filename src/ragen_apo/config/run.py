@@ -157,6 +157,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_clock_decides_nothing(self) -> RunConfig:
+        if self.machine.deterministic and self.rollouts.schedule == "dynamic":
+            raise ValueError(
+                "machine.deterministic promises the same bits every time, and with "
+                "rollouts.schedule dynamic their rounding depends on which process is faster; set "
+                "one of them to its default"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sequences_fit_the_small_model(self) -> RunConfig:
         if self.policy.path is not None:
             return self

@@ -4,15 +4,16 @@ All ranks hold the same weights, or a share of them each (`sharding`), make the 
 divide what takes long:
 
     share        which part of a list is this rank's: requests, episodes of an update, rows
+    draw         the next numbers that no rank has, in place of a share
     gather       what every rank has, on all of them, in the order of the ranks
     add_up       tensors, number by number: each rank has filled in its share, the rest is 0
     add_gradients  the same for gradients, before they are clipped
     most         the largest of all ranks' numbers, where all have to make as many passes
     from_first   what the first rank alone reads or writes: files, the value store
 
-Each of them is a meeting: every rank has to come to it, in the same order. One that does not come
-within the timeout, or comes to another meeting, ends the others with a RanksError that says who was
-where. A run of one process has no meetings: each call returns what it was given.
+All but the first two are meetings: every rank has to come to each, in the same order. One that
+does not come within the timeout, or comes to another meeting, ends the others with a RanksError
+that says who was where. A run of one process has no meetings: each call returns what it was given.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Ranks:
     worker: Worker = field(default_factory=Worker)
     store: Store | None = None
     """Where every rank notes where it is; None for one process."""
+    timeout_seconds: float = 0.0
+    """How long the store may take to answer."""
     sharded: bool = False
     """Whether each rank holds a share of the weights only, so that passes are made together."""
     _log: _Log = field(default_factory=_Log, repr=False, compare=False)
@@ -92,6 +95,23 @@ class Ranks:
     def enter(self, phase: str) -> None:
         """Notes in which phase of the run this rank is, for the message about a failure."""
         self._log.phase = phase
+
+    def draw(self, most: int, what: str) -> range:
+        """The next `most` whole numbers that no rank has drawn since the last meeting, from 0 on.
+
+        They are counted in the store, which a rank asks when it wants: nobody waits for another.
+        Raises RanksError where the store does not answer within `timeout_seconds`.
+        """
+        store, log = self.store, self._log
+        assert store is not None, "several ranks have one"
+        came = time.perf_counter()
+        key = f"drawn/{log.num_meetings}"
+        end = answer_within(self.timeout_seconds, lambda: store.add(key, most))
+        if end is None:
+            silence = RuntimeError("the store of torchrun does not answer")
+            raise RanksError(self._account(f"{log.phase}: {what}", silence))
+        log.communication_seconds += time.perf_counter() - came
+        return range(end - most, end)
 
     def gather(self, part: bytes, what: str) -> list[bytes]:
         """The bytes of all ranks, in their order."""

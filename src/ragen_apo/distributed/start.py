@@ -81,7 +81,7 @@ def _join(worker: Worker, machine: MachineConfig) -> Ranks:
             "them with torchrun, and see that the hosts reach each other at MASTER_ADDR, "
             "MASTER_PORT"
         ) from error
-    return Ranks(worker, store)
+    return Ranks(worker, store, timeout_seconds=machine.rank_timeout_seconds)
 
 
 def _store(worker: Worker, *, seconds: float) -> Store:
