@@ -83,16 +83,19 @@ def test_a_run_whose_configuration_was_emptied_or_cut_off_does_not_go_on_with_de
     assert snapshot(unfinished) == before
 
 
+@pytest.mark.parametrize("older", ["rollouts:\n(?: .*\n)+", "  ahead: .*\n"])
 def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(
-    command: Command, unfinished: Path
+    command: Command, unfinished: Path, older: str
 ) -> None:
     file, notes = unfinished / "config.yaml", unfinished / "run.json"
     text, noted = file.read_text(), json.loads(notes.read_text())
-    for section in ("rollouts:\n(?: .*\n)+", "  sharding: .*\n", "  keep_episodes: .*\n"):
+    for section in (older, "  sharding: .*\n", "  keep_episodes: .*\n"):
         text, num_removed = re.subn(f"^{section}", "", text, flags=re.MULTILINE)
         assert num_removed == 1
     file.write_text(text)
-    del noted["configuration"]["rollouts"]
+    del noted["configuration"]["rollouts"]["ahead"]
+    if "ahead" not in older:
+        del noted["configuration"]["rollouts"]
     del noted["configuration"]["machine"]["sharding"]
     del noted["configuration"]["training"]["keep_episodes"]
     notes.write_text(json.dumps(noted))
@@ -100,7 +103,8 @@ def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(
 
 
 def test_keys_that_an_older_run_lacks_are_keys_that_may_change() -> None:
-    assert set(YOUNG_KEYS) <= set(MAY_CHANGE)
+    for key in YOUNG_KEYS:
+        assert any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE), key
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ from tests.fake_vllm import FakeVllm, StallError, content_seed, serving
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(finished_run: Path) -> Iterator[tuple[FakeVllm, str]]:
     with serving(finished_run / "references" / "0") as (fake, url):
         fake.seed_of = content_seed
         yield fake, url
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(server: tuple[FakeVllm, str]) -> RunConfig:
     """Seven steps with a sampler that stays for three, evaluations and a new reference between."""
     fake, url = server
@@ -54,10 +54,11 @@ def config(server: tuple[FakeVllm, str]) -> RunConfig:
     )
 
 
-@pytest.fixture
-def whole(config: RunConfig, tmp_path: Path) -> RunDirectory:
+@pytest.fixture(scope="module")
+def whole(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run whose trainer waits for every rollout."""
-    return factories.run(factories.changed(config, "--rollouts.ahead=false"), tmp_path / "whole")
+    waiting = factories.changed(config, "--rollouts.ahead=false")
+    return factories.run(waiting, tmp_path_factory.mktemp("whole") / "run")
 
 
 def assert_same_run(actual: RunDirectory, expected: RunDirectory) -> None:
@@ -106,9 +107,13 @@ def test_a_run_killed_at_any_moment_plays_again_what_it_had_ahead(
 
 
 def test_an_interrupt_ends_the_run_at_once_whatever_the_server_does(
-    server: tuple[FakeVllm, str], config: RunConfig, whole: RunDirectory, tmp_path: Path
+    server: tuple[FakeVllm, str],
+    config: RunConfig,
+    whole: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fake, run = server[0], RunDirectory(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     interrupted_at: list[float] = []
 
     def interrupt_in_step_four(path: str, answer: Any) -> Any:
@@ -121,10 +126,10 @@ def test_an_interrupt_ends_the_run_at_once_whatever_the_server_does(
             raise StallError("60")
         return answer
 
-    fake.spoil = interrupt_in_step_four
+    monkeypatch.setattr(server[0], "spoil", interrupt_in_step_four)
     with pytest.raises(KeyboardInterrupt):
         factories.run(config, run.path)
     assert time.monotonic() - interrupted_at[0] < 10.0
     assert not [each for each in threading.enumerate() if each.name.startswith("rollout")]
-    fake.spoil = lambda path, answer: answer
+    monkeypatch.undo()
     assert_same_run(factories.run(config, run.path), whole)

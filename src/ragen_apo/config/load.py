@@ -21,6 +21,7 @@ MAX_PROBLEMS = 40
 """So many mistakes are described, each with what was probably meant; of others their number."""
 YOUNG_KEYS = (
     "rollouts",
+    "rollouts.ahead",
     "tracking",
     "evaluation.search",
     "machine.tf32",

@@ -21,6 +21,7 @@ from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.policy.inference_server.engine import ServerEngine
+from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.types import Trajectory
 
@@ -34,7 +35,7 @@ class PlayedStep:
 
     trajectories: list[Trajectory]
     ahead_seconds: float
-    """For how long they were played before they were asked for."""
+    """For how long they were played before the step began."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class _Played:
 class RolloutsAhead:
     """Plays the rollouts of requested steps in a thread of its own.
 
-    Servers and the sampler's weights belong to the thread, but for the time between `pause` and the
-    next `request`.
+    While a requested step is not taken, the sampler's weights may not change; and the servers are
+    the thread's, but for the time between `pause` and the next `request`.
     """
 
     def __init__(self, proxy: AgentProxy, engine: ServerEngine, *, temperature: float) -> None:
@@ -56,6 +57,11 @@ class RolloutsAhead:
         self._proxy, self._engine, self._temperature = proxy, engine, temperature
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts-ahead")
         self._steps: dict[int, Future[_Played]] = {}
+
+    @property
+    def sampler(self) -> LanguageModel:
+        """The model that plays; anyone may score with it."""
+        return self._engine.model
 
     def request(self, steps: range, requests_of: Callable[[int], Sequence[EpisodeRequest]]) -> None:
         """Has these steps played, if they are not already; all that are requested are among them.
@@ -67,9 +73,11 @@ class RolloutsAhead:
             if step not in self._steps:
                 self._steps[step] = self._thread.submit(self._play, step, requests_of(step))
 
-    def take(self, step: int) -> PlayedStep:
-        """The rollouts of a requested step, once they are there; raises what playing raised."""
-        asked = time.perf_counter()
+    def take(self, step: int, *, asked: float) -> PlayedStep:
+        """The rollouts of a requested step, once they are there; raises what playing raised.
+
+        `asked` is when the step began, by `time.perf_counter`.
+        """
         played = self._steps.pop(step).result()
         ahead = min(asked, played.ended) - played.began
         return PlayedStep(played.trajectories, max(ahead, 0.0))

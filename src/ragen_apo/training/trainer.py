@@ -27,7 +27,8 @@ which one it runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,9 +111,7 @@ class Trainer:
         """Step number `step` (from 0): a function of the weights, the moments and `step`."""
         started = time.perf_counter()
         self.ranks.forget_seconds()
-        trajectories, ahead_seconds = self._roll_out(step)
-        if self._is_monitored(step):
-            self.pause_rollouts()  # the monitor needs the sampler's weights
+        trajectories, ahead_seconds = self._roll_out(step, started)
         rolled_out = time.perf_counter()
         rollouts = self._gather(trajectories, step)
         keep_B = self._filtered(rollouts)
@@ -151,19 +150,29 @@ class Trainer:
         if self._ahead:
             self._ahead.close()
 
-    def _roll_out(self, step: int) -> tuple[list[Trajectory], dict[str, float]]:
+    def _roll_out(self, step: int, started: float) -> tuple[list[Trajectory], dict[str, float]]:
         """The episodes of the step, task after task; and for how long they were played ahead."""
         if self._ahead:
             end = min(step + self.algorithm.num_steps_of_sampler(), self.config.training.max_steps)
             self._ahead.request(range(step, end), self._requests)
-            played = self._ahead.take(step)
+            played = self._ahead.take(step, asked=started)
             return played.trajectories, {"rollout_ahead_seconds": played.ahead_seconds}
-        with self.algorithm.sampling():
-            return self.proxy.rollout(
+        with self._sampling():
+            trajectories = self.proxy.rollout(
                 self._requests(step),
                 temperature=self.config.sampling.temperature,
                 policy_version=f"step-{step}",
-            ), {}
+            )
+        return trajectories, {}
+
+    @contextmanager
+    def _sampling(self) -> Iterator[LanguageModel]:
+        """The model that plays the step's rollouts; it may be the policy with other weights."""
+        if self._ahead:
+            yield self._ahead.sampler
+            return
+        with self.algorithm.sampling():
+            yield self.policy
 
     def _requests(self, step: int) -> list[EpisodeRequest]:
         """What the step plays."""
@@ -283,9 +292,9 @@ class Trainer:
     ) -> dict[str, float | int]:
         if not self._is_monitored(step):
             return {}
-        with self.algorithm.sampling():
+        with self._sampling() as sampler:
             return cross_scoring_metrics(
-                self.policy,
+                sampler,
                 trajectories,
                 num_thoughts=self.config.monitors.num_thoughts,
                 temperature=self.config.sampling.temperature,
