@@ -256,11 +256,11 @@ def test_the_sampler_is_the_lagged_policy_whatever_is_trained_meanwhile(
     assert not any(parameter.requires_grad for parameter in sampler.model.parameters())
 
 
-@pytest.mark.parametrize("keys", [{"lag": 1}, {"lag": 4, "num_epochs": 2, "num_minibatches": 2}])
+@pytest.mark.parametrize("settings", [Oapl(lag=1), Oapl(lag=4, num_epochs=2, num_minibatches=2)])
 def test_a_sampler_that_stays_for_one_step_is_no_model_of_its_own(
-    tiny_model: LanguageModel, keys: dict[str, int]
+    tiny_model: LanguageModel, settings: Oapl
 ) -> None:
-    assert OaplAlgorithm(Oapl(**keys), tiny_model).sampler() is None
+    assert OaplAlgorithm(settings, tiny_model).sampler() is None
 
 
 def test_the_steps_of_a_sampler_are_those_that_begin_before_the_lag_is_over(
