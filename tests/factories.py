@@ -31,6 +31,7 @@ from ragen_apo.stages.stored_values import reference_values, selected_tasks
 from ragen_apo.training.batching import collate
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.rollouts import MicroBatch, Rollouts, gather_rollouts
+from ragen_apo.training.rollouts_ahead import rollouts_ahead
 from ragen_apo.training.trainer import StepResult, Trainer
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, make_task, training_samples
 from ragen_apo.values.conditions import SamplingConditions
@@ -303,6 +304,7 @@ def trainer(
     frozen = reference(session)
     policy = policy or session.shard(session.load_model(session.run.reference(1)))
     tasks = session.training_tasks() if tasks is None else tasks
+    algorithm = session.config.algorithm.make(session.config, policy)
     return Trainer(
         session.config,
         policy=policy,
@@ -310,8 +312,9 @@ def trainer(
         proxy=build_proxy(session.config, policy, session.environments, ranks=session.ranks),
         tasks=selected_tasks(session, frozen, tasks),
         values=reference_values(session, frozen, tasks) if values is None else values,
-        algorithm=session.config.algorithm.make(session.config, policy),
+        algorithm=algorithm,
         optimizer=Optimizer(policy.model),
+        ahead=rollouts_ahead(session.config, algorithm, session.environments),
     )
 
 

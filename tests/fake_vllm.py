@@ -22,7 +22,7 @@ from ragen_apo.config.policy import LoraConfig
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters
-from ragen_apo.seeding import generator
+from ragen_apo.seeding import derive_seed, generator
 
 MAX_MODEL_LEN = 1024
 SERVED_NAME = "the-model"
@@ -41,6 +41,10 @@ class FakeVllm:
         """False is vLLM's default: log-probabilities before the temperature."""
         self.lock = threading.Lock()
         self.seeds = itertools.count()
+        self.seed_of: Callable[[dict[str, Any]], int] = lambda _: next(self.seeds)
+        """Of the draws for a completion; `content_seed` makes them a function of the request."""
+        self.delay_seconds = 0.0
+        """Before each completion, which others do not wait for."""
         self.has_ended = threading.Event()
         self.restart()
 
@@ -57,6 +61,8 @@ class FakeVllm:
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         path = path.partition("?")[0]
         self.asked.append((path, body))
+        if path == "/v1/completions":
+            self.has_ended.wait(self.delay_seconds)
         with self.lock:
             return self.spoil(path, self._routes()[path](body))
 
@@ -125,7 +131,7 @@ class FakeVllm:
         if "stop" not in body:
             engine.stop_rule.is_over = lambda ids: ids[-1] in body["stop_token_ids"]
         with engine.rollout():
-            row = engine.open_row(generator(next(self.seeds), "fake"))
+            row = engine.open_row(generator(self.seed_of(body), "fake"))
             engine.submit(row, prompt, max_new_tokens=max_tokens)
             finished: list[Any] = []
             while not finished:
@@ -141,6 +147,11 @@ class FakeVllm:
             "finish_reason": "stop" if response.stopped else "length",
         }
         return {"choices": [choice]}
+
+
+def content_seed(body: dict[str, Any]) -> int:
+    """Equal for equal contexts, whenever and in whatever order they come."""
+    return derive_seed(0, *body["prompt"])
 
 
 class RefusalError(Exception):

@@ -7,6 +7,7 @@ action are added here, once, so Stage 1, Stage 2 and evaluation cannot score dif
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,12 @@ class EnvironmentManager:
         self._idle: list[TextEnvironment] = []
         self._num_turns: dict[int, int] = {}
         """Turns of the present episode of each environment, by the identity of the object."""
+
+    def with_own_pool(self) -> EnvironmentManager:
+        """The same kind of environments at the same costs, none of them shared: for a thread."""
+        other = copy.copy(self)
+        other._idle, other._num_turns = [], {}
+        return other
 
     @property
     def properties(self) -> EnvironmentProperties:

@@ -21,7 +21,6 @@ MAX_PROBLEMS = 40
 """So many mistakes are described, each with what was probably meant; of others their number."""
 YOUNG_KEYS = (
     "rollouts",
-    "rollouts.schedule",
     "tracking",
     "evaluation.search",
     "machine.tf32",
@@ -94,6 +93,10 @@ def load_run_config(path: Path) -> RunConfig:
 def is_as_before(key: str, before: Any, after: Any) -> bool:
     """Whether a key that earlier versions do not have, so that it was null, says what these did."""
     return before is None and key in _WAS_ALWAYS and _WAS_ALWAYS[key] == after
+
+
+def _is_young(key: str) -> bool:
+    return any(key == young or key.startswith(f"{young}.") for young in YOUNG_KEYS)
 
 
 def _missing_keys(

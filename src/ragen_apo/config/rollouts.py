@@ -29,6 +29,10 @@ class RolloutsConfig(Section):
     model_folder: str | None = None
     """Where weights are written for the servers to read; null for a temporary folder, which does
     where they run on this machine. Servers elsewhere need a folder that has the same path there."""
+    ahead: bool = True
+    """Whether servers play coming steps beside training, in a thread of the trainer's: those of one
+    lagged policy (`oapl` with a `lag`, docs/server.md). false where the environment works in the
+    main thread only; the episodes are the same."""
     timeout_seconds: Positive = 300.0
     """How long a server may take to answer one request."""
     retries: CountOrZero = 3

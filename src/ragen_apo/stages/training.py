@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -29,6 +30,7 @@ from ragen_apo.training.checkpoint import (
     save_checkpoint,
 )
 from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.rollouts_ahead import rollouts_ahead
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Task, Trajectory
 
@@ -45,8 +47,15 @@ def run_stage_two(
     moments: dict[str, Tensor],
 ) -> None:
     """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
-    config = session.config
     trainer = make_trainer(session, policy, tasks, position=position, moments=moments)
+    with contextlib.closing(trainer):
+        _take_steps(session, trainer, tasks, position)
+
+
+def _take_steps(
+    session: Session, trainer: Trainer, tasks: Sequence[Task], position: Position
+) -> None:
+    config, policy = session.config, trainer.policy
     version, ranks = position.counters.get("reference_version", 0), session.ranks
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     _note_distilled(session, trainer.proxy)
@@ -63,6 +72,7 @@ def run_stage_two(
         is_last = watch.stopped is not None or step + 1 == config.training.max_steps
         episodes: Sequence[Trajectory] = ()
         if _is_due(step + 1, config.training.eval_every, is_last=is_last):
+            trainer.pause_rollouts()
             episodes = _evaluation_episodes(session, trainer.proxy)
             row |= _outcome(episodes)
         for kept in result.kept_episodes if ranks.is_first else ():
@@ -72,6 +82,7 @@ def run_stage_two(
         refreshed = not is_last and _refresh_is_due(session, position, row)
         if refreshed:
             version += 1
+            trainer.pause_rollouts()
             with session.timed("reference refresh"):
                 reference = _refresh_reference(session, policy, tasks, version=version)
             trainer.take_reference(
@@ -121,6 +132,7 @@ def make_trainer(
         values=reference_values(session, reference, tasks),
         algorithm=algorithm,
         optimizer=optimizer,
+        ahead=rollouts_ahead(config, algorithm, session.environments),
     )
 
 

@@ -6,7 +6,7 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
         tasks         a slice of this epoch's random order of those worth training on (in a mixture,
                       of each part by its weight)
         rollouts      of the present policy, or of what the algorithm puts in its place, one or a
-                      group for each task
+                      group for each task; servers may have played them ahead
         monitors      of thoughts, in some steps, with the same weights; they change nothing
         filter        tasks that are worth an update, with normalised returns, if configured, and
                       those that the algorithm can learn from
@@ -27,7 +27,8 @@ which one it runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +51,7 @@ from ragen_apo.training.rollouts import (
     gather_rollouts,
     kept_by_filter,
 )
+from ragen_apo.training.rollouts_ahead import RolloutsAhead
 from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.reference_values import ReferenceValues
@@ -79,11 +81,14 @@ class Trainer:
         values: ReferenceValues,
         algorithm: Algorithm[Any],
         optimizer: Optimizer,
+        ahead: RolloutsAhead | None = None,
     ) -> None:
+        """`ahead` plays the rollouts, by `algorithm.sampler`; without it `proxy` does."""
         self.config = config
         self.policy, self.proxy = policy, proxy
         self.ranks = proxy.ranks
         self.algorithm, self.optimizer = algorithm, optimizer
+        self._ahead = ahead
         self.take_reference(reference, tasks=tasks, values=values)
         self._micro_batch_size = config.training.micro_batch_size
         policy.model.eval()
@@ -92,6 +97,8 @@ class Trainer:
         self, reference: LanguageModel, *, tasks: Sequence[Task], values: ReferenceValues
     ) -> None:
         """Goes on from this reference: with its values, on these tasks in a fresh order."""
+        if self._ahead:
+            self._ahead.forget()
         self.reference, self.tasks, self.values = reference, tasks, values
         self.order = DrawOrder(
             [task.category for task in tasks],
@@ -104,7 +111,7 @@ class Trainer:
         """Step number `step` (from 0): a function of the weights, the moments and `step`."""
         started = time.perf_counter()
         self.ranks.forget_seconds()
-        trajectories = self._roll_out(step)
+        trajectories, ahead_seconds = self._roll_out(step, started)
         rolled_out = time.perf_counter()
         rollouts = self._gather(trajectories, step)
         keep_B = self._filtered(rollouts)
@@ -125,6 +132,7 @@ class Trainer:
             "training_seconds": time.perf_counter()
             - rolled_out
             - metrics.get("thought_monitor_seconds", 0.0),
+            **ahead_seconds,
             **self.ranks.take_seconds(),
         }
         kept = kept_episodes(
@@ -132,21 +140,49 @@ class Trainer:
         )
         return StepResult(metrics, trajectories, kept)
 
-    def _roll_out(self, step: int) -> list[Trajectory]:
-        """The episodes of the step, task after task."""
-        indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
-        repeats = self.config.algorithm.rollouts_per_task
-        tasks = [self.tasks[index] for index in indices for _ in range(repeats)]
-        requests = [
-            EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, index))
-            for index, task in enumerate(tasks)
-        ]
-        with self.algorithm.sampling():
-            return self.proxy.rollout(
-                requests,
+    def pause_rollouts(self) -> None:
+        """Until the next step no server plays for the trainer; to be called before others do."""
+        if self._ahead:
+            self._ahead.pause()
+
+    def close(self) -> None:
+        """Ends what is played ahead."""
+        if self._ahead:
+            self._ahead.close()
+
+    def _roll_out(self, step: int, started: float) -> tuple[list[Trajectory], dict[str, float]]:
+        """The episodes of the step, task after task; and for how long they were played ahead."""
+        if self._ahead:
+            end = min(step + self.algorithm.num_steps_of_sampler(), self.config.training.max_steps)
+            self._ahead.request(range(step, end), self._requests)
+            played = self._ahead.take(step, asked=started)
+            return played.trajectories, {"rollout_ahead_seconds": played.ahead_seconds}
+        with self._sampling():
+            trajectories = self.proxy.rollout(
+                self._requests(step),
                 temperature=self.config.sampling.temperature,
                 policy_version=f"step-{step}",
             )
+        return trajectories, {}
+
+    @contextmanager
+    def _sampling(self) -> Iterator[LanguageModel]:
+        """The model that plays the step's rollouts; it may be the policy with other weights."""
+        if self._ahead:
+            yield self._ahead.sampler
+            return
+        with self.algorithm.sampling():
+            yield self.policy
+
+    def _requests(self, step: int) -> list[EpisodeRequest]:
+        """What the step plays."""
+        indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
+        repeats = self.config.algorithm.rollouts_per_task
+        tasks = [self.tasks[index] for index in indices for _ in range(repeats)]
+        return [
+            EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, index))
+            for index, task in enumerate(tasks)
+        ]
 
     def _gather(self, trajectories: Sequence[Trajectory], step: int) -> Rollouts:
         return gather_rollouts(
@@ -256,9 +292,9 @@ class Trainer:
     ) -> dict[str, float | int]:
         if not self._is_monitored(step):
             return {}
-        with self.algorithm.sampling():
+        with self._sampling() as sampler:
             return cross_scoring_metrics(
-                self.policy,
+                sampler,
                 trajectories,
                 num_thoughts=self.config.monitors.num_thoughts,
                 temperature=self.config.sampling.temperature,

@@ -230,6 +230,51 @@ def test_with_adapters_they_alone_are_kept_and_exchanged(qwen_folder: Path) -> N
     assert policy.without_adapters().fingerprint() == plain
 
 
+@pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
+def test_the_sampler_is_the_lagged_policy_whatever_is_trained_meanwhile(
+    qwen_folder: Path, adapters: bool
+) -> None:
+    policy = load_language_model(qwen_folder, device=torch.device("cpu"))
+    if adapters:
+        add_adapters(policy.model, LoraConfig(rank=2, alpha=4), seed=0)
+    algorithm = OaplAlgorithm(Oapl(lag=2), policy)
+    sampler = algorithm.sampler()
+    assert sampler is not None
+    before = policy.fingerprint()
+    embeddings = policy.model.get_input_embeddings().weight
+    for number in range(3):
+        assert sampler.fingerprint() == before
+        with torch.no_grad():
+            for tensor in trained_tensors(policy.model).values():
+                tensor.add_(0.1 * torch.randn_like(tensor))
+        algorithm.update(rate_scale=1.0)
+        if number == 1:
+            before = policy.fingerprint()
+            assert algorithm.num_steps_of_sampler() == 2, "it has been renewed"
+    shares = sampler.model.get_input_embeddings().weight is embeddings
+    assert shares is adapters, "what is not trained is there once"
+    assert not any(parameter.requires_grad for parameter in sampler.model.parameters())
+
+
+@pytest.mark.parametrize("settings", [Oapl(lag=1), Oapl(lag=4, num_epochs=2, num_minibatches=2)])
+def test_a_sampler_that_stays_for_one_step_is_no_model_of_its_own(
+    tiny_model: LanguageModel, settings: Oapl
+) -> None:
+    assert OaplAlgorithm(settings, tiny_model).sampler() is None
+
+
+def test_the_steps_of_a_sampler_are_those_that_begin_before_the_lag_is_over(
+    tiny_model: LanguageModel,
+) -> None:
+    algorithm = OaplAlgorithm(Oapl(lag=5, num_epochs=2), tiny_model)
+    found = []
+    for num_updates in (2, 0, 2, 2, 2):  # the second step drops all its episodes
+        found.append(algorithm.num_steps_of_sampler())
+        for _ in range(num_updates):
+            algorithm.update(rate_scale=1.0)
+    assert found == [3, 2, 2, 1, 3]
+
+
 def test_without_a_lag_nothing_is_copied(tiny_model: LanguageModel) -> None:
     assert OaplAlgorithm(Oapl(num_epochs=4), tiny_model).state_tensors() == {}
 

@@ -17,7 +17,7 @@ was started again gets its weights again. Then the run ends with a ServerError.
 from __future__ import annotations
 
 import contextlib
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -83,6 +83,7 @@ class ServerEngine:
         self._identity: Identity | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._under_way: dict[Future[Any], ServerRow] = {}
+        self._is_broken_off = threading.Event()
 
     @property
     def num_free_rows(self) -> int:
@@ -107,6 +108,15 @@ class ServerEngine:
             self._pool, self._identity = None, None
             self._under_way.clear()
             self._rows.clear()
+
+    def break_off(self) -> None:
+        """Ends the rollout under way, and all later ones, from another thread: ServerError there.
+
+        A computation of the rollout's own, such as an environment's step, comes to its end first.
+        """
+        self._is_broken_off.set()
+        for server in self._servers:
+            server.break_off()
 
     def open_row(self, draws: np.random.Generator) -> ServerRow:
         """An empty row on the server with the fewest; the server draws its own random numbers."""
@@ -285,7 +295,7 @@ class ServerEngine:
                 self._pause(num_failures)
 
     def _pause(self, num_failures: int) -> None:
-        time.sleep(self._settings.retry_seconds * 2 ** (num_failures - 1))
+        self._is_broken_off.wait(self._settings.retry_seconds * 2 ** (num_failures - 1))
 
 
 def servers_of(settings: RolloutsConfig) -> list[VllmServer]:

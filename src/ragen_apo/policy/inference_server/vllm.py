@@ -16,6 +16,8 @@ not as it should be raises RequestError.
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,10 +126,26 @@ class VllmServer:
     def __init__(self, base_url: str, *, timeout_seconds: float) -> None:
         self.base_url = base_url.rstrip("/")
         self.timeout_seconds = timeout_seconds
+        self._requests = weakref.WeakSet[Request]()
+        self._is_broken_off = False
+        self._lock = threading.Lock()
+        """Of these two."""
 
     def request(self, path: str, body: Mapping[str, Any] | None = None) -> Request:
         """A request that is not sent yet."""
-        return Request(self.base_url, path, timeout_seconds=self.timeout_seconds, body=body)
+        request = Request(self.base_url, path, timeout_seconds=self.timeout_seconds, body=body)
+        with self._lock:
+            self._requests.add(request)
+            if self._is_broken_off:
+                request.break_off()
+        return request
+
+    def break_off(self) -> None:
+        """Ends all requests, and those to come, from another thread; they raise RequestError."""
+        with self._lock:
+            self._is_broken_off = True
+            for request in self._requests:
+                request.break_off()
 
     def facts(self) -> ServerFacts:
         """Version, model, longest context and adapters."""

@@ -106,10 +106,10 @@ class Request:
 
     def _exchange(self) -> Any:
         deadline = time.monotonic() + self._timeout_seconds
+        self._refuse_if_broken_off()
         self._connection.connect()
         self._socket = connected = self._connection.sock
-        if self._is_broken_off:
-            raise RequestError(f"{self._path} was broken off")
+        self._refuse_if_broken_off()
         headers = {"Accept": "application/json"}
         if self._body is not None:
             headers["Content-Type"] = "application/json"
@@ -126,6 +126,10 @@ class Request:
             if response.length:
                 raise RequestError(f"{self._path}: {response.length} bytes of the answer lack")
             return self._decoded(response, bytes(content))
+
+    def _refuse_if_broken_off(self) -> None:
+        if self._is_broken_off:
+            raise RequestError(f"{self._path} was broken off", is_final=True)
 
     def _next_chunk(
         self, connected: socket.socket, response: http.client.HTTPResponse, deadline: float

@@ -1,6 +1,6 @@
 """What the trainer asks of an algorithm in a step.
 
-sampling  around the rollouts: the weights that play them
+sampling  around the rollouts: the weights that play them, or beside the updates: `sampler`
 keeps     which of them can teach something
 prepare   once a step, from all rollouts: advantages, values; no gradient
 loss      for each micro-batch of each pass
@@ -20,6 +20,7 @@ from ragen_apo.training.named_tensors import check_tensors
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ragen_apo.policy.language_model import LanguageModel
     from ragen_apo.policy.scoring import TokenScores
     from ragen_apo.training.rollouts import MicroBatch, Rollouts
     from ragen_apo.training.step_metrics import LossPart, StepMetrics
@@ -49,6 +50,21 @@ class Algorithm(ABC, Generic[Targets]):
         May be entered more than once in a step.
         """
         return nullcontext()
+
+    def sampler(self) -> LanguageModel | None:
+        """What `sampling` puts in the policy's place, as a model of its own.
+
+        None where it does not stay the same for several steps. Both have the same tensors: while
+        this model plays, nobody may be inside `sampling`.
+        """
+        return None
+
+    def num_steps_of_sampler(self) -> int:
+        """At the start of a step: how many steps, this one first, have rollouts of one sampler.
+
+        Surely, whatever the updates will be.
+        """
+        return 1
 
     def keeps(self, rollouts: Rollouts) -> Tensor:
         """Which episodes [B] can teach something, from all of the step; the others are dropped."""

@@ -22,6 +22,7 @@ trajectory is part of its own V_hat, which shrinks the advantages of a small gro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class OaplAlgorithm(Algorithm[OaplTargets]):
 
         self._objective = ApoSettings(beta2=settings.weight)
         self._beta1, self._lag = settings.beta1, settings.lag
-        self._model = policy.model
+        self._policy = policy
         self._num_updates = 0
         """Of the policy, since the lagged one was renewed."""
         self._lagged: dict[str, Tensor] = {}
@@ -152,16 +153,24 @@ class OaplAlgorithm(Algorithm[OaplTargets]):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        if self._num_updates >= self._lag:
-            self._num_updates = 0
-            trained = self._trained()
-            for name, lagged in self._lagged.items():
-                lagged.copy_(trained[name])
+        self._renew_if_due()
         self._exchange()
         try:
             yield
         finally:
             self._exchange()
+
+    def sampler(self) -> LanguageModel | None:
+        from ragen_apo.policy.copies import copy_with
+
+        if self._lag <= self._num_updates_of_step:
+            return None
+        return copy_with(self._policy, self._lagged)
+
+    def num_steps_of_sampler(self) -> int:
+        """A step that drops all its episodes makes no update, so there may be more."""
+        self._renew_if_due()
+        return math.ceil((self._lag - self._num_updates) / self._num_updates_of_step)
 
     def keeps(self, rollouts: Rollouts) -> Tensor:
         from ragen_apo.objectives.tensors import group_statistics
@@ -242,10 +251,22 @@ class OaplAlgorithm(Algorithm[OaplTargets]):
         if self._lagged:
             self._num_updates = int(tensors[_NUM_UPDATES])
 
+    @property
+    def _num_updates_of_step(self) -> int:
+        """At most."""
+        return self.num_epochs * self.num_minibatches
+
+    def _renew_if_due(self) -> None:
+        if self._num_updates >= self._lag:
+            self._num_updates = 0
+            trained = self._trained()
+            for name, lagged in self._lagged.items():
+                lagged.copy_(trained[name])
+
     def _trained(self) -> dict[str, Tensor]:
         from ragen_apo.policy.lora import trained_tensors
 
-        return trained_tensors(self._model)
+        return trained_tensors(self._policy.model)
 
     def _exchange(self) -> None:
         """Swaps the lagged tensors with those of the policy, in place: twice changes nothing."""

@@ -182,9 +182,11 @@ def _tokens_per_second(metrics: Metrics) -> str:
 def _token_rates(metrics: Metrics) -> tuple[list[float], list[float]]:
     """Generated tokens over the seconds of the rollouts, by step."""
     steps, tokens = metrics.series("num_generated_tokens")
-    _, seconds = metrics.series("rollout_seconds")
-    if len(tokens) != len(seconds):
+    waited = dict(zip(*metrics.series("rollout_seconds"), strict=True))
+    ahead = dict(zip(*metrics.series("rollout_ahead_seconds"), strict=True))
+    if waited.keys() != set(steps):
         return [], []
+    seconds = [waited[step] + ahead.get(step, 0.0) for step in steps]
     rates = [(step, n / s) for step, n, s in zip(steps, tokens, seconds, strict=True) if s > 0]
     return [step for step, _ in rates], [rate for _, rate in rates]
 
