@@ -30,7 +30,7 @@ YOUNG_KEYS = (
     "training.keep_episodes",
 )
 """Sections and keys that runs of earlier versions do not have. They may change when a run is
-resumed, so it loses nothing by their defaults."""
+resumed, so it loses nothing by their defaults. A run may lack options of its algorithm, too."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -63,7 +63,8 @@ def load_run_config(path: Path) -> RunConfig:
     """The resolved configuration that a run keeps: unlike one that people write, it has every key.
 
     Keys that are younger than the run have their defaults. Raises ConfigError if others are
-    missing: a file that was cut off must not mean defaults.
+    missing: a file that was cut off must not mean defaults. One that was cut off among the options
+    of its algorithm lacks the sections that follow.
     """
     values, problems = read_values(path)
     if is_of_0_1(values):
@@ -76,14 +77,14 @@ def load_run_config(path: Path) -> RunConfig:
     missing = [
         key
         for key in _missing_keys(config.model_dump(by_alias=True), values)
-        if key not in YOUNG_KEYS
+        if key not in YOUNG_KEYS and (key == "algorithm.name" or not key.startswith("algorithm."))
     ]
     if missing:
         raise ConfigError(
             f"{path} lacks {len(missing)} of a run's keys, such as {', '.join(missing[:3])}: it "
             "was cut off or edited, or an earlier version wrote it. Put the undamaged file back, "
-            "or add these keys with the values that the run was started with "
-            "(docs/configuration.md has the defaults)."
+            "or add these keys with the values that the run was started with, which are the "
+            "defaults of docs/configuration.md for keys that did not exist."
         )
     return config
 

@@ -24,6 +24,7 @@ from ragen_apo.agent.context import system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.api_model import ApiModelConfig
+from ragen_apo.config.overrides import differences
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ApiError, RunDirectoryError
@@ -43,7 +44,6 @@ from ragen_apo.policy.chat_api.ledger import AnswerLedger, answer_key
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
-from ragen_apo.stages.origin import differences
 from ragen_apo.types import TurnFlag
 
 
