@@ -69,16 +69,25 @@ def test_a_finished_run_without_checkpoints_is_not_started_again(
     assert snapshot(run) == before
 
 
-@pytest.mark.parametrize("num_lines", [0, 9], ids=["emptied", "cut off"])
-@pytest.mark.parametrize("verb", ["train", "evaluate", "estimate-values"])
+VERBS = ["train", "evaluate", "estimate-values"]
+
+
+def going_on(verb: str, run: Path) -> list[object]:
+    """The command that goes on with a run in this way."""
+    return [verb, *(["--run-dir", run, "--resume", "--no-evaluate"] if verb == "train" else [run])]
+
+
+@pytest.mark.parametrize("end", ["seed", "  num_threads", "  center_residuals"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_run_whose_configuration_was_emptied_or_cut_off_does_not_go_on_with_defaults(
-    num_lines: int, verb: str, command: Command, unfinished: Path
+    end: str, verb: str, command: Command, unfinished: Path
 ) -> None:
     file = unfinished / "config.yaml"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:num_lines]))
+    whole = file.read_text()
+    assert whole.count(end) == 1
+    file.write_text(whole.partition(end)[0])
     before = snapshot(unfinished)
-    arguments = ["--run-dir", unfinished, "--resume"] if verb == "train" else [unfinished]
-    result = command(verb, *arguments)
+    result = command(*going_on(verb, unfinished))
     assert_refused(result, "config.yaml lacks", "of a run's keys", "Put the undamaged file back")
     assert snapshot(unfinished) == before
 
@@ -102,6 +111,43 @@ def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(
     del noted["configuration"]["agent"]["response_format"]
     notes.write_text(json.dumps(noted))
     assert command("train", "--run-dir", unfinished, "--resume").status == 0
+
+
+def forget(run: Path, section: str, key: str) -> None:
+    """Leaves the run as a version did that had no such key."""
+    file, notes = run / "config.yaml", run / "run.json"
+    text, num_removed = re.subn(f"^  {key}: .*\n", "", file.read_text(), flags=re.MULTILINE)
+    assert num_removed == 1
+    file.write_text(text)
+    noted = json.loads(notes.read_text())
+    del noted["configuration"][section][key]
+    notes.write_text(json.dumps(noted))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_run_that_is_older_than_an_option_of_its_algorithm_goes_on_with_the_default(
+    verb: str, command: Command, unfinished: Path
+) -> None:
+    forget(unfinished, "algorithm", "fit_values")
+    assert command(*going_on("train", unfinished)).status == 0
+    assert command(*going_on(verb, unfinished)).status == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_key_that_an_older_run_lacks_is_added_with_its_default_and_with_no_other_value(
+    verb: str, command: Command, unfinished: Path
+) -> None:
+    assert command(*going_on("train", unfinished)).status == 0
+    forget(unfinished, "optimizer", "weight_decay")
+    result = command(*going_on(verb, unfinished))
+    assert_refused(result, "lacks 1 of a run's keys, such as optimizer.weight_decay", "add these")
+    file = unfinished / "config.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("optimizer:\n", "optimizer:\n  weight_decay: 0.5\n"))
+    result = command(*going_on(verb, unfinished))
+    assert_refused(result, "optimizer.weight_decay was 0.0 and is 0.5")
+    file.write_text(text.replace("optimizer:\n", "optimizer:\n  weight_decay: 0.0\n"))
+    assert command(*going_on(verb, unfinished)).status == 0
 
 
 def test_keys_that_an_older_run_lacks_are_keys_that_may_change() -> None:

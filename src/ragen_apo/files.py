@@ -69,7 +69,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Replaces `path` by a file with this content, or leaves it untouched and raises OSError."""
-    _make_directory(path.parent)
+    make_directory(path.parent)
     partial = partial_path(path)
     try:
         partial.write_bytes(content)
@@ -93,7 +93,7 @@ def directory_written_atomically(path: Path) -> Iterator[Path]:
     An existing `path` is replaced: for an instant neither name exists, so readers that must never
     see a gap point to a fresh name each time (see `training.checkpoint`).
     """
-    _make_directory(path.parent)
+    make_directory(path.parent)
     partial = partial_path(path)
     partial.mkdir()
     try:
@@ -126,7 +126,7 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    _make_directory(path.parent)
+    make_directory(path.parent)
     partial = partial_path(path)
     partial.touch()
     partial.unlink()
@@ -146,7 +146,8 @@ def locked(path: Path, refusal: Exception) -> Iterator[None]:
         yield
 
 
-def _make_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
+    """Makes the folder and those above it, where they are not there; raises OSError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:

@@ -15,6 +15,7 @@ tracking.json      what trackers have of the run       trackers/           what 
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     locked,
+    make_directory,
     partial_files,
     read_json,
     remove_partial_files,
@@ -127,33 +129,45 @@ class RunDirectory:
 def create_run(path: Path, *, config_yaml: str) -> RunDirectory:
     """A new run directory that holds its configuration.
 
-    Raises RunDirectoryError if the directory exists and is not empty; nothing in it is touched.
-    Half a configuration, which a start that was killed has left, is removed.
+    Raises RunDirectoryError if the directory exists and is not empty, or if another process makes
+    it at this moment; nothing in it is touched. Half a configuration, which a start that was killed
+    has left, is removed.
     """
     run = RunDirectory(path)
-    half_configs = partial_files(path, name=run.config.name)
-    if path.exists() and (not path.is_dir() or set(path.iterdir()) - set(half_configs)):
+    _require_free(run)
+    make_directory(path)
+    with run.locked():
+        _require_free(run)
+        remove_partial_files(path)
+        write_text_atomically(run.config, config_yaml)
+    return run
+
+
+def _require_free(run: RunDirectory) -> None:
+    path, half_configs = run.path, partial_files(run.path, name=run.config.name)
+    if path.exists() and (not path.is_dir() or {*path.iterdir()} - {run.lock, *half_configs}):
         raise RunDirectoryError(
             f"{path} exists already and is not an empty directory. Continue that run with "
             "--resume (in Python: resume=True), or choose another --run-dir; nothing was changed."
         )
-    remove_partial_files(path)
-    write_text_atomically(run.config, config_yaml)
-    return run
 
 
 def clear_failed_start(run: RunDirectory, *, keep_directory: bool) -> None:
     """Removes a run that ended before it computed anything, so that its name is free again.
 
-    Everything else in the directory is left alone, and then the directory itself as well.
+    Everything else in the directory is left alone, and then the directory itself as well. So is a
+    run that another process works on.
     """
-    first = {run.config, run.status, run.lock}
-    if not run.path.is_dir() or not set(run.path.iterdir()) <= first:
+    first = (run.config, run.status, run.lock)
+    if not run.path.is_dir():
         return
-    for file in first:
-        file.unlink(missing_ok=True)
-    if not keep_directory:
-        run.path.rmdir()
+    with contextlib.suppress(RunDirectoryError), run.locked():
+        if not {*run.path.iterdir()} <= {*first}:
+            return
+        for file in first:
+            file.unlink(missing_ok=True)
+        if not keep_directory:
+            run.path.rmdir()
 
 
 def open_run(path: Path) -> RunDirectory:

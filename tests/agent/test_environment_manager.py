@@ -1,8 +1,11 @@
 """Costs, flags and hints are added in one place."""
 
 import dataclasses
+import json
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ragen_apo.agent.environment_manager import FORMAT_HINT, EnvironmentManager
@@ -130,6 +133,11 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
         (("heard", 0.0, False, False, {"flags": 5}), r"info\['flags'\] is 5; expected a list"),
         (("heard", 0.0, False, False, {"flags": "seen"}), r"info\['flags'\] is 'seen'"),
         (("heard", 0.0, False, False, None), "info is None"),
+        (("heard", None, False, False, {}), "the reward is None; expected a finite number"),
+        (("heard", "1", False, False, {}), "the reward is '1'"),
+        (("heard", math.nan, False, False, {}), "the reward is nan"),
+        (("heard", 10**400, False, False, {}), "the reward is 1000"),
+        (("heard", np.zeros(2), False, False, {}), "the reward is array"),
     ],
 )
 def test_an_answer_that_would_make_trouble_later_is_refused_by_name(
@@ -154,6 +162,44 @@ def test_an_environment_that_exits_in_a_step_does_not_end_training_with_status_0
     environment, _ = manager.start(TASK, seed=0)
     with pytest.raises(EnvironmentFaultError, match="tried to end the process"):
         manager.step(environment, act("go"))
+
+
+def test_numbers_and_ends_of_numpy_become_those_of_python() -> None:
+    class Numpy(Echo):
+        def step(self, action: str) -> Any:
+            is_last = action == "last"
+            return "heard", np.float32(0.5), np.bool_(is_last), np.bool_(False), {}
+
+    manager = EnvironmentManager(Numpy, format_penalty=-0.25, invalid_action_penalty=0.0)
+    environment, _ = manager.start(TASK, seed=0)
+    for response, reward, terminated in ((MALFORMED, 0.25, False), (act("last"), 0.5, True)):
+        outcome = manager.step(environment, response)
+        row = {key: getattr(outcome, key) for key in ("reward", "terminated", "truncated")}
+        expected = {"reward": reward, "terminated": terminated, "truncated": False}
+        assert json.loads(json.dumps(row)) == expected
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), FileNotFoundError(2, "x", "/s")])
+@pytest.mark.parametrize("method", ["tasks", "reset", "step"])
+def test_an_error_of_the_system_in_an_environment_does_not_pass_for_one_of_this_process(
+    method: str, error: OSError
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    broken = type("Broken", (Echo,), {method: fails})
+    manager = EnvironmentManager(broken, format_penalty=0.0, invalid_action_penalty=0.0)
+
+    def play() -> None:
+        assert manager.tasks("train") == [TASK]
+        manager.step(manager.start(TASK, seed=0)[0], act("go"))
+
+    with pytest.raises(EnvironmentFaultError) as caught:
+        play()
+    message = str(caught.value)
+    assert f"the environment 'echo': it raised {type(error).__name__}" in message
+    assert f"in {__file__}, line {fails.__code__.co_firstlineno + 1}." in message
+    assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize("declared", [None, 3])

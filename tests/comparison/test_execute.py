@@ -105,7 +105,21 @@ def test_another_configuration_is_not_continued(runs: Runs) -> None:
     play(runs)
     text = COMPARISON.replace("one: {}", "one: {values: {beta1: 0.7}}")
     (runs.out.parent / "compare.yaml").write_text(text)
-    with pytest.raises(RunDirectoryError, match="another configuration"):
+    with pytest.raises(RunDirectoryError, match=r"now: values\.beta1 was 0\.5 and is 0\.7\. Put"):
+        play(runs)
+
+
+def test_a_comparison_that_was_moved_is_reused(runs: Runs) -> None:
+    play(runs)
+    runs.calls.clear()
+    runs.out = runs.out.rename(runs.out.with_name("moved"))
+    found = play(runs)
+    assert runs.calls == []
+    config = found["one", 0].config
+    kept = config.read_text()
+    assert str(runs.out.with_name("out") / "seed-0" / "reference" / "references" / "0") in kept
+    config.write_text(kept.replace("seed-0/reference", "seed-1/reference"))
+    with pytest.raises(RunDirectoryError, match=r"policy\.path was '.*seed-1.* and is '.*seed-0"):
         play(runs)
 
 

@@ -58,7 +58,7 @@ def test_a_distillation_is_said_and_drawn(build_run: Callable[..., Path]) -> Non
     run = dataclasses.replace(plain, config=config, distillation=[*rows, {"eval_success_rate": 1}])
     sentence = (
         "Before its first step the policy imitated the reference’s own good episodes "
-        "(distillation at beta 0.2, 6 updates)."
+        "(distillation at beta 0.2, 3 updates)."
     )
     for text in (page(run, curves=[]), text_of_slides(run), failure_analysis(run)):
         assert sentence in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,14 @@ from ragen_apo.agent.tool_calls import expected_calls
 from ragen_apo.environments.answers import (
     endlessness,
     problem_with_flags,
+    problem_with_reward,
     problem_with_text,
     turn_limit,
 )
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, TextEnvironment
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.printable import exception_in_words
 from ragen_apo.types import Task, TurnFlag
 
 FORMAT_HINT = "Answer with <think>...</think><answer>action</answer>."
@@ -83,7 +86,8 @@ class EnvironmentManager:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The environment's tasks of a split in their fixed order."""
-        return self._prototype.tasks(split)
+        with self._stays_alive():
+            return self._prototype.tasks(split)
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
         """The environment's policies by name."""
@@ -93,7 +97,8 @@ class EnvironmentManager:
         """An environment in which this task has begun, and its first observation.
 
         Here and in `step`, EnvironmentFaultError is raised for an environment that ends the
-        process, answers something else than text, or never ends an episode.
+        process, raises OSError, answers something else than text and a finite reward, or never ends
+        an episode.
         """
         environment = self._idle.pop() if self._idle else self._make_environment()
         with self._stays_alive():
@@ -126,27 +131,36 @@ class EnvironmentManager:
             flags.append(TurnFlag.INVALID_ACTION.value)
             reward += self.invalid_action_penalty
         success = bool(info.get("success", False))
-        return Outcome(observation, float(reward), terminated, truncated, success, tuple(flags))
+        return Outcome(observation, reward, terminated, truncated, success, tuple(flags))
 
     def _answer(
         self, environment: TextEnvironment, action: str
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """The environment's answer, checked for text, flags and an end of the episode."""
+        """The environment's answer in Python's types, checked, also for an end of the episode."""
         with self._stays_alive():
-            answer = observation, _, terminated, truncated, info = environment.step(action)
-        self._refuse(problem_with_text(observation) or problem_with_flags(info))
+            observation, reward, terminated, truncated, info = environment.step(action)
+        self._refuse(
+            problem_with_text(observation)
+            or problem_with_reward(reward)
+            or problem_with_flags(info)
+        )
         num_turns = self._num_turns.get(id(environment), 0) + 1
         self._num_turns[id(environment)] = num_turns
         if num_turns >= turn_limit(self.properties) and not (terminated or truncated):
             self._refuse(endlessness(self.properties))
-        return answer
+        return observation, float(reward), bool(terminated), bool(truncated), info
 
     @contextlib.contextmanager
     def _stays_alive(self) -> Iterator[None]:
+        """Says whose fault it is where the error would pass for one of this process."""
         try:
             yield
         except SystemExit as error:
             self._refuse(f"it tried to end the process ({error!r:.80})", cause=error)
+        except OSError as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.filename}, line {frame.lineno}"
+            self._refuse(f"it raised {exception_in_words(error)} in {where}", cause=error)
 
     def _refuse(self, problem: str | None, *, cause: BaseException | None = None) -> None:
         if problem is not None:

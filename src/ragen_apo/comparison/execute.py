@@ -16,6 +16,7 @@ from typing import Literal
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
+from ragen_apo.config.overrides import differences
 from ragen_apo.config.references import code_named_by
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
@@ -100,11 +101,8 @@ def finish_run(
 
     `quiet` writes their output to a file beside the run.
     """
-    if run.config.exists() and load_config(run.config) != config:
-        raise RunDirectoryError(
-            f"{run.path} was started with another configuration than this comparison has now; "
-            "remove it or give another --out"
-        )
+    if run.config.exists():
+        _require_same_configuration(run, config)
     log = run.path.with_name(f"{run.path.name}.log") if quiet else None
     section = config.environment
     names_code = code_named_by(section.name, section.options)
@@ -123,6 +121,30 @@ def finish_run(
         _call(lifeline, verb, "--run-dir", str(run.path), *how, *alone, log=log)
     if verb == "train" and not run.results.exists():
         _call(lifeline, "evaluate", str(run.path), *trust, log=log)
+
+
+def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
+    """Raises RunDirectoryError where the run was started with another configuration.
+
+    The absolute path of the reference beside it may be another: the comparison was moved, then.
+    """
+    before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
+    reference = RunDirectory(run.path.with_name(REFERENCE)).reference(0)
+    place = reference.relative_to(run.path.parent.parent).parts
+    changes = [
+        f"{key} was {old!r} and is {new!r}"
+        for key, old, new in differences(before, now)
+        if not (
+            key == "policy.path"
+            and new == str(reference.resolve())
+            and Path(str(old)).parts[-len(place) :] == place
+        )
+    ]
+    if changes:
+        raise RunDirectoryError(
+            f"{run.path} was started with another configuration than this comparison has now: "
+            f"{'; '.join(changes[:5])}. Put that back, remove the run, or give another --out"
+        )
 
 
 def _call(lifeline: Lifeline, *arguments: str, log: Path | None) -> None:

@@ -1,12 +1,15 @@
 """The configuration of a run: pydantic models, read from YAML, written back fully resolved.
 
-    section.py               the base class of all sections
-    agent.py                 machine, environment, agent, model, warm start
-    algorithms.py            A*-PO and its rivals
-    training.py              steps, stop rules, monitors, evaluation
-    tracking.py              experiment trackers
+    section.py               the base class of all sections, and the ranges of numbers
+    machine, environment, agent, policy, rollouts, warm_start, values, distillation, tracking
+                             a section each
+    training.py              the sections of Stage 2 and of evaluation; search.py is part of it
+    algorithms.py            the algorithms by name, and what their sections share
     run.py                   RunConfig: all of them, and what must hold between them
+    api_model.py             what an evaluation of a model behind an API depends on
     load.py                  from a file and overrides to a RunConfig, and back
+    moved.py                 where the keys of version 0.1 are now
+    references.py            environments that are named by the place of their code
     yaml_text, overrides, messages   YAML without duplicate keys, the command line, sentences
 
 `load_config` takes a YAML file and command-line overrides and gives a `RunConfig`; `resolved_yaml`

@@ -30,9 +30,7 @@ YOUNG_KEYS = (
     "training.keep_episodes",
 )
 """Sections and keys that runs of earlier versions do not have. They may change when a run is
-resumed, so it loses nothing by their defaults."""
-_WAS_ALWAYS = {"agent.response_format": "think_answer"}
-"""Keys that earlier versions do not have, either, and what these did. Such a key may not change."""
+resumed, so it loses nothing by their defaults. A run may lack options of its algorithm, too."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -65,7 +63,8 @@ def load_run_config(path: Path) -> RunConfig:
     """The resolved configuration that a run keeps: unlike one that people write, it has every key.
 
     Keys that are younger than the run have their defaults. Raises ConfigError if others are
-    missing: a file that was cut off must not mean defaults.
+    missing: a file that was cut off must not mean defaults. One that was cut off among the options
+    of its algorithm lacks the sections that follow.
     """
     values, problems = read_values(path)
     if is_of_0_1(values):
@@ -76,27 +75,24 @@ def load_run_config(path: Path) -> RunConfig:
         )
     config = config_of([values], source=str(path), problems=problems)
     missing = [
-        key
-        for key in _missing_keys(config.model_dump(by_alias=True), values)
-        if key not in YOUNG_KEYS and key not in _WAS_ALWAYS
+        key for key in _missing_keys(config.model_dump(by_alias=True), values) if not _may_lack(key)
     ]
     if missing:
         raise ConfigError(
             f"{path} lacks {len(missing)} of a run's keys, such as {', '.join(missing[:3])}: it "
             "was cut off or edited, or an earlier version wrote it. Put the undamaged file back, "
-            "or add these keys with the values that the run was started with "
-            "(docs/configuration.md has the defaults)."
+            "or add these keys with the values that the run was started with, which are the "
+            "defaults of docs/configuration.md for keys that did not exist."
         )
     return config
 
 
-def is_as_before(key: str, before: Any, after: Any) -> bool:
-    """Whether a key that earlier versions do not have, so that it was null, says what these did."""
-    return before is None and key in _WAS_ALWAYS and _WAS_ALWAYS[key] == after
-
-
-def _is_young(key: str) -> bool:
-    return any(key == young or key.startswith(f"{young}.") for young in YOUNG_KEYS)
+def _may_lack(key: str) -> bool:
+    """Whether a run of an earlier version may be without this key, whose default it then had."""
+    if key.startswith("algorithm."):
+        return key != "algorithm.name"
+    young = (*YOUNG_KEYS, "agent.response_format")
+    return any(key == each or key.startswith(f"{each}.") for each in young)
 
 
 def _missing_keys(

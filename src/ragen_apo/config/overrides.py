@@ -1,12 +1,12 @@
 """Overrides from the command line, `--values.beta1 0.1` or `--seed=3`, as nested mappings.
 
 The result is laid over the YAML file's mapping before anything is validated, so that an override is
-checked by the same rules as a line of the file.
+checked by the same rules as a line of the file. `differences` tells two nested mappings apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ragen_apo.config.messages import Key, shown, suggestion
@@ -92,3 +92,15 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         else:
             merged[key] = value
     return merged
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Each key, with dots, whose value has changed, and both values; null where it is absent."""
+    for name in [*before, *(name for name in after if name not in before)]:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield f"{prefix}{name}", old, new

@@ -1,7 +1,8 @@
 """Checks of an environment's answers; each returns the problem in words, or None."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 from ragen_apo.environments.base import EnvironmentProperties
 from ragen_apo.printable import shortened
@@ -38,6 +39,15 @@ def problem_with_text(text: object) -> str | None:
         around = text[max(error.start - 20, 0) : error.start + 20]
         return f"a lone surrogate stands in the text {around!r}; replace it where the data is read"
     return None
+
+
+def problem_with_reward(reward: object) -> str | None:
+    """A reward is a finite number, of Python or of another library such as numpy."""
+    try:
+        is_finite = isinstance(reward, SupportsFloat) and math.isfinite(reward)
+    except (OverflowError, TypeError, ValueError):  # a whole number too large, several numbers
+        is_finite = False
+    return None if is_finite else f"the reward is {_shown(reward)}; expected a finite number"
 
 
 def problem_with_flags(info: object) -> str | None:

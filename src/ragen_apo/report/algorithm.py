@@ -57,7 +57,9 @@ def origin(run: RunData) -> str | None:
 
 def distilled(run: RunData) -> str | None:
     """That the policy imitated the reference's good episodes before Stage 2, if it did."""
-    updates = [row for row in run.distillation if "loss" in row]
+    updates = [
+        row for row in run.distillation if row.get("reference_version") == 0 and "loss" in row
+    ]
     if not updates:
         return None
     beta = finite(run.option("distillation", "beta"))

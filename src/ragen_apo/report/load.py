@@ -111,7 +111,12 @@ def load_run(run_directory: Path) -> RunData:
                 f"is made from it. Run `{_command(run)}` first."
             )
     config_text, config = read_config(run.evaluation if _is_of_api(run) else run.config)
-    return RunData(
+    if not (_is_of_api(run) or "algorithm" in config):
+        raise RunDirectoryError(
+            f"{run.config} has no section `algorithm`: it was emptied or cut off. Put an undamaged "
+            f"copy in its place, or what {run.status} notes as `configuration`."
+        )
+    data = RunData(
         name="".join(c if c.isprintable() else "?" for c in run_directory.resolve().name),
         config_text=config_text,
         config=config,
@@ -123,6 +128,12 @@ def load_run(run_directory: Path) -> RunData:
         results=_read_object(run.results, _Results, "evaluate"),
         episodes=_read_rows(run.episodes, _Episode),
     )
+    if data.num_episodes and not data.episodes:
+        raise RunDirectoryError(
+            f"{run.episodes} is empty, and {run.results} counts {data.num_episodes} episodes. Put "
+            f"an undamaged copy in its place, or write both anew with `{_command(run)}`."
+        )
+    return data
 
 
 def _is_of_api(run: RunDirectory) -> bool:

@@ -24,7 +24,7 @@ from ragen_apo.agent.context import system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.api_model import ApiModelConfig
-from ragen_apo.config.load import is_as_before
+from ragen_apo.config.overrides import differences, merge
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ApiError, RunDirectoryError
@@ -44,7 +44,6 @@ from ragen_apo.policy.chat_api.ledger import AnswerLedger, answer_key
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import generator
-from ragen_apo.stages.origin import differences
 from ragen_apo.types import TurnFlag
 
 
@@ -180,6 +179,10 @@ def _require_free(run: RunDirectory) -> None:
         )
 
 
+_BEFORE_THERE_WERE_KEYS = {"agent": {"response_format": "think_answer"}}
+"""What evaluations did that do not have these keys."""
+
+
 def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
     """Raises RunDirectoryError if the folder's answers are those of another evaluation.
 
@@ -189,11 +192,12 @@ def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
         before, _ = parse_yaml(read_yaml(run.evaluation))
     except ValueError as error:
         raise RunDirectoryError(f"{run.evaluation} {error}; give another --out") from error
+    before = merge(_BEFORE_THERE_WERE_KEYS, before if isinstance(before, dict) else {})
     now = json.loads(json.dumps(config.model_dump(by_alias=True)))
     changes = [
         f"{key} was {json.dumps(old)} and is {json.dumps(new)}"
-        for key, old, new in differences(before if isinstance(before, dict) else {}, now)
-        if key != "evaluation.num_episodes" and not is_as_before(key, old, new)
+        for key, old, new in differences(before, now)
+        if key != "evaluation.num_episodes"
     ]
     if changes:
         raise RunDirectoryError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import transformers
 
 import ragen_apo
 from ragen_apo.config import RunConfig
-from ragen_apo.config.load import is_as_before
+from ragen_apo.config.load import config_of
 from ragen_apo.config.moved import value_at
-from ragen_apo.errors import RunDirectoryError
+from ragen_apo.config.overrides import differences
+from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import CHECKSUMS, read_json_lines, write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.run_directory import RunDirectory
@@ -92,15 +93,15 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
     """Raises RunDirectoryError if an earlier attempt had another configuration or environment.
 
     Keys and sections in `but_for` do not matter, besides those of `MAY_CHANGE`. Nothing is written.
-    Runs of earlier versions of this package have not noted all of it.
+    Runs of earlier versions of this package have not noted all of it: a key that is younger than
+    the notes had its default.
     """
     run, status = session.run, session.run.read_status()
     now = _configuration(session.config)
     changes = [
         f"{key} was {json.dumps(before)} and is {json.dumps(after)}"
-        for key, before, after in differences(status.get("configuration", now), now)
+        for key, before, after in differences(_noted_configuration(status, now), now)
         if not any(key == free or key.startswith(f"{free}.") for free in (*MAY_CHANGE, *but_for))
-        and not is_as_before(key, before, after)
     ]
     if changes:
         raise RunDirectoryError(
@@ -209,6 +210,15 @@ def _digest(folder: Path) -> str | None:
     return hashlib.sha256(sums.read_bytes()).hexdigest() if sums.exists() else None
 
 
+def _noted_configuration(status: Mapping[str, Any], now: dict[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the first attempt, with the defaults of keys that it does not have."""
+    noted = status.get("configuration", now)
+    try:
+        return _configuration(config_of([noted], source="run.json"))
+    except ConfigError:  # it has keys that are gone since: the differences name them
+        return noted
+
+
 def _configuration(config: RunConfig) -> dict[str, Any]:
     """Every key, as JSON reads it back."""
     return json.loads(json.dumps(config.model_dump(by_alias=True)))
@@ -218,15 +228,3 @@ def _environment_versions(session: Session) -> dict[str, str]:
     """What changes with the tasks, their text or their rewards."""
     properties = session.environments.properties
     return {"version": properties.version, "reward_version": properties.reward_version}
-
-
-def differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    """Each key, with dots, whose value has changed, and both values; null where it is absent."""
-    for name in [*before, *(name for name in after if name not in before)]:
-        old, new = before.get(name), after.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            yield f"{prefix}{name}", old, new

@@ -6,6 +6,7 @@ import pytest
 
 from ragen_apo.environments.human.play import HOW_TO, PlayedEpisode, play
 from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.errors import EnvironmentFaultError
 
 
 class Terminal:
@@ -106,6 +107,16 @@ def test_escape_sequences_of_an_environment_do_not_reach_the_terminal(
     episode = terminal.play(shop)
     assert "blue\\x1b]0;owned\\x07 \\x9b31m\\u202eshoe\nin two lines" in terminal.screen
     assert episode.final_observation == title  # what is recorded stays as it is
+
+
+def test_a_reward_that_is_no_number_is_the_fault_of_the_environment(
+    shop: ShopEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ShopEnvironment, "step", lambda self, action: ("bought", None, True, False, {})
+    )
+    with pytest.raises(EnvironmentFaultError, match="'shop': the reward is None; expected a fini"):
+        Terminal("buy 1").play(shop)
 
 
 def test_a_line_that_is_not_utf8_costs_no_turn(

@@ -4,7 +4,9 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ragen_apo.environments.human.play import play
@@ -36,6 +38,22 @@ def test_a_recording_survives_its_file(shop: ShopEnvironment, tmp_path: Path) ->
     for each in written:
         append_recording(tmp_path / "deep" / "mine.jsonl", each)
     assert read_recordings(tmp_path / "deep" / "mine.jsonl") == (written, [])
+
+
+def test_an_episode_with_numbers_of_numpy_is_recorded(
+    shop: ShopEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = ShopEnvironment.step
+
+    def numpy_step(self: ShopEnvironment, action: str) -> Any:
+        text, reward, terminated, truncated, info = step(self, action)
+        info = {key: np.bool_(value) if value is True else value for key, value in info.items()}
+        return text, np.float64(reward), np.bool_(terminated), np.bool_(truncated), info
+
+    expected = recording(shop)
+    monkeypatch.setattr(ShopEnvironment, "step", numpy_step)
+    append_recording(tmp_path / "mine.jsonl", recording(shop))
+    assert read_recordings(tmp_path / "mine.jsonl") == ([expected], [])
 
 
 @pytest.mark.parametrize("kept", [1, 40, -2])

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ragen_apo.environments.answers import problem_with_text
+from ragen_apo.environments.answers import problem_with_reward, problem_with_text
 from ragen_apo.environments.base import TextEnvironment
+from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.printable import printable
 from ragen_apo.types import Task
 
@@ -60,7 +61,10 @@ def play(
     read: Callable[[str], str] = typed_line,
     write: Callable[[str], object] = print,
 ) -> PlayedEpisode:
-    """Plays one episode until its end, or until the person types `quit`, Ctrl-D or Ctrl-C."""
+    """Plays one episode until its end, or until the person types `quit`, Ctrl-D or Ctrl-C.
+
+    Raises EnvironmentFaultError for a reward that is no finite number.
+    """
 
     def show(text: str) -> None:
         write(printable(text))
@@ -78,12 +82,14 @@ def play(
         if action is None:
             break
         read_before = observation
-        observation, reward, terminated, truncated, info = environment.step(action)
+        observation, reward, ended, cut_off, info = environment.step(action)
+        if problem := problem_with_reward(reward):
+            raise EnvironmentFaultError(f"the environment {properties.name!r}: {problem}")
+        terminated, truncated = bool(ended), bool(cut_off)
         invalid = bool(info.get("invalid_action", False))
         success = bool(info.get("success", False))
-        turns.append(PlayedTurn(read_before, action, reward, invalid))
-        is_over = terminated or truncated
-        left = "" if is_over else _turns_left(properties.max_turns, len(turns))
+        turns.append(PlayedTurn(read_before, action, float(reward), invalid))
+        left = "" if terminated or truncated else _turns_left(properties.max_turns, len(turns))
         show(f"{observation}\n[reward {reward:+.2f}]{left}")
     episode = PlayedEpisode(task, tuple(turns), terminated, truncated, success, observation)
     show(_summary(episode))
