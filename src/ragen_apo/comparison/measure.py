@@ -161,11 +161,14 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
 
 
 def stage_one_tokens(run: RunDirectory) -> int:
-    """Generated tokens of all trajectories in the run's own value store."""
+    """Generated tokens of the training tasks' trajectories in the run's own value store.
+
+    Those of other splits, which `ragen-apo estimate-values --split` adds, no training has used.
+    """
     if not run.values.exists():
         return 0
     with ValueStore(run.values, create=False) as store:
-        return store.num_response_tokens()
+        return store.num_response_tokens(split="train")
 
 
 def _within(budget: BudgetConfig, seconds: float, tokens: int) -> bool:
