@@ -13,7 +13,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply, validate_options
@@ -97,6 +97,13 @@ class FrozenLakeOptions(GridOptions):
     success_rate: float = Field(default=1 / 3, ge=0.0, le=1.0)
     """How often an action on slippery ice goes where it says."""
     reward: FrozenLakeRewards = FrozenLakeRewards()
+
+    @model_validator(mode="after")
+    def _goal_can_be_reached(self) -> "FrozenLakeOptions":
+        self.require_actions(
+            2 * (self.size - 1), for_what=f"the way to the goal on a lake of size {self.size}"
+        )
+        return self
 
     @property
     def certainty(self) -> float:

@@ -139,6 +139,11 @@ class SokobanOptions(GridOptions):
             raise ValueError("expected min_pushes to be at most max_solution_moves")
         return self
 
+    @model_validator(mode="after")
+    def _levels_can_be_solved(self) -> "SokobanOptions":
+        self.require_actions(self.min_pushes, for_what=f"a level of min_pushes {self.min_pushes}")
+        return self
+
 
 class SokobanWorld:
     """One level in progress."""
