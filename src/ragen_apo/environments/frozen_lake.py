@@ -35,8 +35,8 @@ from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Descr
 from ragen_apo.types import Task
 
 NAME = "frozen_lake"
-TEXT_VERSION = 1
-"""Raise it whenever the words of an observation or the dynamics change."""
+TEXT_VERSION = 2
+"""Raise it whenever the words of an observation, the dynamics or the keys of states change."""
 
 PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_AT_GOAL = "P_OGX*"
 LANGUAGE = BoardLanguage(
@@ -150,7 +150,9 @@ class FrozenLakeWorld:
         return view(with_player(self._lake, self._cell), self._options, LANGUAGE)
 
     def key(self) -> str:
-        return f"{self._cell[0]},{self._cell[1]}"
+        """The cell and, as slips depend on it, the number of actions on slippery ice."""
+        so_far = f"{self._num_actions}:" if self._options.slippery else ""
+        return f"{so_far}{self._cell[0]},{self._cell[1]}"
 
     def _direction(self, action: str) -> str:
         if not self._options.slippery:

@@ -47,8 +47,8 @@ from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Descr
 from ragen_apo.types import Task
 
 NAME = "sokoban"
-TEXT_VERSION = 2
-"""Raise it whenever the words of an observation or the dynamics change."""
+TEXT_VERSION = 3
+"""Raise it whenever the words of an observation, the dynamics or the keys of states change."""
 
 LANGUAGE = BoardLanguage(
     words={

@@ -75,7 +75,7 @@ class GridOptions(Section):
         return ActionRules(
             names=tuple(DIRECTIONS),
             max_per_turn=self.max_actions_per_turn,
-            max_per_episode=self.max_actions_of_episode,
+            max_per_episode=self.max_actions,
             invalid_reward=invalid_reward,
         )
 
