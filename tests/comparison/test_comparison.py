@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pptx import Presentation
 from pptx.enum.shapes import MSO_SHAPE_TYPE
 from pptx.util import Inches
 
+from ragen_apo import api
 from ragen_apo.comparison.measure import Measurement, Point, measure, stage_one_tokens
 from ragen_apo.comparison.plan import BudgetConfig, load_comparison
 from ragen_apo.comparison.write import write_comparison
@@ -21,6 +23,8 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.report.slides import WIDTH
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import Session
+from ragen_apo.values.store import ValueStore
 from tests.report.printing import NEEDS_PDF
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -110,6 +114,20 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
     [
         ("base: base.yaml\nseeds: [0]\nruns: {a: {algorithm: x}}", "run 'a' cannot be used"),
         ("base: base.yaml\nseeds: []\nruns: {a: {}}", "seeds"),
+        ("base: base.yaml\nseeds: [0, 1, 0]\nruns: {a: {}}", "seeds: a seed is there twice"),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {}, b: {evaluation: {split: train}}}",
+            "run 'b': evaluation.split is not that of run 'a'",
+        ),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {evaluation: {search: {}}}, b: {}}",
+            "run 'b': evaluation.search is not that of run 'a'",
+        ),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {}}\n"
+            "shared: {evaluation: {search: {method: best_of_n, rank_by: reward}}}",
+            "run 'a': evaluation.search ranks by reward, an upper bound",
+        ),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}, A: {}}", "folder 'a' is that of run 'a'"),
         ("base: other.yaml\nseeds: [0]\nruns: {a: {}}", "other.yaml cannot be read"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),
@@ -202,6 +220,23 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
 
 
 @pytest.mark.slow
+def test_only_samples_of_training_tasks_are_counted(session: Session) -> None:
+    before = stage_one_tokens(session.run)
+    api.estimate_values(session.run.path, samples=1, split="test", progress=False)
+    assert stage_one_tokens(session.run) == before
+    with ValueStore(session.run.values) as store:
+        assert store.num_response_tokens(split="test") > 0
+
+
+@pytest.mark.slow
+def test_results_say_what_was_evaluated(session: Session) -> None:
+    api.evaluate(session.run.path, split="train", episodes=3, progress=False)
+    played = json.loads(session.run.results.read_text())["evaluation"]
+    asked = {"split": "train", "num_episodes": 3}
+    assert played == session.config.evaluation.model_dump(mode="json") | asked
+
+
+@pytest.mark.slow
 def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     finished_run: Path, tmp_path: Path
 ) -> None:
@@ -210,7 +245,10 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     plain = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
     run.add_seconds("distillation", 7.5)
     update = {"reference_version": 0, "step": 1, "loss": 0.5}
-    write_json_lines_atomically(run.distillation, [update, {"step": 1, "eval_success_rate": 0.75}])
+    evaluated = {"reference_version": 0, "step": 1, "eval_success_rate": 0.75}
+    # Versions before 0.2 could evaluate a later reference's, when they were resumed.
+    later = {"reference_version": 1, "step": 1, "eval_success_rate": 0.99}
+    write_json_lines_atomically(run.distillation, [update, evaluated, later])
     distilled = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
     assert distilled.seconds == pytest.approx(plain.seconds + 7.5)
     assert distilled.tokens == plain.tokens
@@ -329,6 +367,37 @@ def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
     limited = settings.model_copy(update={"budget": budget, "runs": {"A*-PO": {}}})
     write_comparison([MEASUREMENT], tmp_path, settings=limited)
     assert "Budget of a run: 2,000 tokens." in (tmp_path / "comparison.md").read_text()
+
+
+def table_of(page: Path) -> list[dict[str, str]]:
+    """The rows of the table in comparison.md, by column."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    header, *rows = (re.split(r" (?<!\\)\| ", line.strip("| ")) for line in lines)
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_with_a_budget_the_success_within_it_has_a_column_of_its_own(tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings
+    limited = settings.model_copy(
+        update={"budget": BudgetConfig(seconds=90.0), "runs": {"A*-PO": {}}}
+    )
+    write_comparison([MEASUREMENT, replace(MEASUREMENT, seed=1)], tmp_path, settings=limited)
+    (row,) = table_of(tmp_path / "comparison.md")
+    assert row["success within the budget (range)"] == "95.0% (95.0% to 95.0%)"
+    assert row["success after training (range)"] == "97.0% (97.0% to 97.0%)"
+    assert "memory are of the whole run" in (tmp_path / "comparison.md").read_text()
+    assert '<td class="n">95.0%</td>' in (tmp_path / "comparison.html").read_text()
+    _, results = Presentation(str(tmp_path / "comparison.pptx")).slides
+    (table,) = [shape for shape in results.shapes if shape.has_table]
+    width = sum(column.width for column in table.table.columns)
+    assert width == pytest.approx(table.width, abs=Inches(0.01))
+
+
+def test_a_name_with_a_bar_stays_in_its_cell(tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings.model_copy(update={"runs": {"a|b": {}}})
+    write_comparison([replace(MEASUREMENT, name="a|b")], tmp_path, settings=settings)
+    (row,) = table_of(tmp_path / "comparison.md")
+    assert row["run"] == r"a\|b"
 
 
 def test_distillation_which_costs_no_tokens_does_not_lift_what_came_before_it() -> None:

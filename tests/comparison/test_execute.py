@@ -1,5 +1,6 @@
 """Playing a comparison: what is run, in which order, what is reused, and what a failure does."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from ragen_apo.comparison import execute
 from ragen_apo.comparison.plan import load_comparison
+from ragen_apo.config import load_config
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
@@ -47,7 +49,8 @@ class Runs:
             text = Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8")
             write_text_atomically(run.config, text)
         else:
-            write_text_atomically(run.results, "{}")
+            played = load_config(run.config).evaluation.model_dump(mode="json")
+            write_text_atomically(run.results, json.dumps({"evaluation": played}))
         with self.lock:
             self.at_once -= 1
         return 0
@@ -89,6 +92,38 @@ def test_runs_that_are_done_are_reused_and_a_lost_evaluation_is_made_up_for(runs
     found["two", 1].results.unlink()
     play(runs, parallel=2)
     assert runs.calls == ["evaluate seed-1/two"]
+
+
+@pytest.mark.parametrize(
+    "played",
+    [
+        {"split": "train"},
+        {"num_episodes": 20},
+        {"search": {"method": "beam", "width": 2}},
+        {"pass_k": 4},
+    ],
+)
+def test_a_run_that_was_evaluated_otherwise_since_is_evaluated_again(
+    runs: Runs, played: dict[str, object]
+) -> None:
+    found = play(runs)
+    results = found["one", 0].results
+    before = results.read_text()
+    document = json.loads(before)
+    document["evaluation"] |= played
+    results.write_text(json.dumps(document))
+    runs.calls.clear()
+    play(runs)
+    assert runs.calls == ["evaluate seed-0/one"]
+    assert results.read_text() == before
+
+
+def test_results_that_do_not_say_how_they_were_made_are_made_again(runs: Runs) -> None:
+    found = play(runs)
+    found["two", 0].results.write_text('{"success_rate": 0.5, "split": "test"}')
+    runs.calls.clear()
+    play(runs)
+    assert runs.calls == ["evaluate seed-0/two"]
 
 
 def test_a_failure_is_raised_and_nothing_new_is_begun(runs: Runs) -> None:

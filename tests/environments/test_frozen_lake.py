@@ -107,6 +107,35 @@ def test_a_map_that_is_none_is_refused(lake: tuple[str, ...]) -> None:
         small_lakes().reset(task_of(lake), seed=0)
 
 
+def test_a_lake_that_cannot_be_crossed_in_an_episode_is_refused() -> None:
+    wide = {"size": 8, "num_train_tasks": 4, "num_test_tasks": 2}
+    with pytest.raises(ConfigError, match=r"size 8 takes at least 14 actions, .* has 13 at most"):
+        make_environment("frozen_lake", {**wide, "max_actions": 13})
+    with pytest.raises(ConfigError, match="raise max_actions, max_turns or max_actions_per_turn"):
+        make_environment("frozen_lake", {**wide, "max_turns": 2})
+    make_environment("frozen_lake", {**wide, "max_actions": 14})
+
+
+@pytest.mark.parametrize(
+    ("options", "is_one_state"),
+    [
+        ({"slippery": False}, True),
+        ({"slippery": False, "max_actions": 7}, False),  # the way that is left differs
+        ({"success_rate": 1.0}, False),  # the next slip would be another draw
+    ],
+)
+def test_the_number_of_actions_is_in_the_key_where_something_depends_on_it(
+    options: dict[str, object], is_one_state: bool
+) -> None:
+    environment = make_environment("frozen_lake", options)
+    keys = []
+    for action in ("Down", "Up || Up || Down"):
+        environment.reset(task_of(LAKE), seed=0)
+        environment.step(action)
+        keys.append(environment.state_key())
+    assert (keys[0] == keys[1]) is is_one_state
+
+
 def test_the_best_plays_are_a_shortest_way_where_nothing_slips() -> None:
     plays = best_plays(LAKE, 1.0, max_repeats=1, num_turns=16)
     cell, num_steps = (0, 0), 0

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.config import resolved_yaml
 from ragen_apo.config.distillation import DistillationConfig
 from ragen_apo.errors import ConfigError, MissingValueError
-from ragen_apo.files import read_json_lines
+from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
@@ -312,6 +313,20 @@ def test_what_is_frozen_in_stage_two_is_frozen_here(distilled_run: RunDirectory)
         for folder in (distilled_run.reference(0), distilled_run.distilled)
     )
     assert torch.equal(before, after)
+
+
+def test_a_later_distillation_is_not_taken_for_what_stage_two_began_with(
+    distilled_run: RunDirectory, tmp_path: Path
+) -> None:
+    run = RunDirectory(Path(shutil.copytree(distilled_run.path, tmp_path / "run")))
+    later = [row for row in read_json_lines(run.distillation) if row["reference_version"] == 1]
+    assert later
+    # As where reference 0 solved nothing, interrupted after its last step.
+    write_json_lines_atomically(run.distillation, later)
+    shutil.rmtree(run.policy)
+    factories.run(factories.config(text=TEXT), run.path)
+    assert run.policy.exists()
+    assert read_json_lines(run.distillation) == later
 
 
 UPDATE = "ragen_apo.warm_start.supervised:accumulate_supervised_gradients"

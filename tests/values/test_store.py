@@ -296,7 +296,10 @@ def test_a_flipped_byte_in_a_stored_trajectory_is_one_line_that_names_it(path, c
     change(path, "UPDATE trajectories SET zlib_json = ? WHERE sample_index = 1", bytes(packed))
     task_id = played.task.task_id
     with ValueStore(path) as store:
-        for read in (lambda: store.trajectories(conditions, task_id), store.num_response_tokens):
+        for read in (
+            lambda: store.trajectories(conditions, task_id),
+            lambda: store.num_response_tokens(split="train"),
+        ):
             with pytest.raises(ValueStoreError) as raised:
                 read()
             message = str(raised.value)
@@ -318,7 +321,7 @@ def test_a_trajectory_that_was_made_by_hand_is_one_line_too(path, conditions, te
         store.add_many(conditions, [(0, factories.played("a mug"))])
     change(path, "UPDATE trajectories SET zlib_json = ?", zlib.compress(text.encode()))
     with ValueStore(path) as store, pytest.raises(ValueStoreError) as raised:
-        store.num_response_tokens()
+        store.num_response_tokens(split="train")
     assert problem in str(raised.value)
 
 
@@ -358,7 +361,7 @@ def test_pages_of_the_file_with_other_bytes_are_an_error_of_the_store_or_are_not
         try:
             with ValueStore(path, create=False) as store:
                 store.values(conditions, [task_id], beta=0.5)
-                store.num_response_tokens()
+                store.num_response_tokens(split="train")
         except ValueStoreError:
             num_refused += 1
     assert num_refused > 10

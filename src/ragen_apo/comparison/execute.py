@@ -13,13 +13,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel, TypeAdapter
+
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import REFERENCE, Comparison, folder_name
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.config.overrides import differences
 from ragen_apo.config.references import code_named_by
+from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
-from ragen_apo.files import write_text_atomically
+from ragen_apo.files import read_json, write_text_atomically
 from ragen_apo.run_directory import RunDirectory
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
@@ -99,7 +102,8 @@ def finish_run(
 ) -> None:
     """Starts, continues or reuses a run, in processes that end with the lifeline.
 
-    `quiet` writes their output to a file beside the run.
+    A run that was evaluated otherwise since, such as on another split, is evaluated again. `quiet`
+    writes the output of the processes to a file beside the run.
     """
     if run.config.exists():
         _require_same_configuration(run, config)
@@ -119,7 +123,8 @@ def finish_run(
         how = ["--resume", *trust] if started else ["--config", str(text)]
         alone = ["--no-evaluate"] if verb == "train" else []
         _call(lifeline, verb, "--run-dir", str(run.path), *how, *alone, log=log)
-    if verb == "train" and not run.results.exists():
+    if verb == "train" and _played(run) != config.evaluation:
+        say(f"{run.path}: evaluation")
         _call(lifeline, "evaluate", str(run.path), *trust, log=log)
 
 
@@ -145,6 +150,19 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
             f"{run.path} was started with another configuration than this comparison has now: "
             f"{'; '.join(changes[:5])}. Put that back, remove the run, or give another --out"
         )
+
+
+class _Results(BaseModel):
+    evaluation: EvaluationConfig | None = None
+    """None in results of versions that did not write it."""
+
+
+def _played(run: RunDirectory) -> EvaluationConfig | None:
+    """The evaluation whose results the run has; None where they do not say."""
+    if not run.results.exists():
+        return None
+    advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
+    return read_json(run.results, TypeAdapter(_Results), advice=advice).evaluation
 
 
 def _call(lifeline: Lifeline, *arguments: str, log: Path | None) -> None:

@@ -49,6 +49,7 @@ class _Step(BaseModel):
 class _Distilled(BaseModel):
     """The part of each row of distillation.jsonl that it reads."""
 
+    reference_version: int
     eval_success_rate: float = 0.0
 
 
@@ -134,7 +135,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     seconds += took("distillation")
     for distilled in read_records(run.distillation, TypeAdapter(_Distilled)):
         is_evaluated = "eval_success_rate" in distilled.model_fields_set
-        if is_evaluated and _within(budget, seconds, tokens):
+        if is_evaluated and distilled.reference_version == 0 and _within(budget, seconds, tokens):
             points.append(Point(seconds, tokens, distilled.eval_success_rate))
     for row in rows:
         seconds += row.rollout_seconds + row.training_seconds
@@ -160,11 +161,14 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
 
 
 def stage_one_tokens(run: RunDirectory) -> int:
-    """Generated tokens of all trajectories in the run's own value store."""
+    """Generated tokens of the training tasks' trajectories in the run's own value store.
+
+    Those of other splits, which `ragen-apo estimate-values --split` adds, no training has used.
+    """
     if not run.values.exists():
         return 0
     with ValueStore(run.values, create=False) as store:
-        return store.num_response_tokens()
+        return store.num_response_tokens(split="train")
 
 
 def _within(budget: BudgetConfig, seconds: float, tokens: int) -> bool:

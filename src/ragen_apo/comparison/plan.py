@@ -2,7 +2,7 @@
 
 base: shop.yaml            # beside this file: environment, agent, model, warm start, evaluation
 seeds: [0, 1, 2]
-budget: {seconds: 600, tokens: 1500000}   # later evaluations are ignored
+budget: {seconds: 600, tokens: 1500000}   # curve and costs do not look at later evaluations
 target: [0.9, 0.98]        # success rates whose time and tokens are reported; one or several
 shared: {training: {eval_every: 10}}      # changed for all
 runs:
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from ragen_apo.config import RunConfig
 from ragen_apo.config.load import config_of
@@ -40,6 +40,12 @@ MAX_NAME_LENGTH = 100
 """File systems take 255 bytes, and the names of files beside a run's folder are a little longer."""
 
 
+def _distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("a seed is there twice; its run would count twice, so remove one")
+    return seeds
+
+
 class BudgetConfig(Section):
     """Limits of one run's Stage 1 and Stage 2; null for none."""
 
@@ -48,13 +54,18 @@ class BudgetConfig(Section):
     tokens: Count | None = None
     """Generated tokens."""
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a limit."""
+        return self.seconds is not None or self.tokens is not None
+
 
 class ComparisonConfig(Section):
     """The keys of a comparison."""
 
     base: str
     """Path of the configuration that all runs change, relative to this file."""
-    seeds: Annotated[list[Seed], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]
     budget: BudgetConfig = BudgetConfig()
     target: Annotated[
         list[Annotated[float, Field(gt=0, le=1)]],
@@ -127,13 +138,37 @@ def load_comparison(path: Path) -> Comparison:
             )
     comparison = Comparison(settings, _mapping(path.parent / settings.base), swept)
     comparison.reference(settings.seeds[0])
-    for name in settings.runs:
-        config = comparison.run(name, settings.seeds[0], reference=Path("reference"))
-        if config.training.eval_every is None:
-            raise ConfigError(
-                f"{path}, run {name!r}: training.eval_every is null, no curve to draw"
-            )
+    configs = {
+        name: comparison.run(name, settings.seeds[0], reference=Path("reference"))
+        for name in settings.runs
+    }
+    first = next(iter(configs))
+    for name, config in configs.items():
+        if problem := _problem_with_evaluation(config, configs[first], name_of_other=first):
+            raise ConfigError(f"{path}, run {name!r}: {problem}")
     return comparison
+
+
+def _problem_with_evaluation(
+    config: RunConfig, other: RunConfig, *, name_of_other: str
+) -> str | None:
+    """Why this run's success cannot be compared with that of another; None where it can."""
+    if config.training.eval_every is None:
+        return "training.eval_every is null, no curve to draw"
+    evaluation = config.evaluation
+    if evaluation.search is not None and evaluation.search.rank_by == "reward":
+        return (
+            "evaluation.search ranks by reward, an upper bound that no agent reaches; set rank_by "
+            "to values or likelihood, or search to null"
+        )
+    # pass@k is a column of its own, which may be empty.
+    for key in ("split", "num_episodes", "temperature", "search"):
+        if getattr(evaluation, key) != getattr(other.evaluation, key):
+            return (
+                f"evaluation.{key} is not that of run {name_of_other!r}, so that their success "
+                "cannot be compared; set it in base or shared"
+            )
+    return None
 
 
 def _combinations(sweep: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:

@@ -57,10 +57,12 @@ def _table(
     set_title(slide, _HEADING, Line("Means over the seeds", size=26, bold=True))
     columns = [index for index, name in enumerate(header) if index == 0 or name.startswith(SHOWN)]
     shown = [[cells[index] for index in columns] for cells in (header, *rows[:MAX_ROWS])]
-    width, wide = WIDTH - 2 * MARGIN, 2.9
-    narrow = (width - 2 * wide) / (len(columns) - 2)
+    width = WIDTH - 2 * MARGIN
+    num_wide = sum(not name.startswith("time to") for name in shown[0])
+    wide = 2.9 if num_wide == 2 else 2.4
+    narrow = (width - num_wide * wide) / (len(columns) - num_wide)
     box = Box(MARGIN, 1.2, width, 0.38 * len(shown))
-    widths = (wide, *[narrow] * (len(columns) - 2), wide)
+    widths = [narrow if name.startswith("time to") else wide for name in shown[0]]
     add_table(slide, box, shown, widths=widths, strong_row=len(shown))
     notes = [*about, "comparison.csv has every number."]
     lines = [Line(text, size=12, color=MUTED, space_after=4) for text in notes]

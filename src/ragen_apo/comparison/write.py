@@ -96,7 +96,8 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
 def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> str:
     """One row an algorithm: means over the seeds."""
     header, *rows = rows_of_algorithms(measurements, settings=settings)
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (header, *rows)]
+    lines = [f"| {' | '.join(cells)} |" for cells in escaped]
     lines.insert(1, f"|{'---|' * len(header)}")
     pictures = [f"![success by {axis}](success_by_{axis}.png)" for axis in AXES]
     about = " ".join(explanation(measurements, settings=settings))
@@ -106,6 +107,10 @@ def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig)
 def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> list[str]:
     """What the numbers of the table mean, in sentences."""
     common, shortest = _common(measurements)
+    whole = (
+        "Success within the budget: of the last evaluation during training that it allows. Success"
+        " after training, pass@k, KL, entropy and memory are of the whole run."
+    )
     return [
         f"Means over seeds {', '.join(map(str, settings.seeds))}.",
         "Seconds and generated tokens include Stage 1, not the warm start and the evaluations."
@@ -115,6 +120,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         f" {compact(shortest)} tokens, where the shortest run ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
+        *([whole] if settings.budget.is_set else []),
     ]
 
 
@@ -126,7 +132,9 @@ def rows_of_algorithms(
     targets = [_goal(target) for target in settings.target]
     has_pass = any(run.pass_at_most is not None for run in measurements)
     costs = [f"{what} to {goal}" for goal in (percent(common), *targets) for what in _COSTS]
-    header = ["run", *costs, "mean success", "success after training (range)"]
+    header = ["run", *costs, "mean success"]
+    header += ["success within the budget (range)"] if settings.budget.is_set else []
+    header += ["success after training (range)"]
     header += ["pass@k"] if has_pass else []
     header += ["KL", "entropy", "peak memory"]
     rows = [header]
@@ -139,10 +147,10 @@ def rows_of_algorithms(
         cells = [name]
         for goal in (common, *settings.target):
             cells += _costs([run.first_at(goal) for run in runs])
-        cells += [
-            percent(fmean(run.mean_success(shortest) for run in runs)),
-            _range([run.success for run in runs]),
-        ]
+        cells.append(percent(fmean(run.mean_success(shortest) for run in runs)))
+        if settings.budget.is_set:
+            cells.append(_range([run.success_within_budget for run in runs]))
+        cells.append(_range([run.success for run in runs]))
         if has_pass:
             cells.append(percent(fmean(passes)) if passes else ABSENT)
         cells += [
@@ -163,6 +171,8 @@ def _rows_of_runs(
         row = {"run": run.name, "seed": str(run.seed)}
         for goal in settings.target:
             row[f"time to {_goal(goal)}"] = _costs([run.first_at(goal)])[0]
+        if settings.budget.is_set:
+            row["success within the budget"] = percent(run.success_within_budget)
         row["success after training"] = percent(run.success)
         row["95% interval"] = interval((run.success_low, run.success_high))
         row["time"], row["tokens"] = duration(run.seconds), compact(run.tokens)

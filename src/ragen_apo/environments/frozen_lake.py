@@ -13,7 +13,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply, validate_options
@@ -36,8 +36,8 @@ from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Descr
 from ragen_apo.types import Task
 
 NAME = "frozen_lake"
-TEXT_VERSION = 1
-"""Raise it whenever the words of an observation or the dynamics change."""
+TEXT_VERSION = 2
+"""Raise it whenever the words of an observation, the dynamics or the keys of states change."""
 
 PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_AT_GOAL = "P_OGX*"
 LANGUAGE = BoardLanguage(
@@ -99,6 +99,13 @@ class FrozenLakeOptions(GridOptions):
     """How often an action on slippery ice goes where it says."""
     reward: FrozenLakeRewards = FrozenLakeRewards()
 
+    @model_validator(mode="after")
+    def _goal_can_be_reached(self) -> "FrozenLakeOptions":
+        self.require_actions(
+            2 * (self.size - 1), for_what=f"the way to the goal on a lake of size {self.size}"
+        )
+        return self
+
     @property
     def certainty(self) -> float:
         """The probability that an action goes where it says."""
@@ -144,7 +151,9 @@ class FrozenLakeWorld:
         return view(with_player(self._lake, self._cell), self._options, LANGUAGE)
 
     def key(self) -> str:
-        return f"{self._cell[0]},{self._cell[1]}"
+        """The cell and, as slips depend on it, the number of actions on slippery ice."""
+        so_far = f"{self._num_actions}:" if self._options.slippery else ""
+        return f"{so_far}{self._cell[0]},{self._cell[1]}"
 
     def _direction(self, action: str) -> str:
         if not self._options.slippery:

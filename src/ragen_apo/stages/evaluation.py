@@ -82,6 +82,7 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
         failure_words=session.environments.properties.failure_words,
         search=searched,
     )
+    results["evaluation"] = section.model_dump(mode="json")
     if ranks.is_first:
         write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
         write_json_atomically(run.results, results)

@@ -58,7 +58,8 @@ def _take_steps(
     config, policy = session.config, trainer.policy
     version, ranks = position.counters.get("reference_version", 0), session.ranks
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
-    _note_distilled(session, trainer.proxy)
+    if position.step == 0:
+        _note_distilled(session, trainer.proxy)
     session.progress.start("stage 2", config.training.max_steps)
     for step in range(position.step, config.training.max_steps):
         if watch.stopped or not trainer.tasks:
@@ -214,6 +215,7 @@ def _note_distilled(session: Session, proxy: AgentProxy) -> None:
     """Evaluates what was distilled, once, before the first step: one more row of its curve."""
     curve = session.run.distillation
     rows = session.ranks.from_first(lambda: read_json_lines(curve), "curve of the distillation")
+    rows = [row for row in rows if row["reference_version"] == 0]
     is_noted = any("eval_success_rate" in row for row in rows)
     if rows and not is_noted and session.config.training.eval_every is not None:
         labels = {key: rows[-1][key] for key in ("phase", "reference_version", "step")}

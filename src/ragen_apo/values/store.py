@@ -155,10 +155,11 @@ class ValueStore:
         )
         return [self._unpacked(*row) for row in rows]
 
-    def num_response_tokens(self) -> int:
-        """Tokens that all stored trajectories have sampled, under any conditions."""
+    def num_response_tokens(self, *, split: str) -> int:
+        """Tokens that were sampled in all tasks of a split, under any conditions."""
         rows = self._read("SELECT task_id, sample_index, zlib_json FROM trajectories")
-        return sum(self._unpacked(*row).num_response_tokens for row in rows)
+        stored = (self._unpacked(*row) for row in rows)
+        return sum(each.num_response_tokens for each in stored if each.task.split == split)
 
     def values(
         self, conditions: SamplingConditions, task_ids: Collection[str], *, beta: float

@@ -80,6 +80,13 @@ def test_a_bernoulli_episode_has_its_number_of_pulls_and_says_what_they_paid() -
     assert (reward, terminated, truncated, info) == (1.0, True, False, {"success": True})
 
 
+def test_more_pulls_than_the_turns_allow_are_refused() -> None:
+    options = {"kind": "bernoulli", "num_pulls": 30, "max_turns": 15}
+    with pytest.raises(ConfigError, match=r"num_pulls 30, of which its turns allow 15; lower"):
+        make_environment("bandit", options)
+    make_environment("bandit", {**options, "max_actions_per_turn": 2})
+
+
 def test_success_is_the_best_arm_in_more_than_half_of_the_pulls_whatever_they_paid() -> None:
     environment = make_environment("bandit", {"kind": "bernoulli", "num_pulls": 2})
     environment.reset(bernoulli_task(Red=0.2, Blue=0.0), seed=0)

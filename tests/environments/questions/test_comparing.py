@@ -36,6 +36,38 @@ def test_without_math_verify_numbers_are_compared_as_numbers_and_the_rest_as_tex
     assert WITHOUT["auto"].is_right(answer, right) is is_right
 
 
+@pytest.mark.parametrize("mode", ["auto", "number"])
+@pytest.mark.parametrize(
+    ("answer", "right", "is_right"),
+    [
+        ("7 am", "7 pm", False),
+        ("5 June", "5 May", False),
+        ("24 days", "24 hours", False),
+        ("3 Blind Mice", "3 Doors Down", False),
+        ("10 Main Road", "10 Downing Street", False),
+        ("7 PM.", "7 pm", True),
+        ("7pm", "7 pm", True),
+        ("$18", "18 dollars", True),
+        ("3", "3 km", True),
+        ("3 km", "3", True),
+    ],
+)
+def test_units_are_the_same_where_both_answers_have_one(
+    mode: Mode, answer: str, right: str, is_right: bool
+) -> None:
+    assert WITHOUT[mode].is_right(answer, right) is is_right
+
+
+@pytest.mark.parametrize("mode", WITHOUT)
+@pytest.mark.parametrize("answer", ["4%2", "4$2", "4\u00b02", r"4\%2", r"4\left2"])
+def test_a_sign_between_digits_does_not_join_them(mode: Mode, answer: str) -> None:
+    assert not WITHOUT[mode].is_right(answer, "42")
+
+
+def test_a_text_is_right_although_its_number_cannot_be_read() -> None:
+    assert WITHOUT["auto"].is_right('"3 Doors Down"', "3 Doors Down")
+
+
 def test_text_is_compared_as_text_even_where_it_is_a_number() -> None:
     assert not WITHOUT["text"].is_right("42.0", "42")
     assert WITHOUT["text"].is_right(" 42.", "42")
@@ -88,5 +120,5 @@ def test_asking_for_math_verify_without_it_says_what_to_install(
 @needs_math_verify
 def test_the_version_says_whether_and_which_math_verify_judges(mode: Mode) -> None:
     used = comparison(mode)
-    assert used.version == f"1-{mode}-math-verify{used.library_version}"
-    assert Comparison(mode, None).version == f"1-{mode}"
+    assert used.version == f"2-{mode}-math-verify{used.library_version}"
+    assert Comparison(mode, None).version == f"2-{mode}"

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.environments.questions.numbers import read_number, unboxed, unwrapped
+from ragen_apo.environments.questions.numbers import read_quantity, unboxed, unwrapped
+
+
+def number_of(text: str) -> Fraction | None:
+    quantity = read_quantity(text)
+    return quantity and quantity.number
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ from ragen_apo.environments.questions.numbers import read_number, unboxed, unwra
     ],
 )
 def test_a_number_is_read_exactly_without_its_signs_and_units(text: str, number: Fraction) -> None:
-    assert read_number(text) == number
+    assert number_of(text) == number
 
 
 @pytest.mark.parametrize(
@@ -45,26 +50,39 @@ def test_a_number_is_read_exactly_without_its_signs_and_units(text: str, number:
     [
         *("", " ", "km", "seven", "3 million", "2 dozen", "7x", "2 pi", "5 e", "7 or eight"),
         *("3 + 4", "7-3", "2^3", "7 or 8", "7, 8", "1,2", "1,23", "1.2.3", "3:30", "2020-01-01"),
+        *("4%2", "4$2", "4\u00b02", r"1\$000"),
         *("1/0", "1/2/3", "1e9999", "\u0663", "\u00bd", "\ud800", "9" * 501, "nan", "inf"),
     ],
 )
 def test_a_text_that_is_no_number_or_more_than_one_is_not_read(text: str) -> None:
-    assert read_number(text) is None
+    assert read_quantity(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        *(("7 PM", "pm"), ("5cm.", "cm"), ("$18 per day", "per day"), ("25% off", "off")),
+        *(("$5$ cm", "cm"), ("$5\\text{ cm}$", "cm"), ("25%", ""), ("42.", ""), ("x = $7$", "")),
+    ],
+)
+def test_the_words_behind_a_number_are_its_unit(text: str, unit: str) -> None:
+    quantity = read_quantity(text)
+    assert quantity is not None and quantity.unit == unit
 
 
 @given(st.text(alphabet="0123456789+-/., e$%{}\\frac=", max_size=60))
 def test_every_text_is_a_number_or_none(text: str) -> None:
-    assert isinstance(read_number(text), (Fraction, type(None)))
+    assert isinstance(number_of(text), (Fraction, type(None)))
 
 
 @given(st.fractions(max_denominator=10**6))
 def test_a_fraction_is_read_as_python_writes_it(number: Fraction) -> None:
-    assert read_number(str(number)) == number
+    assert number_of(str(number)) == number
 
 
 @given(st.integers())
 def test_thousands_may_be_separated(number: int) -> None:
-    assert read_number(f"{number:,}") == number
+    assert number_of(f"{number:,}") == number
 
 
 def test_the_last_box_counts_with_the_braces_in_it() -> None:

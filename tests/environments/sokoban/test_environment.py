@@ -155,6 +155,24 @@ def test_invalid_parts_are_skipped_flagged_told_and_charged_once() -> None:
     assert "Only the first 2 actions were carried out." in observation
 
 
+@pytest.mark.parametrize(("options", "is_one_state"), [({}, True), ({"max_actions": 5}, False)])
+def test_the_number_of_actions_is_in_the_key_where_it_is_limited(
+    options: dict[str, object], is_one_state: bool
+) -> None:
+    environment = make_environment("sokoban", options)
+    keys = []
+    for action in ("Right", "Up || Right"):  # a wall is above
+        environment.reset(task_of(CORRIDOR), seed=0)
+        environment.step(action)
+        keys.append(environment.state_key())
+    assert (keys[0] == keys[1]) is is_one_state
+
+
+def test_levels_that_no_episode_can_solve_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"min_pushes 2 takes at least 2 actions, .* has 1 at"):
+        make_environment("sokoban", {"max_turns": 1, "max_actions_per_turn": 1})
+
+
 def test_the_limit_of_actions_truncates_in_the_middle_of_a_turn() -> None:
     environment = make_environment("sokoban", {"max_actions": 3})
     environment.reset(task_of(CORRIDOR), seed=0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.webshop import WebShopEnvironment
-from ragen_apo.environments.webshop.visit import parse_action, parse_plain_action
+from ragen_apo.environments.webshop.visit import Page, parse_action, parse_plain_action
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 
 Make = Callable[..., WebShopEnvironment]
@@ -271,6 +271,29 @@ def test_similar_states_forget_the_way_and_keep_what_can_be_bought(make: Make) -
     # The episodes are the same: a recording under one is a demonstration under the other. Stored
     # returns have all options of the environment in their key.
     assert exact.properties.version == similar.properties.version
+
+
+def test_similar_states_tell_a_page_behind_the_last_one_from_a_search_without_results(
+    make: Make,
+) -> None:
+    environment = make(states="similar")
+    environment.reset(environment.goal_task(0), seed=0)
+
+    def key_after(*actions: str) -> str:
+        for action in actions:
+            environment.step(action)
+        assert environment.session.page is Page.RESULTS
+        return environment.state_key()
+
+    nothing = key_after("search[xyzzyx]")
+    assert environment.session.results == ()
+    assert key_after("search[yxyzzy]") == nothing
+    last = key_after("search[shoe]")
+    while environment.session.shown:
+        last, behind = environment.state_key(), key_after("click[next >]")
+    assert len({nothing, last, behind}) == 3
+    assert key_after("click[next >]") == behind
+    assert key_after("click[< prev]", "click[< prev]") == last
 
 
 def test_the_version_names_data_and_text_and_the_reward_version_the_reward(make: Make) -> None:

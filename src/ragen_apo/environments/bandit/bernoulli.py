@@ -10,7 +10,7 @@ import re
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ragen_apo.config.section import Section
 from ragen_apo.environments.base import EnvironmentProperties, Reply
@@ -70,6 +70,16 @@ class BernoulliOptions(Section):
     task_seed: int = Field(default=0, ge=0)
     """Another seed gives other probabilities."""
     reward: BernoulliRewards = BernoulliRewards()
+
+    @model_validator(mode="after")
+    def _pulls_fit_into_an_episode(self) -> "BernoulliOptions":
+        most = self.max_turns * self.max_actions_per_turn
+        if self.num_pulls > most:
+            raise ValueError(
+                f"no episode can succeed: it has num_pulls {self.num_pulls}, of which its turns "
+                f"allow {most}; lower num_pulls, or raise max_turns or max_actions_per_turn"
+            )
+        return self
 
 
 class BernoulliWorld:

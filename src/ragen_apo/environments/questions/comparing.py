@@ -2,7 +2,7 @@
 
     auto     text, then numbers where the right answer is one, else math-verify where it is
              installed and the right answer has a digit, a sign or a command of LaTeX
-    number   numbers, exactly (`numbers.read_number`)
+    number   numbers, exactly, and their units where both have one (`numbers.read_quantity`)
     text     text without regard to case, spaces and the full stop
     math     math-verify: `x(x+1)` is `x^2+x`
 
@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ragen_apo.environments.questions.math_process import equal_as_mathematics
-from ragen_apo.environments.questions.numbers import read_number, unwrapped
+from ragen_apo.environments.questions.numbers import read_quantity, unwrapped
 from ragen_apo.errors import ConfigError
 
 Mode = Literal["auto", "math", "text", "number"]
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Raise it whenever the same answer to the same question would earn something else."""
 LIBRARY = "math-verify"
 
 _MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}()\[\]|]|^\s*[A-Za-z]\s*$")
+_DOLLAR = re.compile(r"(?<!\d)\$|\$(?!\d)")
 _ONE_CHOICE = re.compile(r"\(?([a-z])\)?")
 
 
@@ -48,11 +49,13 @@ class Comparison:
         same_text = comparable_text(answer) == comparable_text(right)
         if self.mode == "text":
             return same_text
-        right_number = read_number(right)
-        if self.mode == "number" or (self.mode == "auto" and right_number is not None):
-            return right_number is not None and read_number(answer) == right_number
-        if same_text or self.library_version is None:
-            return same_text
+        if self.mode != "number" and same_text:
+            return True
+        if self.mode != "math" and (quantity := read_quantity(right)) is not None:
+            given = read_quantity(answer)
+            return given is not None and given.equals(quantity)
+        if self.mode == "number" or self.library_version is None:
+            return False
         if self.mode == "auto" and not _MATHEMATICAL.search(right):
             return False
         return equal_as_mathematics(answer, right)
@@ -72,8 +75,11 @@ def comparison(mode: Mode) -> Comparison:
 
 
 def comparable_text(text: str) -> str:
-    """What is left of a text that only differs in case, spaces, dollar signs or the full stop."""
-    plain = unwrapped(unicodedata.normalize("NFKC", text)).replace("$", "")
+    """Equal for texts that only differ in case, spaces, dollar signs or the full stop.
+
+    A dollar sign between two digits stays: `4$2` is not 42.
+    """
+    plain = _DOLLAR.sub("", unwrapped(unicodedata.normalize("NFKC", text)))
     plain = " ".join(plain.casefold().split()).strip("\"'.!").strip()
     choice = _ONE_CHOICE.fullmatch(plain)
     return choice[1] if choice else plain

@@ -20,7 +20,7 @@ from ragen_apo.environments.base import (
 from ragen_apo.environments.questions.arithmetic import describe_question, draw_question
 from ragen_apo.environments.questions.comparing import Comparison, Mode, comparison
 from ragen_apo.environments.questions.hub import DatasetName, dataset_rows
-from ragen_apo.environments.questions.numbers import read_number
+from ragen_apo.environments.questions.numbers import read_quantity
 from ragen_apo.environments.questions.options import (
     ARITHMETIC,
     ArithmeticOptions,
@@ -204,7 +204,7 @@ def _tasks_of(splits: Splits, compare: Mode) -> _Tasks:
 
 
 def _task(row: Row, split: str, compare: Mode) -> Task:
-    if compare == "number" and read_number(row.answer) is None:
+    if compare == "number" and read_quantity(row.answer) is None:
         raise EnvironmentDataError(
             f"{row.place}: the answer {row.answer[:80]!r} is no number, which environment.compare: "
             "number asks for; choose auto, math or text"

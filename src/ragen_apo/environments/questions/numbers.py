@@ -2,12 +2,13 @@ r"""Numbers as people and models write them, read exactly.
 
     42    -1,234.50    $18 per day    3/4    1 1/2    \frac{3}{4}    25%    1.5e3    x = 7
 
-Currency signs, the sign of percent and units are dropped, never converted: 25% is 25 and 3 km is
-3. A number that letters would change (`3 million`, `7x`, `2 pi`) and one beside another number (`7
-or 8`) are not read.
+Currency signs and those of percent and degrees are dropped before and behind the number, units are
+kept apart from it; neither is ever converted: 25% is 25. A number that letters would change (`3
+million`, `7x`, `2 pi`) and one beside another number (`7 or 8`, `4%2`) are not read.
 """
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_CHARACTERS = 500
@@ -15,24 +16,13 @@ MAX_CHARACTERS = 500
 
 _SEPARATORS = {"{,}": ",", "\\,": "", "\\!": "", "\\ ": " ", "~": " ", "\u00a0": " ", "\u202f": ""}
 _SIGNS = {"\u2212": "-", "\u2013": "-", "\u2044": "/"}
-_DROPPED = (
-    "\\left",
-    "\\right",
-    "\\displaystyle",
-    "\\%",
-    "\\$",
-    "$",
-    "%",
-    "\u20ac",
-    "\u00a3",
-    "^\\circ",
-    "^{\\circ}",
-    "\u00b0",
-)
+_COMMANDS = re.compile(r"\\(?:left|right|displaystyle)")
+_MARK = r"(?:\\%|\\\$|[$%\u20ac\u00a3\u00b0]|\^\\circ|\^\{\\circ\})"
+_ENDS = re.compile(rf"^(?:{_MARK}|\s)+|(?:{_MARK}|[\s.!])+$")
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
 _NUMBER = re.compile(
-    r"(?P<sign>[+-]?)\s*"
+    rf"(?:{_MARK}|\s)*(?P<sign>[+-]?)(?:{_MARK}|\s)*"
     r"(?:(?P<whole>\d+)[ ]+(?P<part>\d+)[ ]*/[ ]*(?P<parts>\d+)"
     r"|(?P<top>\d+)[ ]*/[ ]*(?P<bottom>\d+)"
     r"|(?P<decimal>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?P<power>e[+-]?\d{1,3})?)"
@@ -47,12 +37,29 @@ _SIZES = {"dozen", "hundred", "thousand", "million", "billion", "trillion", "bn"
 _NOT_UNITS = _SIZES | {"pi", "or", "and", "to", "not", "minus", "plus", "times"}
 
 
-def read_number(text: str) -> Fraction | None:
-    """The number that the whole text is; None where it is none, or more than one."""
+@dataclass(frozen=True)
+class Quantity:
+    """A number and the words behind it."""
+
+    number: Fraction
+    unit: str
+    """In lower case; empty where there is none."""
+
+    def equals(self, other: "Quantity") -> bool:
+        """The same number, and the same unit if both have one."""
+        has_units = bool(self.unit and other.unit)
+        return self.number == other.number and (not has_units or self.unit == other.unit)
+
+
+def read_quantity(text: str) -> Quantity | None:
+    """What the whole text is: one number, perhaps with a unit; None where it is anything else."""
     if len(text) > MAX_CHARACTERS:
         return None
     found = _NUMBER.fullmatch(_simplified(text))
-    if found is None or not _is_unit(found["unit"]):
+    if found is None:
+        return None
+    unit = _ENDS.sub("", found["unit"]).casefold()
+    if not _is_unit(unit):
         return None
     if found["decimal"]:
         size = Fraction(found["decimal"].replace(",", "").rstrip(".") + (found["power"] or ""))
@@ -61,7 +68,7 @@ def read_number(text: str) -> Fraction | None:
         if bottom == 0:
             return None
         size = int(found["whole"] or 0) + Fraction(top, bottom)
-    return -size if found["sign"] == "-" else size
+    return Quantity(-size if found["sign"] == "-" else size, unit)
 
 
 def unboxed(text: str) -> str:
@@ -89,8 +96,7 @@ def _simplified(text: str) -> str:
     for written, meant in {**_SEPARATORS, **_SIGNS}.items():
         text = text.replace(written, meant)
     text = _FRACTION.sub(_plain_fraction, text)
-    for dropped in _DROPPED:
-        text = text.replace(dropped, "")
+    text = _COMMANDS.sub(" ", text)
     return " ".join(text.rpartition("=")[2].split())
 
 
@@ -103,10 +109,9 @@ def _plain_fraction(found: re.Match[str]) -> str:
 
 
 def _is_unit(text: str) -> bool:
-    text = text.strip(" .!")
     if not text:
         return True
-    words = re.split(r"[ /]", text.casefold())
+    words = re.split(r"[ /]", text)
     if not _UNIT.fullmatch(text) or _NOT_UNITS.intersection(words):
         return False
     return len(words[0]) > 1 or words[0] in _ONE_LETTER_UNITS

@@ -48,8 +48,8 @@ from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Descr
 from ragen_apo.types import Task
 
 NAME = "sokoban"
-TEXT_VERSION = 2
-"""Raise it whenever the words of an observation or the dynamics change."""
+TEXT_VERSION = 3
+"""Raise it whenever the words of an observation, the dynamics or the keys of states change."""
 
 LANGUAGE = BoardLanguage(
     words={
@@ -138,6 +138,11 @@ class SokobanOptions(GridOptions):
     def _pushes_are_moves(self) -> "SokobanOptions":
         if self.min_pushes > self.max_solution_moves:
             raise ValueError("expected min_pushes to be at most max_solution_moves")
+        return self
+
+    @model_validator(mode="after")
+    def _levels_can_be_solved(self) -> "SokobanOptions":
+        self.require_actions(self.min_pushes, for_what=f"a level of min_pushes {self.min_pushes}")
         return self
 
 

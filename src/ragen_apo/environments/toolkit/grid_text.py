@@ -70,12 +70,21 @@ class GridOptions(Section):
         of_turns = self.max_turns * self.max_actions_per_turn
         return of_turns if self.max_actions is None else min(of_turns, self.max_actions)
 
+    def require_actions(self, needed: int, *, for_what: str) -> None:
+        """Raises ValueError where an episode has fewer actions than every board needs."""
+        if self.max_actions_of_episode < needed:
+            raise ValueError(
+                f"no episode can succeed: {for_what} takes at least {needed} actions, and an "
+                f"episode has {self.max_actions_of_episode} at most; raise max_actions, max_turns "
+                "or max_actions_per_turn"
+            )
+
     def action_rules(self, *, invalid_reward: float) -> ActionRules:
         """Up, Down, Left and Right within the limits."""
         return ActionRules(
             names=tuple(DIRECTIONS),
             max_per_turn=self.max_actions_per_turn,
-            max_per_episode=self.max_actions_of_episode,
+            max_per_episode=self.max_actions,
             invalid_reward=invalid_reward,
         )
 

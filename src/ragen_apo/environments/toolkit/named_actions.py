@@ -42,7 +42,10 @@ class World(Protocol):
         ...
 
     def key(self) -> str:
-        """Identifies the state; the task and the numbers of turns and actions need not be in it."""
+        """Identifies the state; the task and the number of turns need not be in it.
+
+        The number of actions has to be where what an action does depends on it.
+        """
         ...
 
 
@@ -91,7 +94,8 @@ class ActionRules:
 
     names: tuple[str, ...]
     max_per_turn: int
-    max_per_episode: int
+    max_per_episode: int | None
+    """None: only turns are limited."""
     invalid_reward: float
 
     @property
@@ -122,22 +126,28 @@ class NamedActionsGame:
         for name in parsed.names:
             effects.append(self._world.act(name))
             self._num_actions += 1
-            if effects[-1].ended or self._num_actions >= self._rules.max_per_episode:
+            if effects[-1].ended or self._is_used_up():
                 break
         reward = sum(effect.reward for effect in effects)
         return Answer(
             observation=self._observation(parsed),
             reward=reward + (self._rules.invalid_reward if parsed.has_invalid else 0.0),
             terminated=bool(effects) and effects[-1].ended,
-            truncated=self._num_actions >= self._rules.max_per_episode,
+            truncated=self._is_used_up(),
             success=bool(effects) and effects[-1].success,
             invalid=parsed.has_invalid,
             flags=_flags(parsed, effects),
         )
 
     def key(self) -> str:
-        """The number of actions used and the world's state."""
+        """The world's state and, where their number is limited, the actions used."""
+        if self._rules.max_per_episode is None:
+            return self._world.key()
         return f"{self._num_actions}:{self._world.key()}"
+
+    def _is_used_up(self) -> bool:
+        most = self._rules.max_per_episode
+        return most is not None and self._num_actions >= most
 
     def _observation(self, parsed: ParsedActions) -> str:
         lines = [self._rules.hint] if parsed.has_invalid else []

@@ -379,9 +379,9 @@ class WebShopEnvironment:
 
         `exact`: page, selections, what led to the page and can be gone back to, the turn number if
         episodes are truncated and, except in `text`, the opened products. `similar`: the page, the
-        results on it and which were opened, or the product and the selections. Episodes that
-        searched in different words or took a turn more are then in one state, although their
-        futures may differ a little.
+        results on it and which were opened, or the product and the selections; of a results page
+        behind the last one all results. Episodes that searched in different words or took a turn
+        more are then in one state, although their futures may differ a little.
         """
         session = self.session
         state: list[Any] = [
@@ -394,6 +394,8 @@ class WebShopEnvironment:
         if self.options.states == "similar":
             if session.page is Page.RESULTS:
                 state += [session.shown, sorted(session.opened)]
+                if not session.shown:  # nothing was found, or the page lies behind the last one
+                    state.append(session.results)
         else:
             state += [session.query, session.page_number]
             if self.options.observation is not ObservationMode.TEXT:
