@@ -73,8 +73,9 @@ class ToolCalls:
     def _action(self, call: dict[str, Any]) -> str:
         arguments = call.get("arguments", call.get("parameters", {}))
         tool = next((tool for tool in self.tools if tool.name == call["name"]), None)
-        fits = tool is not None and isinstance(arguments, dict)
-        return (tool.action_of(arguments) or "") if fits else ""
+        if tool is None or not isinstance(arguments, dict):
+            return ""
+        return tool.action_of(arguments) or ""
 
     def render(self, *, thought: str, action: str) -> str:
         """The response with this thought and the call that stands for this action text.
