@@ -74,7 +74,7 @@ $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 test-interop: $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready ## make an environment with openenv and one with verifiers (OPENENV_ENV, VERIFIERS_ENV, 1.6 GB each) and test ours in both
-	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_openenv.py
+	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_openenv.py tests/interop/test_openenv_hosts.py
 	OMP_NUM_THREADS=1 $(VERIFIERS_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_verifiers.py
 
 lint: setup ## ruff (lint and format) and the import layers
