@@ -72,6 +72,11 @@ DOCUMENTS: dict[str, Callable[[RunData], str]] = {
 }
 
 
+def test_an_option_of_a_later_version_leaves_the_algorithm_its_name(report_run: RunData) -> None:
+    config = {**report_run.config, "algorithm": {"name": "grpo", "made_later": 3}}
+    assert algorithm_of(replace(report_run, config=config)).label == "GRPO"
+
+
 def test_every_algorithm_has_its_traits_and_a_sentence_that_begins_with_its_name() -> None:
     assert len(set(NAMES.values())) == len(NAMES)
     for traits in TRAITS.values():

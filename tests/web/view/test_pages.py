@@ -137,6 +137,7 @@ def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     # a fails 0 and 2, b fails 0 and 3; 4 and 5 are not in b.
     for text in ("All 4", "Only A solved 1", "Only B solved 1", "Both 1", "Neither 1"):
         assert text in page
+    assert "wrong purchase" in page
     only = get(pages, "/compare", a="a", b="b", outcome="first")
     assert "task number 3" in only
     assert "task number 1" not in only
