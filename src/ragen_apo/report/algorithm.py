@@ -37,11 +37,10 @@ def algorithm_of(run: RunData) -> Traits:
     settings = settings_of(run)
     if settings is not None:
         return settings.traits
+    given = str(mapping(as_section(run.config.get("algorithm"))).get("name") or DEFAULT)
     with suppress(ValueError):
-        return algorithm_class(
-            str(mapping(as_section(run.config.get("algorithm"))).get("name"))
-        ).traits
-    name = one_line(mapping(as_section(run.config.get("algorithm"))).get("name") or DEFAULT, 30)
+        return algorithm_class(given).traits
+    name = one_line(given, 30)
     return Traits(label=name, sentence=f"{name} trains the agent")
 
 
