@@ -30,6 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "$(PYTHON) is not Python 3.10 or newer. Name one: make setup PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing the pinned packages into $(VENV), 2 to 7 minutes; pip prints nothing meanwhile."
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -e '.[dev,lora,math,pdf,tensorboard,trl,wandb,web]'
 	@touch $@
 
@@ -74,7 +75,7 @@ $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 test-interop: $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready ## make an environment with openenv and one with verifiers (OPENENV_ENV, VERIFIERS_ENV, 1.6 GB each) and test ours in both
-	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_openenv.py
+	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_openenv.py tests/interop/test_openenv_hosts.py
 	OMP_NUM_THREADS=1 $(VERIFIERS_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_verifiers.py
 
 lint: setup ## ruff (lint and format) and the import layers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,21 @@ def test_a_model_is_evaluated_and_reported(command: Command) -> None:
     assert f"evaluation: {out}" in result.out
     assert command("report", out).status == 0
     assert (out / "report" / "report.html").is_file()
+
+
+def test_the_command_that_a_hint_names_goes_on_without_asking_again(command: Command) -> None:
+    options = ("--max-tokens", "9", "--temperature", "0.5", "--out", "a folder")
+    with serving(perfect_shopper) as server:
+        command("evaluate", "--api-model", "tiny", "--base-url", server.url, *SHOP, *options)
+        asked = len(server.requests)
+        Path("a folder/evaluation/results.json").unlink()
+        refused = command("report", "a folder")
+        hint = re.search("Run `ragen-apo (.*)` first", refused.err.replace("\n", " "))
+        assert hint is not None, refused.err
+        result = command(*shlex.split(hint[1]))
+        assert result.status == 0, result.err
+        assert "4 episodes of split 'all'" in result.out
+        assert len(server.requests) == asked
 
 
 def test_the_sections_of_a_configuration_are_used(command: Command, config: Path) -> None:

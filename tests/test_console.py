@@ -7,8 +7,8 @@ from ragen_apo import console as console_module
 from ragen_apo.console import ConsoleProgress, PrintableConsole
 
 
-def console(*, terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+def console(*, terminal: bool, width: int = 100) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
 
 
 def text_of(target: Console) -> str:
@@ -81,3 +81,16 @@ def test_a_terminal_gets_bars_and_an_early_end_counts_as_complete() -> None:
     shown = text_of(target)
     assert "300/300" in shown
     assert "done early" in shown
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_of_eighty_characters_shows_every_number(width: int) -> None:
+    target = console(terminal=True, width=width)
+    note = "success 97%  return 0.85  eval 100%"
+    with ConsoleProgress(target) as progress:
+        progress.start("demonstrations", 1500)
+        progress.update(1234, note)
+    shown = text_of(target)
+    assert "1234/1234" in shown
+    assert note in shown
+    assert "…" not in shown

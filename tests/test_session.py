@@ -1,8 +1,10 @@
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+import ragen_apo
 from ragen_apo.errors import ConfigError
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
@@ -73,6 +75,15 @@ def test_a_run_notes_the_seconds_of_loading_and_of_the_evaluation_too(finished_r
     later = {"stage 1", "stage 2", "reference refresh"}
     assert set(phases) == {"loading", "evaluation"} | warm_start | later
     assert all(phase["seconds"] > 0 for phase in phases.values())
+
+
+def test_a_later_evaluation_is_none_of_what_the_run_took(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    before = RunDirectory(run).read_status()["phases"]
+    ragen_apo.evaluate(run, episodes=1, progress=False)
+    assert RunDirectory(run).read_status()["phases"] == before
 
 
 def test_an_environment_without_training_tasks_gets_no_advice_on_the_shop(

@@ -19,10 +19,12 @@ from rich.progress import (
 from ragen_apo.printable import printable
 
 PLAIN_LINE_EVERY_SECONDS = 15.0
+WIDE = 115
+"""Characters in a line of the terminal: enough for all columns and the longest note."""
 DESCRIPTIONS = {
     "copy": "warm start: copying",
     "demonstrations": "warm start: demonstrations",
-    "stage 1": "stage 1: values of the reference",
+    "stage 1": "stage 1: reference values",
     "stage 2": "stage 2: training",
     "evaluation": "evaluation",
 }
@@ -44,11 +46,13 @@ class ConsoleProgress:
         self.console = console
         self._bars: Progress | None = None
         if console.is_terminal:
+            # Without room for everything Rich would cut every number, so two columns make way.
+            is_wide = console.width >= WIDE
             self._bars = Progress(
-                TextColumn("{task.description:<34}"),
-                BarColumn(bar_width=24),
+                TextColumn("{task.description:<26}"),
+                *([BarColumn(bar_width=24)] if is_wide else []),
                 MofNCompleteColumn(),
-                TimeElapsedColumn(),
+                *([TimeElapsedColumn()] if is_wide else []),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}", style="dim", markup=False),
                 console=console,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +13,15 @@ import pytest
 
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
-from tests.distributed.hosts import NEEDS_HOSTS, Host, two_hosts
-from tests.distributed.processes import finished, torchrun
+from tests.distributed.processes import environment, finished, torchrun
 from tests.distributed.runs import assert_same_run
+from tests.hosts import NEEDS_HOSTS, Host, two_hosts
 
 pytestmark = [pytest.mark.slow, NEEDS_HOSTS]
 
 RUN_KEYS = ("--machine.rank_timeout_seconds=20",)
+PORT = 29500
+"""Of the rendezvous; a host has all ports to itself."""
 
 
 @pytest.fixture
@@ -36,6 +39,22 @@ def on_one_host(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunD
     return RunDirectory(path)
 
 
+def start(host: Host, run: RunDirectory) -> subprocess.Popen[str]:
+    """`torchrun` on a host: one process of two, which goes on with a run."""
+    return subprocess.Popen(
+        host.command(
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(host.number)),
+            *("--master-addr", Host(0).address, "--master-port", str(PORT)),
+            *("-m", "ragen_apo", "train", "--run-dir", str(run.path), "--resume", "--no-evaluate"),
+        ),
+        env={**environment(), "GLOO_SOCKET_IFNAME": host.interface},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def ended(processes: list[subprocess.Popen[str]], *, seconds: float = 200.0) -> list[str]:
     """What each printed until its end."""
     return [process.communicate(timeout=seconds)[0] for process in processes]
@@ -45,7 +64,7 @@ def test_two_hosts_make_the_run_of_one_host(
     hosts: tuple[Host, Host], copy: Callable[[str], RunDirectory], on_one_host: RunDirectory
 ) -> None:
     run = copy("on_two")
-    processes = [host.start(run.path) for host in hosts]
+    processes = [start(host, run) for host in hosts]
     outputs = ended(processes)
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert_same_run(run, on_one_host, tolerance=0.0)
@@ -55,7 +74,7 @@ def test_a_lost_network_ends_both_hosts_with_rank_and_phase_and_the_run_goes_on(
     hosts: tuple[Host, Host], copy: Callable[[str], RunDirectory], on_one_host: RunDirectory
 ) -> None:
     run = copy("cut")
-    processes = [host.start(run.path) for host in hosts]
+    processes = [start(host, run) for host in hosts]
     while len(read_json_lines(run.metrics)) < 2 and processes[0].poll() is None:
         time.sleep(0.05)
     hosts[1].cable("down")
@@ -64,7 +83,7 @@ def test_a_lost_network_ends_both_hosts_with_rank_and_phase_and_the_run_goes_on(
     for rank, output in enumerate(outputs):
         assert f"rank {rank} of 2 is without the others at 'stage 2: " in output, output
     hosts[1].cable("up")
-    processes = [host.start(run.path) for host in hosts]
+    processes = [start(host, run) for host in hosts]
     outputs = ended(processes)
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert_same_run(run, on_one_host, tolerance=0.0)

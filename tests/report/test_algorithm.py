@@ -15,6 +15,7 @@ from pptx import Presentation
 
 from ragen_apo.config.algorithms import ALGORITHMS, algorithm_class
 from ragen_apo.report import plots
+from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.failure_analysis import failure_analysis
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
@@ -70,6 +71,14 @@ DOCUMENTS: dict[str, Callable[[RunData], str]] = {
     "table": summary_csv,
     "failure analysis": failure_analysis,
 }
+
+
+def test_an_option_of_a_later_version_leaves_the_algorithm_its_name(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    config = {**run.config, "algorithm": {"name": "grpo", "made_later": 3}}
+    assert algorithm_of(dataclasses.replace(run, config=config)).label == "GRPO"
 
 
 def test_every_algorithm_has_its_traits_and_a_sentence_that_begins_with_its_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
 from ragen_apo.report.slides import slides
 from ragen_apo.report.tables import failure_words, method_rows, summary_csv
+from ragen_apo.web.shop.goals import agent_episodes
 from tests.chat_server import SHOP, perfect_shopper, says, serving
 
 HOSTILE = "<img src=x>/tiny"
@@ -125,8 +127,24 @@ def test_credentials_that_somebody_wrote_into_the_settings_are_not_shown_as_the_
 
 def test_an_evaluation_that_was_interrupted_says_how_it_goes_on(tmp_path: Path) -> None:
     (tmp_path / "evaluation.yaml").write_text("api: {model: m, base_url: 'http://host/v1'}")
-    with pytest.raises(RunDirectoryError, match=r"Run `ragen-apo evaluate --api-model \.\.\.`"):
-        ragen_apo.write_report(tmp_path)
+    command = (
+        "ragen-apo evaluate --api-model m --base-url http://host/v1 --max-tokens ... "
+        f"--config {tmp_path}/evaluation.yaml --out {tmp_path}"
+    )
+    for read in (ragen_apo.write_report, ragen_apo.episodes, agent_episodes):
+        with pytest.raises(RunDirectoryError, match=re.escape(f"`{command}`")):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["api: {base_url: 'http://me:secret@host/v1'}", "api: 3", "[", ""])
+def test_settings_that_were_edited_give_a_hint_without_what_is_secret(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "evaluation.yaml").write_text(text)
+    with pytest.raises(RunDirectoryError) as caught:
+        ragen_apo.episodes(tmp_path)
+    assert "--api-model ... --base-url ..." in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_model_without_any_answer_in_the_form_has_a_report(tmp_path: Path) -> None:

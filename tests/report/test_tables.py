@@ -94,7 +94,7 @@ def test_the_findings_compare_with_the_reference_and_name_the_weak_spots(
     assert key_sentences(run) == [
         "+52.2 points against the reference (warm start): 38.8% to 91.0%; "
         "the intervals do not overlap.",
-        "The reference imitates the scripted policy teacher.",
+        "The reference imitates the scripted policy ‘teacher’.",
         "2.34 turns per episode on average, 4.31 before training; average reward 1.00.",
         "Weakest category: home, 75.0% of 12 episodes.",
         "Most frequent failure: wrong purchase, 4 of 9.",

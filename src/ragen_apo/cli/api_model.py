@@ -34,8 +34,8 @@ class ApiOptions:
     environment_option: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     """An option of the environment, as key=value; may be given several times."""
     config: Path | None = None
-    """A YAML file, such as a run's, whose sections environment, agent, evaluation and whose seed
-    are used."""
+    """A YAML file, such as a run's or the evaluation.yaml of an evaluation to go on with, whose
+    sections environment, agent, evaluation and whose seed are used."""
     max_turns: Number | None = None
     """Short for --environment-option max_turns=N."""
     response_format: ResponseFormat | None = None
@@ -82,7 +82,7 @@ def evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int |
     asked = {"split": split, "num_episodes": episodes, "temperature": api.temperature}
     form = {} if api.response_format is None else {"response_format": api.response_format}
     config = read_config(
-        {} if api.config is None else api.config,
+        {} if api.config is None else _settings(api.config),
         environment=_environment(api),
         agent=form,
         evaluation={key: value for key, value in asked.items() if value is not None},
@@ -105,6 +105,16 @@ def default_folder(model: str, environment: str) -> Path:
     """A folder named after model and environment, without characters that a path gives a sense."""
     name = re.sub(r"[^A-Za-z0-9._]+", "-", f"{model}-{environment}").strip("-.")
     return Path("runs", "api", name[-100:] or "model")
+
+
+def _settings(path: Path) -> Path | Mapping[str, Any]:
+    """The file; of an evaluation.yaml all but its model and server, which the options name."""
+    from ragen_apo.config.load import read_values
+
+    values, problems = read_values(path)
+    if problems or "api" not in values:
+        return path
+    return {key: value for key, value in values.items() if key != "api"}
 
 
 def _environment(api: ApiOptions) -> Mapping[str, Any] | None:

@@ -81,7 +81,11 @@ def _record(path: Path, recording: Recording) -> None:
             f"--record {path}: the episode could not be recorded ({error.strerror or error}). The "
             "line above is all of it: save it as a line of a .jsonl file"
         ) from error
-    console.print(f"recorded in {path}", highlight=False, soft_wrap=True)
+    console.print(
+        f"recorded in {path}; a run whose environment has the same options can learn from it",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command(help_epilogue=examples("check frozen_lake --size 8"))

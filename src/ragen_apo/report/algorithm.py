@@ -6,7 +6,16 @@ stop.
 
 from __future__ import annotations
 
-from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, Traits, as_section, read_algorithm
+from contextlib import suppress
+
+from ragen_apo.config.algorithms import (
+    DEFAULT,
+    AlgorithmConfig,
+    Traits,
+    algorithm_class,
+    as_section,
+    read_algorithm,
+)
 from ragen_apo.report.api_model import cost, faults
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import compact, one_line
@@ -21,11 +30,17 @@ def settings_of(run: RunData) -> AlgorithmConfig | None:
 
 
 def algorithm_of(run: RunData) -> Traits:
-    """The traits of the run's algorithm; of one that this version does not know, its name only."""
+    """The traits of the run's algorithm, also where a later version gave it options of its own.
+
+    Of an algorithm that this version does not know its name only.
+    """
     settings = settings_of(run)
     if settings is not None:
         return settings.traits
-    name = one_line(mapping(as_section(run.config.get("algorithm"))).get("name") or DEFAULT, 30)
+    given = str(mapping(as_section(run.config.get("algorithm"))).get("name") or DEFAULT)
+    with suppress(ValueError):
+        return algorithm_class(given).traits
+    name = one_line(given, 30)
     return Traits(label=name, sentence=f"{name} trains the agent")
 
 
@@ -49,7 +64,7 @@ def origin(run: RunData) -> str | None:
     elif demonstrations.get("recordings"):
         sentence = f"The reference imitates the recorded episodes of {demonstrations['recordings']}"
     else:
-        sentence = f"The reference imitates the scripted policy {demonstrations.get('teacher')}"
+        sentence = f"The reference imitates the scripted policy ‘{demonstrations.get('teacher')}’"
     data = f"tasks are made of {run.record['data']}" if run.record.get("data") else ""
     parts = "; ".join(part for part in (sentence, data) if part)
     return f"{parts[0].upper()}{parts[1:]}." if parts else None

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_records
 from ragen_apo.printable import printable
+from ragen_apo.report.load import evaluation_command
 from ragen_apo.report.style import counted, signed
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.types import Task
@@ -60,7 +61,7 @@ def read_episodes(run: RunDirectory) -> list[Episode]:
     if not run.episodes.exists():
         raise RunDirectoryError(
             f"{run.path} was not evaluated: {run.episodes} is missing. Run "
-            f"`ragen-apo evaluate {run.path}` first"
+            f"`{evaluation_command(run)}` first"
         )
     return read_records(run.episodes, TypeAdapter(Episode))
 

@@ -72,6 +72,19 @@ def key_sentences(run: RunData) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+ORDER = (
+    "loading",
+    "copy",
+    "demonstrations",
+    "stage 1",
+    "distillation",
+    "stage 2",
+    "reference refresh",
+    "evaluation",
+)
+"""Of the phases; run.json has them by name."""
+
+
 def total_seconds(run: RunData) -> float | None:
     """The seconds of all recorded phases together; None if none is recorded."""
     seconds = [value for _, value in phase_seconds(run)]
@@ -79,12 +92,13 @@ def total_seconds(run: RunData) -> float | None:
 
 
 def phase_seconds(run: RunData) -> list[tuple[str, float]]:
-    """The phases of the run with the seconds that each took."""
+    """The phases of the run with the seconds that each took, in the order in which they come."""
     phases = mapping(run.record.get("phases"))
     rows = {
         words(str(name)): finite(mapping(phase).get("seconds")) for name, phase in phases.items()
     }
-    return [(name, seconds) for name, seconds in rows.items() if seconds is not None]
+    ordered = sorted(rows, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    return [(name, seconds) for name in ordered if (seconds := rows[name]) is not None]
 
 
 def _comparison(run: RunData) -> str | None:

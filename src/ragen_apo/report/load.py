@@ -8,6 +8,7 @@ where absent fields, nulls and NaN become None.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ def load_run(run_directory: Path) -> RunData:
         if not file.exists():
             raise RunDirectoryError(
                 f"{run_directory} has no finished evaluation: {file} is missing, and a report "
-                f"is made from it. Run `{_command(run)}` first."
+                f"is made from it. Run `{evaluation_command(run)}` first."
             )
     config_text, config = read_config(run.evaluation if _is_of_api(run) else run.config)
     if not (_is_of_api(run) or "algorithm" in config):
@@ -140,10 +141,27 @@ def _is_of_api(run: RunDirectory) -> bool:
     return run.evaluation.is_file()
 
 
-def _command(run: RunDirectory) -> str:
-    """What makes the evaluation that is missing."""
-    model = "--api-model ..." if _is_of_api(run) else run.path
-    return f"ragen-apo evaluate {model}"
+def evaluation_command(run: RunDirectory) -> str:
+    """What makes the evaluation of a run, or goes on with that of a model behind an API."""
+    if not _is_of_api(run):
+        return f"ragen-apo evaluate {shlex.quote(str(run.path))}"
+    try:
+        asked = mapping(read_config(run.evaluation)[1].get("api"))
+    except RunDirectoryError:
+        asked = {}
+    address = asked.get("base_url")
+    options = {
+        "--api-model": asked.get("model"),
+        "--base-url": None if "@" in str(address) else address,  # a password may stand before it
+        "--max-tokens": asked.get("max_tokens"),
+        "--config": run.evaluation,
+        "--out": run.path,
+    }
+    words = [
+        f"{option} {'...' if value is None else shlex.quote(str(value))}"
+        for option, value in options.items()
+    ]
+    return " ".join(["ragen-apo evaluate", *words])
 
 
 def finite(value: object) -> float | None:

@@ -42,6 +42,7 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     plan = EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
     session = open_session(config, run, progress)
     ranks = session.ranks
+    is_phase_of_run = not run.results.exists()
     if ranks.is_first:
         for file in (run.results, run.episodes):
             check_writable(file)
@@ -86,5 +87,6 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     if ranks.is_first:
         write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
         write_json_atomically(run.results, results)
-        run.add_seconds("evaluation", time.perf_counter() - session.opened)
+        if is_phase_of_run:  # a later one is none of what the run took
+            run.add_seconds("evaluation", time.perf_counter() - session.opened)
     return results

@@ -207,7 +207,7 @@ def _outcome(episodes: Sequence[Trajectory]) -> dict[str, float]:
 def _note(row: dict[str, float | int]) -> str:
     note = f"success {row['success_rate']:.0%}  return {row['return_mean']:.2f}"
     if "eval_success_rate" in row:
-        note += f"  evaluation {row['eval_success_rate']:.0%}"
+        note += f"  eval {row['eval_success_rate']:.0%}"
     return note
 
 

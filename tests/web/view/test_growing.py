@@ -10,7 +10,9 @@ import pytest
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import append_json_line, write_json_lines_atomically
+from ragen_apo.web.view import growing
 from ragen_apo.web.view.growing import EpisodeIndex, Metrics
+from ragen_apo.web.view.lists import containing
 from tests.web.view_runs import HOSTILE, some_episodes, write_run
 
 
@@ -116,7 +118,7 @@ def test_a_row_of_another_program_is_read_as_far_as_it_goes(
 
 
 def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
-    """A block of 4 MiB, then it stops; the rest is read when it is needed."""
+    """A block or two, then it stops; the rest is read when it is needed."""
     path = tmp_path / "e.jsonl"
     row = {**_row(), "final_observation": "x" * 500_000}
     write_json_lines_atomically(path, [row] * 30)
@@ -124,3 +126,30 @@ def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
     assert 3 <= len(index) < 30
     index.refresh(path)
     assert len(index) == 30
+
+
+def test_every_line_is_in_one_stretch_whatever_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing, "BLOCK_BYTES", 2000)
+    path = tmp_path / "e.jsonl"
+    lengths = [10, 5000, 10, 10, 1900, 10, 7000]
+    rows = [{**_row(), "final_observation": length * "x"} for length in lengths]
+    write_json_lines_atomically(path, rows)
+    index = _index(path)
+    stretches = list(index.stretches(path))
+    assert b"".join(lines for _, lines in stretches) == path.read_bytes()
+    assert all(path.read_bytes()[index.offsets[n] :].startswith(lines) for n, lines in stretches)
+    assert 1 < len(stretches) < len(rows)
+
+
+@pytest.mark.parametrize("text", ["NUMBER 77", "é", 'a "quote"', "\n"])
+def test_a_text_is_found_in_every_episode_that_has_it(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing, "BLOCK_BYTES", 3000)
+    path = tmp_path / "e.jsonl"
+    found = {0, 7, 8, 21}
+    texts = [200 * "ab " + 3 * (text.lower() if n in found else "z") for n in range(22)]
+    write_json_lines_atomically(path, [{**_row(), "final_observation": each} for each in texts])
+    assert containing(_index(path), path, text) == found

@@ -129,6 +129,17 @@ def test_failures_come_by_pattern_with_advice(tmp_path: Path) -> None:
     assert "failure=unreadable" in page
 
 
+def test_a_comparison_names_failures_in_the_words_of_each_environment(tmp_path: Path) -> None:
+    for name, words in (("a", "mumbled"), ("b", "stammered")):
+        run = write_run(tmp_path / name, some_episodes(2, every=3))
+        file = run / "evaluation" / "results.json"
+        results = json.loads(file.read_text())
+        results["failures"]["unreadable"]["words"] = {"name": words}
+        file.write_text(json.dumps(results))
+    page = get(client(tmp_path), "/compare", a="a", b="b")
+    assert ("mumbled" in page, "stammered" in page, "unreadable" in page) == (True, True, False)
+
+
 def test_two_runs_are_compared_on_their_common_tasks(tmp_path: Path) -> None:
     write_run(tmp_path / "a", some_episodes(6, every=2))
     write_run(tmp_path / "b", [*some_episodes(4, every=3), played("another")])

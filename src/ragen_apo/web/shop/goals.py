@@ -18,7 +18,7 @@ from ragen_apo.environments.base import TextEnvironment, tasks_of
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import broken_line, parse_json, parse_record
 from ragen_apo.report.episodes import Episode
-from ragen_apo.report.load import read_config
+from ragen_apo.report.load import evaluation_command, read_config
 from ragen_apo.run_directory import open_evaluated
 from ragen_apo.types import Task
 
@@ -76,7 +76,7 @@ def agent_episodes(run_path: Path) -> AgentEpisodes:
     if not run.episodes.is_file():
         raise RunDirectoryError(
             f"{run_path} was not evaluated: {run.episodes} is missing. Run "
-            f"`ragen-apo evaluate {run_path}` first"
+            f"`{evaluation_command(run)}` first"
         )
     offsets: defaultdict[str, list[int]] = defaultdict(list)
     tasks: dict[str, Task] = {}

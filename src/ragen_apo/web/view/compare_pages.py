@@ -39,7 +39,9 @@ class ComparePages:
         page = query.page(request, PAGE_SIZE)
         wanted = query.choice(request, "outcome", ["any", *(each.value for each in Outcome)])
         found = self._pairs(first, second)
-        chosen = [each for each in found if wanted in ("any", each.outcome.value)]
+        counts = Counter(each.outcome for each in found)
+        asked = [each for each in Outcome if wanted in ("any", each.value)]
+        chosen = [each for each in found if each.outcome in asked]
         shown = page.of(chosen)
         index, path = self._site.index(first, "evaluation")
         other, other_path = self._site.index(second, "evaluation")
@@ -49,7 +51,8 @@ class ComparePages:
             b=second,
             names=names,
             labels=[algorithm_label(self._site.reader.data(name)) for name in (first, second)],
-            counts=Counter(each.outcome.value for each in found),
+            counts={each.value: counts[each] for each in Outcome},
+            patterns=[self._site.pattern_names(name) for name in (first, second)],
             num_tasks=len(found),
             num_shown=len(chosen),
             outcome=wanted,

@@ -6,10 +6,9 @@ several times is paired in its order.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ragen_apo.web.view.growing import EpisodeIndex
 
@@ -24,8 +23,7 @@ class Outcome(str, Enum):
     NEITHER = "neither"
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A task that both have played: the numbers of its episodes in their files."""
 
     task_id: str
@@ -37,25 +35,23 @@ class Pair:
 def pairs(first: EpisodeIndex, second: EpisodeIndex) -> list[Pair]:
     """All common tasks in the order of the first run."""
     numbers = {key: number for number, key in enumerate(_occurrences(second.task_ids))}
-    return [
-        Pair(
-            task_id=key[0],
-            first=number,
-            second=numbers[key],
-            outcome=_outcome(bool(first.successes[number]), bool(second.successes[numbers[key]])),
-        )
-        for number, key in enumerate(_occurrences(first.task_ids))
-        if key in numbers and key[0]
-    ]
+    found: list[Pair] = []
+    for number, key in enumerate(_occurrences(first.task_ids)):
+        other = numbers.get(key)
+        if other is not None and key[0]:
+            outcome = _outcome(bool(first.successes[number]), bool(second.successes[other]))
+            found.append(Pair(task_id=key[0], first=number, second=other, outcome=outcome))
+    return found
 
 
 def _occurrences(task_ids: Sequence[str]) -> list[tuple[str, int]]:
     """Each task with the number of times it came up before."""
-    seen: Counter[str] = Counter()
+    seen: dict[str, int] = {}
     keys: list[tuple[str, int]] = []
     for task_id in task_ids:
-        keys.append((task_id, seen[task_id]))
-        seen[task_id] += 1
+        before = seen.get(task_id, 0)
+        keys.append((task_id, before))
+        seen[task_id] = before + 1
     return keys
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,15 @@ def containing(index: EpisodeIndex, path: Path, text: str) -> set[int]:
     """The episodes whose line has this text, as JSON writes it, in any case."""
     needle = json.dumps(text)[1:-1].lower().encode()
     found: set[int] = set()
-    with path.open("rb") as stream:
-        for number, line in zip(range(len(index)), stream, strict=False):
-            if needle in line.lower():
-                found.add(number)
+    for first, lines in index.stretches(path):
+        content, start = lines.lower(), index.offsets[first]
+        position = content.find(needle)
+        while position >= 0:
+            number = bisect_right(index.offsets, start + position) - 1
+            found.add(number)
+            # One is enough: the next place is looked for in the next episode.
+            after = index.offsets[number + 1] - start if number + 1 < len(index) else len(content)
+            position = content.find(needle, after)
     return found
 
 

@@ -127,6 +127,9 @@ def run_page(reader: RunReader, name: str) -> RunPage:
 
 def _before_stage_two(reader: RunReader, name: str) -> str:
     """How far a run has come that has made no step yet."""
+    run = reader.folder.run(name)
+    if run.reference(0).exists() and not run.distillation.exists():
+        return "has its reference"
     for file in ("distillation", "warm_start"):
         last = reader.progress(name, file).last
         if finite(last.get("step")) is not None:
@@ -163,13 +166,13 @@ def _tiles(data: RunData, metrics: Metrics, line: RunLine) -> list[Tile]:
     if metrics.num_rows:
         tiles.append(Tile(line.progress.removeprefix("step "), "steps"))
         tiles.append(Tile(percent(last.get("success_rate")), "success in the last rollouts"))
-        tiles.append(Tile(line.best, "best success, at step"))
+        tiles.append(Tile(line.best.replace(" at ", " at step "), "best success"))
         tiles.append(Tile(_tokens_per_second(metrics), "tokens per second, last step"))
     if line.state is RunState.RUNNING and (left := _seconds_left(data, metrics)) is not None:
         tiles.append(Tile(f"about {duration(left)}", "left of Stage 2, without evaluations"))
     if (total := total_seconds(data)) is not None:
         tiles.append(
-            Tile(duration(total), "so far" if line.state is RunState.RUNNING else "in all")
+            Tile(duration(total), "so far" if line.state is RunState.RUNNING else "the whole run")
         )
     return tiles
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.evaluation.failures import FailurePattern
-from ragen_apo.report.load import finite, mapping
+from ragen_apo.report.load import evaluation_command, finite, mapping
 from ragen_apo.report.style import compact, decimal, interval, percent, signed
 from ragen_apo.report.tables import failure_words
 from ragen_apo.web.pages import page
@@ -46,7 +46,7 @@ class Site:
         found = self.reader.episodes(name, FILES[source], num_episodes=num_episodes)
         if found is None:
             advice = {
-                "evaluation": f"`ragen-apo evaluate {name}` makes one",
+                "evaluation": f"`{evaluation_command(self.folder.run(name))}` makes one",
                 "training": "a run of an earlier version keeps none, nor does one with "
                 "`training.keep_episodes 0`",
             }

@@ -6,17 +6,10 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-
-from tests.distributed.processes import environment
-
-PORT = 29500
-"""Of the rendezvous; a host has all ports to itself."""
 
 
 def _run(*command: str) -> None:
@@ -56,26 +49,9 @@ class Host:
         """In the network of the two."""
         return f"10.77.0.{self.number + 1}"
 
-    def start(self, run: Path, *, options: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """`torchrun` on this host: one process of two, which goes on with a run."""
-        rendezvous = [
-            *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(self.number)),
-            *("--master-addr", Host(0).address, "--master-port", str(PORT)),
-        ]
-        arguments = ["train", "--run-dir", str(run), "--resume", "--no-evaluate"]
-        return subprocess.Popen(
-            [
-                *("ip", "netns", "exec", self.name),
-                *(sys.executable, "-m", "torch.distributed.run"),
-                *rendezvous,
-                *options,
-                *("-m", "ragen_apo", *arguments),
-            ],
-            env={**environment(), "GLOO_SOCKET_IFNAME": self.interface},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def command(self, *words: str) -> list[str]:
+        """The command as it is run on this host."""
+        return ["ip", "netns", "exec", self.name, *words]
 
     def cable(self, state: str) -> None:
         """Takes this end of the cable `up` or `down`."""
