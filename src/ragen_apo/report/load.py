@@ -132,7 +132,7 @@ def load_run(run_directory: Path) -> RunData:
     if data.num_episodes and not data.episodes:
         raise RunDirectoryError(
             f"{run.episodes} is empty, and {run.results} counts {data.num_episodes} episodes. Put "
-            f"an undamaged copy in its place, or write both anew with `{_command(run)}`."
+            f"an undamaged copy in its place, or write both anew with `{evaluation_command(run)}`."
         )
     return data
 
