@@ -25,6 +25,17 @@ from ragen_apo.files import write_json_lines_atomically
 from ragen_apo.policy.language_model import load_language_model
 from ragen_apo.types import Trajectory, TurnFlag
 
+HEADER = [
+    "environment",
+    "prompt",
+    "turns",
+    "episodes",
+    "success",
+    "average reward",
+    "no readable action",
+    "impossible action",
+    "seconds",
+]
 MAX_RESPONSE_TOKENS, MAX_CONTEXT_TOKENS = 40, 2048
 
 
@@ -88,13 +99,19 @@ def main() -> None:
         write_json_lines_atomically(options.out, rows)
     found = outcome_summary(episodes)
     baselines = play_baselines(environments, plan)
-    print(
-        "| environment | prompt | turns | episodes | success | average reward | no readable action "
-        f"| impossible action | seconds |\n| {options.environment} | {options.system_prompt} | "
-        f"{options.max_turns} | {len(episodes)} | {percent(found)} | {found['avg_reward']:.3f} | "
-        f"{share_of(episodes, TurnFlag.FORMAT_ERROR):.0%} | {share_of(episodes, TurnFlag.INVALID_ACTION):.0%} | "
-        f"{seconds:.0f} |"
-    )
+    cells = [
+        options.environment,
+        options.system_prompt,
+        options.max_turns,
+        len(episodes),
+        percent(found),
+        f"{found['avg_reward']:.3f}",
+        f"{share_of(episodes, TurnFlag.FORMAT_ERROR):.0%}",
+        f"{share_of(episodes, TurnFlag.INVALID_ACTION):.0%}",
+        f"{seconds:.0f}",
+    ]
+    print(f"| {' | '.join(HEADER)} |")
+    print(f"| {' | '.join(str(cell) for cell in cells)} |")
     print({name: percent(baseline) for name, baseline in baselines.items()}, flush=True)
 
 
