@@ -12,7 +12,7 @@ goes on with `--resume` when the server answers again. OUT has the run, what hap
 
     stage-one   while episodes of Stage 1 are under way, some of them stored
     rollouts    while the second step of Stage 2 samples
-    weights     while a server reads the weights, or the adapter, of the third step
+    weights     while a server is given the weights, or the adapter, of the fourth step
 
 `table` writes held-out successes of several runs, with Wilson's intervals.
 """
@@ -41,7 +41,7 @@ from benchmarks.tables import write_page
 from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.run_directory import RunDirectory, open_run
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.02
 MAX_START_SECONDS = 900
 MAX_STARTS_OF_THE_RUN = 20
 NUM_STORED = 20
@@ -128,6 +128,8 @@ class Supervisor:
     moments: list[str]
     began: float = field(default_factory=time.monotonic)
     trainer: subprocess.Popen[bytes] | None = None
+    seen: set[str] = field(default_factory=set)
+    """Folders of weights before those of the step that is waited for."""
 
     def note(self, event: str, **more: Any) -> None:
         row = {"seconds": round(time.monotonic() - self.began, 1), "event": event, **more}
@@ -182,7 +184,7 @@ class Supervisor:
         looks: dict[str, Callable[[], dict[str, Any] | None]] = {
             "stage-one": self._stage_one,
             "rollouts": lambda: self._step(2),
-            "weights": lambda: self._weights(3),
+            "weights": lambda: self._weights(4),
         }
         return looks[moment]()
 
@@ -206,16 +208,13 @@ class Supervisor:
         return {"step": step, "requests": requests} if requests > 1 else None
 
     def _weights(self, step: int) -> dict[str, Any] | None:
-        """Folders lie there from when they are complete until the server has read them."""
+        """A folder lies there, under a name of its own, while the server is told to read it."""
+        folders = {each.name for each in self._temporary().glob("ragen-apo-*/*ragen-apo-*")}
         if len(read_json_lines(self.run.metrics)) != step - 1:
+            self.seen = folders
             return None
-        folders = [
-            each
-            for each in self._temporary().glob("ragen-apo-*/ragen-apo-*")
-            if "partial" not in each.name and time.time() - each.stat().st_mtime < 60
-        ]
-        label = self.server.get("/weight_info")
-        return {"step": step, "folder": folders[-1].name, "label": label} if folders else None
+        new = sorted(folders - self.seen)
+        return {"step": step, "folder": new[0]} if new else None
 
 
 def train(options: argparse.Namespace) -> None:
