@@ -1,20 +1,17 @@
 """Trains with rollouts from a real vLLM that is killed at chosen moments, until the run is done.
 
-    python -m benchmarks.server_kills train --python .vllm/bin/python --model FOLDER --out OUT \
-        --moments stage-one,rollouts,weights -- --config CONFIG [KEYS]
-    python -m benchmarks.server_kills table "local=RUN" "vLLM, three kills=OUT/run"
+    python -m benchmarks.server_kills --python .vllm/bin/python --model FOLDER --out OUT \
+        --moments stage-one,rollouts@2,weights@4 -- --config CONFIG [KEYS]
 
 FOLDER is what the server is started with (docs/server.md); the keys after `--` are those of
 `ragen-apo train`, and `rollouts` is added to them. At each moment server and workers get SIGKILL,
 once. The server is started again at once, as a supervisor would; a run that has ended with an error
 goes on with `--resume` when the server answers again. OUT has the run, what happened when
-(events.jsonl) and the logs of both sides.
+(events.jsonl) and the logs of both sides. An OUT that was interrupted goes on.
 
     stage-one   while episodes of Stage 1 are under way, some of them stored
-    rollouts    while the second step of Stage 2 samples
-    weights     while a server is given the weights, or the adapter, of the fourth step
-
-`table` writes held-out successes of several runs, with Wilson's intervals.
+    rollouts@N  while step N of Stage 2 samples
+    weights@N   while the server is given the weights, or the adapter, of step N
 """
 
 from __future__ import annotations
@@ -26,27 +23,23 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import write_page
-
 from ragen_apo.files import append_json_line, read_json_lines
-from ragen_apo.run_directory import RunDirectory, open_run
+from ragen_apo.run_directory import RunDirectory
 
-POLL_SECONDS = 0.02
+POLL_SECONDS, CLOSE_POLL_SECONDS = 0.5, 0.02
 MAX_START_SECONDS = 900
 MAX_STARTS_OF_THE_RUN = 20
 NUM_STORED = 20
 """Episodes of Stage 1 that are on disk when the server dies."""
-FLAGS = "--max-model-len 2048 --max-num-batched-tokens 2048 --enforce-eager"
+FLAGS = "--max-model-len 2048 --max-num-batched-tokens 512 --enforce-eager"
 LORA_FLAGS = "--enable-lora --max-lora-rank 16"
 SURROUNDINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -130,6 +123,8 @@ class Supervisor:
     trainer: subprocess.Popen[bytes] | None = None
     seen: set[str] = field(default_factory=set)
     """Folders of weights before those of the step that is waited for."""
+    is_close: bool = False
+    """Whether the moment is one of milliseconds and may come now."""
 
     def note(self, event: str, **more: Any) -> None:
         row = {"seconds": round(time.monotonic() - self.began, 1), "event": event, **more}
@@ -167,8 +162,9 @@ class Supervisor:
             if self.moments and (what := self._what_is_under_way(self.moments[0])):
                 self.server.kill()
                 self.note("SIGKILL", moment=self.moments.pop(0), **what)
+                self.is_close = False
                 self.server.start()
-            time.sleep(POLL_SECONDS)
+            time.sleep(CLOSE_POLL_SECONDS if self.is_close else POLL_SECONDS)
         said = errors.read_text(errors="replace").strip()
         self.note("the run ended", status=self.trainer.returncode, said=said[-1000:])
         return self.trainer.returncode
@@ -181,12 +177,10 @@ class Supervisor:
 
     def _what_is_under_way(self, moment: str) -> dict[str, Any] | None:
         """What the moment's kill interrupts; None if it has not come."""
-        looks: dict[str, Callable[[], dict[str, Any] | None]] = {
-            "stage-one": self._stage_one,
-            "rollouts": lambda: self._step(2),
-            "weights": lambda: self._weights(4),
-        }
-        return looks[moment]()
+        name, _, step = moment.partition("@")
+        if name == "stage-one":
+            return self._stage_one()
+        return self._step(int(step)) if name == "rollouts" else self._weights(int(step))
 
     def _stage_one(self) -> dict[str, Any] | None:
         if not self.run.values.exists():
@@ -213,26 +207,29 @@ class Supervisor:
         if len(read_json_lines(self.run.metrics)) != step - 1:
             self.seen = folders
             return None
+        self.is_close = True
         new = sorted(folders - self.seen)
         return {"step": step, "folder": new[0]} if new else None
 
 
 def train(options: argparse.Namespace) -> None:
     """The server, the run, the kills."""
-    options.out.mkdir(parents=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     out = options.out.absolute()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [options.python, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(options.model.absolute()), "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--dtype", options.dtype, *FLAGS.split()]
+    command += ["--port", str(options.port), "--dtype", options.dtype, *FLAGS.split()]
     command += LORA_FLAGS.split() if options.lora else []
     arguments = [each for each in options.keys if each != "--"]
-    arguments += ["--rollouts.engine", "vllm", "--rollouts.base_url", f"http://127.0.0.1:{port}"]
+    arguments += [
+        "--rollouts.engine",
+        "vllm",
+        "--rollouts.base_url",
+        f"http://127.0.0.1:{options.port}",
+    ]
     arguments += ["--rollouts.retries", str(options.retries)]
     Supervisor(
-        server=Server(command, port, out / "vllm.txt"),
+        server=Server(command, options.port, out / "vllm.txt"),
         run=RunDirectory(out / "run"),
         folder=out,
         arguments=arguments,
@@ -240,70 +237,19 @@ def train(options: argparse.Namespace) -> None:
     ).until_done()
 
 
-def row(name: str, run: RunDirectory) -> list[str]:
-    """What a run says of itself."""
-    results = json.loads(run.results.read_text(encoding="utf-8"))
-    status = run.read_status()
-    others = results["baselines"]
-    success = [row["success_rate"] for row in read_json_lines(run.metrics)]
-    return [
-        name,
-        *(with_interval(others[each]) if each in others else "-" for each in ("reference",)),
-        with_interval(others["distilled"]) if "distilled" in others else "-",
-        with_interval(results),
-        " ".join(f"{each:.0%}" for each in success),
-        f"{sum(phase['seconds'] for phase in status['phases'].values()) / 60:.0f}",
-        str(status["attempts"]),
-    ]
-
-
-def with_interval(found: dict[str, Any]) -> str:
-    low, high = found["success_ci95"]
-    return f"{found['success_rate']:.0%} ({low:.1%} to {high:.1%})"
-
-
-def table(options: argparse.Namespace) -> None:
-    """The page."""
-    rows = [
-        row(name, open_run(Path(path)))
-        for name, path in (each.split("=", 1) for each in options.runs)
-    ]
-    write_page(
-        "server_kills",
-        title="Rollouts from a vLLM that is killed",
-        notes="What is done to the server is described in benchmarks/server_kills.py.",
-        header=[
-            "run",
-            "reference, held out",
-            "distilled",
-            "trained",
-            "sampled in each step",
-            "minutes",
-            "starts",
-        ],
-        rows=rows,
-    )
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    runs = commands.add_parser("train")
-    runs.add_argument("--python", required=True, help="of an environment with vLLM")
-    runs.add_argument("--model", type=Path, required=True)
-    runs.add_argument("--out", type=Path, required=True, help="must not exist yet")
-    runs.add_argument("--moments", default="stage-one,rollouts,weights")
-    runs.add_argument("--dtype", default="float32")
-    runs.add_argument("--lora", action="store_true", help="start the server for adapters")
-    runs.add_argument("--retries", type=int, default=3, help="rollouts.retries")
-    runs.add_argument("keys", nargs=argparse.REMAINDER, help="-- and keys of ragen-apo train")
-    runs.set_defaults(do=train)
-    page = commands.add_parser("table")
-    page.add_argument("runs", nargs="+", metavar="NAME=RUN")
-    page.set_defaults(do=table)
-    options = parser.parse_args()
-    options.do(options)
+    parser.add_argument("--python", required=True, help="of an environment with vLLM")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a folder; goes on there")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--moments", default="stage-one,rollouts@2,weights@4")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lora", action="store_true", help="start the server for adapters")
+    parser.add_argument("--retries", type=int, default=3, help="rollouts.retries")
+    parser.add_argument("keys", nargs=argparse.REMAINDER, help="-- and keys of ragen-apo train")
+    train(parser.parse_args())
 
 
 if __name__ == "__main__":
