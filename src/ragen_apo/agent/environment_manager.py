@@ -25,7 +25,7 @@ from ragen_apo.environments.answers import (
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, TextEnvironment
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
-from ragen_apo.printable import exception_in_words
+from ragen_apo.printable import shortened
 from ragen_apo.types import Task, TurnFlag
 
 FORMAT_HINT = "Answer with <think>...</think><answer>action</answer>."
@@ -159,8 +159,9 @@ class EnvironmentManager:
             self._refuse(f"it tried to end the process ({error!r:.80})", cause=error)
         except OSError as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
+            raised = f"{type(error).__name__} ({shortened(str(error), 300)})"
             where = f"{frame.filename}, line {frame.lineno}"
-            self._refuse(f"it raised {exception_in_words(error)} in {where}", cause=error)
+            self._refuse(f"it raised {raised} in {where}", cause=error)
 
     def _refuse(self, problem: str | None, *, cause: BaseException | None = None) -> None:
         if problem is not None:
