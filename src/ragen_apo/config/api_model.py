@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ragen_apo.choices import ResponseFormat
-from ragen_apo.config.agent import AgentConfig, ContextConfig
+from ragen_apo.config.agent import ContextConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.section import NonNegative, Penalty, Section, Seed, Size
@@ -75,25 +75,14 @@ def api_model_config(
     Its system prompt is `rules_and_format` unless the configuration has a text of its own: `none`
     and `rules` are for models that have been taught the form.
     """
-    agent, evaluation = config.agent, config.evaluation
+    agent = config.agent.model_dump(include=set(ApiAgentConfig.model_fields))
+    if config.agent.system_prompt in ("none", "rules"):
+        agent["system_prompt"] = TOLD
+    evaluation = config.evaluation.model_dump(include=set(ApiEvaluationConfig.model_fields))
     return ApiModelConfig(
         seed=config.seed,
         environment=config.environment,
-        agent=ApiAgentConfig(
-            response_format=agent.response_format,
-            format_penalty=agent.format_penalty,
-            invalid_action_penalty=agent.invalid_action_penalty,
-            system_prompt=_told(agent),
-            context=agent.context,
-        ),
-        evaluation=ApiEvaluationConfig(
-            split=evaluation.split,
-            num_episodes=evaluation.num_episodes,
-            temperature=evaluation.temperature,
-        ),
+        agent=ApiAgentConfig(**agent),
+        evaluation=ApiEvaluationConfig(**evaluation),
         api=ApiConfig(model=model, base_url=base_url, max_tokens=max_tokens),
     )
-
-
-def _told(agent: AgentConfig) -> str:
-    return TOLD if agent.system_prompt in ("none", "rules", TOLD) else agent.system_prompt

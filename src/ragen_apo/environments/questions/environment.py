@@ -34,7 +34,6 @@ from ragen_apo.environments.questions.rows import (
     Columns,
     Contradictions,
     Row,
-    Splits,
     distinct,
     divided,
     read_rows,
@@ -162,8 +161,7 @@ def _tasks_of_files(
     read = [
         read_rows(path, option=key) for path, key in zip(paths, ("data", "test_data"), strict=False)
     ]
-    splits = distinct(*read) if len(read) > 1 else divided(read[0], test_share=test_share)
-    return _tasks_of(splits, compare), splits.num_left_out
+    return _tasks_of(read, test_share, compare, Contradictions.REFUSED)
 
 
 @functools.lru_cache(maxsize=16)
@@ -175,12 +173,7 @@ def _tasks_of_dataset(
     compare: Mode,
 ) -> tuple[_Tasks, int]:
     read = [dataset_rows(name, columns, splits)[split] for split in splits]
-    rule = Contradictions.LEFT_OUT
-    if len(read) > 1:
-        parts = distinct(*read, contradictions=rule)
-    else:
-        parts = divided(read[0], test_share=test_share, contradictions=rule)
-    return _tasks_of(parts, compare), parts.num_left_out
+    return _tasks_of(read, test_share, compare, Contradictions.LEFT_OUT)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -191,16 +184,22 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def _tasks_of(splits: Splits, compare: Mode) -> _Tasks:
-    tasks = {"train": splits.train, "test": splits.test}
-    for split, rows in tasks.items():
+def _tasks_of(
+    read: Sequence[Sequence[Row]], test_share: float, compare: Mode, rule: Contradictions
+) -> tuple[_Tasks, int]:
+    """The tasks of one or two pieces of data, and how many rows were left out."""
+    parts = read if len(read) > 1 else divided(read[0], test_share=test_share)
+    splits = distinct(*parts, contradictions=rule)
+    rows_of = {"train": splits.train, "test": splits.test}
+    for split, rows in rows_of.items():
         if not rows:
             asked = len(splits.train) + len(splits.test)
             raise ConfigError(
                 f"environment: the split {split} has none of {asked} questions; change test_share, "
                 "or give the test questions a file of their own as test_data"
             )
-    return {split: tuple(_task(row, split, compare) for row in tasks[split]) for split in SPLITS}
+    tasks = {split: tuple(_task(row, split, compare) for row in rows_of[split]) for split in SPLITS}
+    return tasks, splits.num_left_out
 
 
 def _task(row: Row, split: str, compare: Mode) -> Task:

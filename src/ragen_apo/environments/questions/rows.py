@@ -170,18 +170,17 @@ class Contradictions(Enum):
     LEFT_OUT = "left out"
 
 
-def divided(
-    rows: Sequence[Row],
-    *,
-    test_share: float,
-    contradictions: Contradictions = Contradictions.REFUSED,
-) -> Splits:
-    """Rows by a hash of each one's id or question: others do not move when one is added."""
-    train, test = [], []
+def divided(rows: Sequence[Row], *, test_share: float) -> tuple[list[Row], list[Row]]:
+    """Rows of train and test by a hash of each one's id or question.
+
+    Others do not move when one is added.
+    """
+    train: list[Row] = []
+    test: list[Row] = []
     for row in rows:
         drawn = derive_seed(NAME, "split", row.identity) / 2**63
         (test if drawn < test_share else train).append(row)
-    return distinct(train, test, contradictions=contradictions)
+    return train, test
 
 
 def distinct(
