@@ -112,13 +112,16 @@ class RunDirectory:
         status = read_json(self.status, _STATUS, advice=_STATUS_ADVICE)
         return status.model_dump(exclude_unset=True)
 
+    def note(self, **values: Any) -> None:
+        """Puts values into run.json, in place of those with the same names."""
+        write_json_atomically(self.status, self.read_status() | values)
+
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Notes how long a phase took, added up over interrupted attempts."""
-        status = self.read_status()
-        phases = status.setdefault("phases", {})
+        phases = self.read_status().get("phases", {})
         entry = phases.setdefault(phase, {"seconds": 0.0})
         entry["seconds"] = round(entry["seconds"] + seconds, 3)
-        write_json_atomically(self.status, status)
+        self.note(phases=phases)
 
     def locked(self) -> AbstractContextManager[None]:
         """Refuses a second process that would train the same run."""

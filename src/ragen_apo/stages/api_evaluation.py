@@ -272,5 +272,4 @@ def _write(
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    noted = {"versions": versions, **({"data": data} if data else {})}
-    write_json_atomically(run.status, run.read_status() | noted)
+    run.note(versions=versions, **({"data": data} if data else {}))

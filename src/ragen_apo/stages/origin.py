@@ -22,7 +22,7 @@ from ragen_apo.config.load import config_of
 from ragen_apo.config.moved import value_at
 from ragen_apo.config.overrides import differences
 from ragen_apo.errors import ConfigError, RunDirectoryError
-from ragen_apo.files import CHECKSUMS, read_json_lines, write_json_atomically
+from ragen_apo.files import CHECKSUMS, read_json_lines
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
@@ -57,11 +57,7 @@ def note_origin(session: Session) -> None:
     `versions` are those of the first attempt; others that went on with it follow in
     `later_versions`.
     """
-    run, properties, status = (
-        session.run,
-        session.environments.properties,
-        session.run.read_status(),
-    )
+    run, properties = session.run, session.environments.properties
     versions = {
         "ragen_apo": ragen_apo.__version__,
         "torch": torch.__version__,
@@ -76,17 +72,16 @@ def note_origin(session: Session) -> None:
     }
     if properties.data:
         noted["data"] = properties.data
-    status = noted | run.read_status()
-    later = status.get("later_versions", [])
-    if versions not in [status["versions"], *later]:
-        status["later_versions"] = [*later, versions]
-    write_json_atomically(run.status, status)
+    noted |= run.read_status()
+    later = noted.get("later_versions", [])
+    if versions not in [noted["versions"], *later]:
+        noted["later_versions"] = [*later, versions]
+    run.note(**noted)
 
 
 def count_attempt(run: RunDirectory, *, by: int = 1) -> None:
     """Notes that one more process, or `by` of them, goes on with training."""
-    status = run.read_status()
-    write_json_atomically(run.status, status | {"attempts": status.get("attempts", 0) + by})
+    run.note(attempts=run.read_status().get("attempts", 0) + by)
 
 
 def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> None:
@@ -184,9 +179,8 @@ def require_references(run: RunDirectory, position: Position) -> None:
 
 def note_reference(run: RunDirectory, version: int) -> None:
     """Writes down which model a reference is, so that no other takes its place."""
-    status = run.read_status()
-    references = status.get("references", {}) | {str(version): _digest(run.reference(version))}
-    write_json_atomically(run.status, status | {"references": references})
+    noted = run.read_status().get("references", {})
+    run.note(references=noted | {str(version): _digest(run.reference(version))})
 
 
 def require_same_initial_model(session: Session, policy: LanguageModel) -> None:
@@ -195,13 +189,12 @@ def require_same_initial_model(session: Session, policy: LanguageModel) -> None:
     The checkpoints of a warm start hold the adapters alone; the weights are those of `policy.path`.
     """
     run, found = session.run, policy.without_adapters().fingerprint()
-    status = run.read_status()
-    if status.get("initial_fingerprint", found) != found:
+    if run.read_status().get("initial_fingerprint", found) != found:
         raise RunDirectoryError(
             f"{session.config.policy.path} is another model than this run was started with. Put "
             "the model back, or start another run in another --run-dir."
         )
-    write_json_atomically(run.status, status | {"initial_fingerprint": found})
+    run.note(initial_fingerprint=found)
 
 
 def _digest(folder: Path) -> str | None:

@@ -31,7 +31,6 @@ from ragen_apo.files import (
     broken_line,
     read_json_lines,
     remove_partial_files,
-    write_json_atomically,
     write_json_lines_atomically,
 )
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
@@ -298,6 +297,4 @@ def _note_peak_memory(run: RunDirectory, device: torch.device) -> None:
     else:
         unit = 1 if platform.system() == "Darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    status = run.read_status()
-    status["peak_memory_bytes"] = max(peak, status.get("peak_memory_bytes", 0))
-    write_json_atomically(run.status, status)
+    run.note(peak_memory_bytes=max(peak, run.read_status().get("peak_memory_bytes", 0)))

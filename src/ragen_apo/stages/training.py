@@ -12,7 +12,7 @@ from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.evaluation.summary import outcome_summary
-from ragen_apo.files import append_json_line, read_json_lines, write_json_atomically
+from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.stages.distillation import distil
@@ -159,8 +159,7 @@ def _all_solved(step: int) -> EarlyStop:
 
 
 def _note_early_stop(session: Session, stopped: EarlyStop) -> None:
-    status = session.run.read_status()
-    write_json_atomically(session.run.status, status | {"early_stop": asdict(stopped)})
+    session.run.note(early_stop=asdict(stopped))
     num_steps = session.config.training.max_steps
     session.progress.say(f"stopped after step {stopped.step} of {num_steps}: {stopped.reason}")
 
