@@ -1,6 +1,7 @@
 """docs/adding_a_figure.md: its figure, added to a report as the page says."""
 
 import base64
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,8 @@ def test_a_run_with_nothing_to_draw_has_no_such_file_not_even_an_old_one(
     run = build_run()
     write_report(run)
     (run / "evaluation" / "episodes.jsonl").write_text("")
+    results = json.loads((run / "evaluation" / "results.json").read_text())
+    (run / "evaluation" / "results.json").write_text(json.dumps(results | {"episodes": 0}))
     assert "turns.png" not in [path.name for path in write_report(run)]
     assert not (run / "report" / "turns.png").exists()
     assert documented_figure not in (run / "report" / "report.html").read_text("utf-8")

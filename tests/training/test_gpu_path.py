@@ -211,10 +211,9 @@ def step_of(trainer: Trainer, trajectories: Sequence[Trajectory]) -> StepResult:
 
 def played(trainer: Trainer) -> list[Trajectory]:
     """The episodes of a step, with returns that differ."""
-    episodes = trainer._roll_out(0)
     return [
         replace(each, turns=(*each.turns[:-1], replace(each.turns[-1], reward=float(number % 3))))
-        for number, each in enumerate(episodes)
+        for number, each in enumerate(trainer.step(0).trajectories)
     ]
 
 
@@ -237,8 +236,8 @@ def played(trainer: Trainer) -> list[Trajectory]:
     ],
 )
 def test_a_step_is_that_of_the_cpu(session: Session, algorithm: str, keys: list[str]) -> None:
+    trajectories = played(trainer_of(session, algorithm, *keys))
     on_cpu = trainer_of(session, algorithm, *keys)
-    trajectories = played(on_cpu)
     expected = step_of(on_cpu, trajectories)
     with PretendGpu():
         on_gpu = trainer_of(replace(session, device=torch.device("cuda")), algorithm, *keys)
