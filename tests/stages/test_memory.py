@@ -43,6 +43,13 @@ def test_a_critic_is_trained_like_the_policy(model: LanguageModel) -> None:
     assert plan(model, "--algorithm=ppo").certain == (1 + 2 + 6) * size(model)
 
 
+def test_a_lagged_policy_is_a_copy_of_what_is_trained(model: LanguageModel) -> None:
+    frozen = ("--algorithm=oapl", "--policy.freeze_embeddings=true")
+    learned = (plan(model, *frozen).certain - 2 * size(model)) // 3
+    copied = plan(model, *frozen, "--algorithm.lag=2").certain - plan(model, *frozen).certain
+    assert copied == learned
+
+
 def test_frozen_embeddings_are_not_trained(model: LanguageModel) -> None:
     embeddings = model.model.get_input_embeddings().weight
     assert isinstance(embeddings, torch.Tensor)

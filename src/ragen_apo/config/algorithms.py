@@ -82,6 +82,11 @@ class AlgorithmConfig(Section):
         return 1
 
     @property
+    def keeps_a_copy(self) -> bool:
+        """Whether the algorithm has a copy of the policy's trained weights besides them."""
+        return False
+
+    @property
     def min_episodes_per_step(self) -> int:
         """Episodes that a step needs, where it compares them with each other."""
         return 1

@@ -37,7 +37,7 @@ class MemoryPlan:
     weights: int
     """Of the policy."""
     other_models: int
-    """Of the reference, where it is a model of its own, and of a critic."""
+    """Of the reference, where it is a model of its own, of a critic, and of a lagged policy."""
     training_state: int
     """Gradients and Adam's two moments."""
     rollout: int
@@ -111,8 +111,10 @@ def plan_memory(
     frozen = model.get_input_embeddings() if config.policy.freeze_embeddings else None
     still = {id(p) for p in frozen.parameters()} if frozen is not None else set[int]()
     trained = [p for p in model.parameters() if p.requires_grad and id(p) not in still]
-    state = 3 * sum(p.numel() * p.element_size() for p in trained)
+    learned = sum(p.numel() * p.element_size() for p in trained)
+    state = 3 * learned
     others = 0 if has_adapters(model) else weights
+    others += learned if config.algorithm.keeps_a_copy else 0
     if config.algorithm.traits.has_critic:
         others, state = others + weights, 2 * state
     training_pass = _training_pass(config, policy, max_turns=max_turns)

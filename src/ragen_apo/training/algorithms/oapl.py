@@ -81,6 +81,10 @@ class Oapl(AlgorithmConfig):
         return self.beta1 if self.beta2 is None else self.beta2
 
     @property
+    def keeps_a_copy(self) -> bool:
+        return self.lag > 1
+
+    @property
     def reuses_samples(self) -> bool:
         """Whether some update is made on samples of an earlier policy than the one it changes."""
         return self.lag > 1 or self.num_epochs > 1 or self.num_minibatches > 1
@@ -146,7 +150,7 @@ class OaplAlgorithm(Algorithm[OaplTargets]):
         """Of the policy, since the lagged one was renewed."""
         self._lagged: dict[str, Tensor] = {}
         """What differs between the two; empty where the policy itself always samples."""
-        if self._lag > 1:
+        if settings.keeps_a_copy:
             self._lagged = {name: tensor.clone() for name, tensor in self._trained().items()}
         self.num_epochs = settings.num_epochs
         self.num_minibatches = settings.num_minibatches
