@@ -42,6 +42,17 @@ def test_new_references_are_sampled_as_often_as_the_section_reference_says(
         assert report["num_samples"] == per_task * 21
 
 
+@pytest.mark.slow
+def test_a_run_keeps_as_many_checkpoints_as_asked_for(
+    algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    keys = ["--training.checkpoint_every=1", "--training.keep_checkpoints=1"]
+    config = algorithm_runs.config("apo", *keys)
+    run = factories.run(config, tmp_path / "run")
+    (last,) = run.checkpoints.iterdir()
+    assert last.name.endswith(f"{config.training.max_steps:06}")
+
+
 def test_adaptive_rounds_of_a_new_reference_start_with_its_own_number() -> None:
     settings = factories.config("--values.adaptive=true", "--values.num_samples=8", text="").values
     assert sample_schedule(settings).rounds() == (8, 16)
