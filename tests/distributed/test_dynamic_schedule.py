@@ -124,7 +124,7 @@ def test_the_union_is_the_rollout_of_one_process_however_slow_a_rank_is(
 def test_losses_gradients_and_weights_are_those_of_one_process(
     algorithm: str, sharding: str, finished_run: Path, by_one_process: Callable[..., Seen]
 ) -> None:
-    options = (finished_run, algorithm, 8, "float64")
+    options = (finished_run, algorithm, 4, "float64")
     one = by_one_process(steps, *options)
     keys = ("--rollouts.schedule=dynamic", "--training.num_rows=1")
     for seen in answers(in_ranks(2, steps, *options, sharding, *keys)):
