@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
+
+NAMESPACES = Path("/run/netns")
+PID = os.getpid()
+"""Of who made the hosts, also in its forks."""
 
 
 def _run(*command: str) -> None:
@@ -37,12 +44,12 @@ class Host:
     @property
     def name(self) -> str:
         """Of the namespace."""
-        return f"ragen-{os.getpid()}-{self.number}"
+        return f"ragen-{PID}-{self.number}"
 
     @property
     def interface(self) -> str:
         """Of its end of the cable, at most 15 characters."""
-        return f"rg{os.getpid() % 10**8}n{self.number}"
+        return f"rg{PID % 10**8}n{self.number}"
 
     @property
     def address(self) -> str:
@@ -53,6 +60,14 @@ class Host:
         """The command as it is run on this host."""
         return ["ip", "netns", "exec", self.name, *words]
 
+    def enter(self) -> None:
+        """Moves this process to the host."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with (NAMESPACES / self.name).open() as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), "setns")
+        os.environ["GLOO_SOCKET_IFNAME"] = self.interface
+
     def cable(self, state: str) -> None:
         """Takes this end of the cable `up` or `down`."""
         _run("ip", "-n", self.name, "link", "set", self.interface, state)
@@ -61,6 +76,7 @@ class Host:
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Both, until the block ends."""
+    _remove_left_over()
     hosts = (Host(0), Host(1))
     try:
         for host in hosts:
@@ -80,4 +96,15 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         yield hosts
     finally:
         for host in hosts:
-            subprocess.run(("ip", "netns", "del", host.name), capture_output=True, check=False)
+            _remove(host.name)
+
+
+def _remove(name: str) -> None:
+    subprocess.run(("ip", "netns", "del", name), capture_output=True, check=False)
+
+
+def _remove_left_over() -> None:
+    """Those of processes that were killed before they could do it."""
+    for path in NAMESPACES.glob("ragen-*-*"):
+        if not psutil.pid_exists(int(path.name.split("-")[1])):
+            _remove(path.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,9 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def copy(started: Path, tmp_path: Path) -> Callable[[str], RunDirectory]:
     """Makes a copy of the run of that name."""
     return lambda name: RunDirectory(Path(shutil.copytree(started, tmp_path / name)))
+
+
+@pytest.fixture(scope="session")
+def by_one_process() -> Callable[..., Any]:
+    """What a function returns in a fork that is alone; asked again, it is not computed again."""
+    return cache(lambda *options: answers(in_ranks(1, *options))[0])

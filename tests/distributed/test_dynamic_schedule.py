@@ -30,7 +30,7 @@ from ragen_apo.types import Task, Trajectory
 from tests import factories
 from tests.distributed.processes import answers, in_ranks
 from tests.distributed.runs import assert_same_run, go_on, stored_tokens
-from tests.distributed.steps import assert_same_steps, steps
+from tests.distributed.steps import Seen, assert_same_steps, steps
 
 pytestmark = pytest.mark.slow
 
@@ -97,9 +97,12 @@ def tokens(trajectories: Sequence[Trajectory]) -> list[list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize(("size", "slow_rank"), [(1, None), (2, 0), (2, 1), (3, 1)])
 def test_the_union_is_the_rollout_of_one_process_however_slow_a_rank_is(
-    size: int, slow_rank: int | None, finished_run: Path
+    size: int,
+    slow_rank: int | None,
+    finished_run: Path,
+    by_one_process: Callable[..., Played],
 ) -> None:
-    (one,) = answers(in_ranks(1, rollout, finished_run, None))
+    one = by_one_process(rollout, finished_run, None)
     assert len({len(each.turns) for each in one.trajectories}) > 1, "some episodes are longer"
     found = answers(in_ranks(size, rollout, finished_run, slow_rank, *DYNAMIC))
     for played in found:
@@ -119,10 +122,10 @@ def test_the_union_is_the_rollout_of_one_process_however_slow_a_rank_is(
 @pytest.mark.parametrize("sharding", ["none", "full"])
 @pytest.mark.parametrize("algorithm", ["apo_turn", "ppo"])
 def test_losses_gradients_and_weights_are_those_of_one_process(
-    algorithm: str, sharding: str, finished_run: Path
+    algorithm: str, sharding: str, finished_run: Path, by_one_process: Callable[..., Seen]
 ) -> None:
-    options = (finished_run, algorithm, 8, "float64")
-    (one,) = answers(in_ranks(1, steps, *options))
+    options = (finished_run, algorithm, 4, "float64")
+    one = by_one_process(steps, *options)
     keys = ("--rollouts.schedule=dynamic", "--training.num_rows=1")
     for seen in answers(in_ranks(2, steps, *options, sharding, *keys)):
         assert_same_steps(seen, one)

@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +25,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
 from tests import factories
 from tests.command_line import snapshot
-from tests.distributed.processes import answers, environment, finished, in_ranks, torchrun
+from tests.distributed.processes import Torchrun, answers, finished, in_ranks, torchrun
 from tests.distributed.runs import (
     assert_same_rows,
     assert_same_run,
@@ -97,33 +94,18 @@ def test_a_run_goes_on_with_another_number_of_processes_after_each_kill(
     assert_same_run(run, by_one, tolerance=1e-5)
 
 
-def rank_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("RANK")
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return None
-
-
-def kill_rank(started: subprocess.Popen[str], rank: int) -> None:
-    children = psutil.Process(started.pid).children(recursive=True)
-    (found,) = [child for child in children if rank_of(child) == str(rank)]
-    os.kill(found.pid, signal.SIGKILL)
-
-
 def test_torchrun_starts_a_run_again_whose_rank_was_killed(
-    copy: Callable[[str], RunDirectory], by_two: RunDirectory
+    copy: Callable[[str], RunDirectory], by_two: RunDirectory, tmp_path: Path
 ) -> None:
     run = copy("killed")
     arguments = ("train", "--run-dir", run.path, "--resume", "--no-evaluate")
-    command = torchrun(2, *arguments, options=("--max-restarts", "1"))
-    with subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        while len(read_json_lines(run.metrics)) < 3 and process.poll() is None:
-            time.sleep(0.05)
-        kill_rank(process, 1)
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    torchrun = Torchrun(tmp_path / "output", arguments, "--max-restarts", 1)
+    while len(read_json_lines(run.metrics)) < 3 and torchrun.is_running():
+        time.sleep(0.05)
+    _, second = sorted(psutil.Process(torchrun.pid).children(), key=lambda each: each.pid)
+    second.kill()
+    output = torchrun.ended()
+    assert torchrun.returncode == 0, output
     assert_same_run(run, by_two, tolerance=0.0)
     assert run.read_status()["attempts"] == 2
 

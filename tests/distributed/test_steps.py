@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.distributed.processes import answers, in_ranks
-from tests.distributed.steps import assert_same_steps, steps
+from tests.distributed.steps import Seen, assert_same_steps, steps
 
 pytestmark = pytest.mark.slow
 
@@ -16,10 +17,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "full"])
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "ppo", "grpo"])
 def test_two_ranks_make_the_steps_of_one_process(
-    algorithm: str, sharding: str, finished_run: Path
+    algorithm: str, sharding: str, finished_run: Path, by_one_process: Callable[..., Seen]
 ) -> None:
     options = (finished_run, algorithm, 4, "float64")
-    (one,) = answers(in_ranks(1, steps, *options))
+    one = by_one_process(steps, *options)
     first, second = answers(in_ranks(2, steps, *options, sharding))
     assert_same_steps(first, one)
     for name, tensor in first.state.items():
@@ -31,10 +32,10 @@ def test_two_ranks_make_the_steps_of_one_process(
 @pytest.mark.parametrize("sharding", ["none", "full"])
 @pytest.mark.parametrize("algorithm", ["apo", "oapl"])
 def test_so_do_more_ranks_than_some_have_work_for(
-    algorithm: str, sharding: str, finished_run: Path
+    algorithm: str, sharding: str, finished_run: Path, by_one_process: Callable[..., Seen]
 ) -> None:
     num_tasks = 2 if algorithm == "apo" else 1  # a group of three
     options = (finished_run, algorithm, num_tasks, "float64")
-    (one,) = answers(in_ranks(1, steps, *options))
+    one = by_one_process(steps, *options)
     for seen in answers(in_ranks(4, steps, *options, sharding)):
         assert_same_steps(seen, one)

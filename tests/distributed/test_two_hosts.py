@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
-from tests.distributed.processes import environment, finished, torchrun
+from tests.distributed.processes import Torchrun
 from tests.distributed.runs import assert_same_run
 from tests.hosts import NEEDS_HOSTS, Host, two_hosts
 
@@ -34,39 +33,33 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 def on_one_host(started: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run, continued to its end by two processes of one host."""
     path = Path(shutil.copytree(started, tmp_path_factory.mktemp("one") / "run"))
-    result = finished(torchrun(2, "train", "--run-dir", path, "--resume", "--no-evaluate"))
-    assert result.returncode == 0, result.stderr
+    assert_trained([start(RunDirectory(path))])
     return RunDirectory(path)
 
 
-def start(host: Host, run: RunDirectory) -> subprocess.Popen[str]:
-    """`torchrun` on a host: one process of two, which goes on with a run."""
-    return subprocess.Popen(
-        host.command(
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(host.number)),
-            *("--master-addr", Host(0).address, "--master-port", str(PORT)),
-            *("-m", "ragen_apo", "train", "--run-dir", str(run.path), "--resume", "--no-evaluate"),
-        ),
-        env={**environment(), "GLOO_SOCKET_IFNAME": host.interface},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def start(run: RunDirectory, host: Host | None = None) -> Torchrun:
+    """`torchrun`, which goes on with a run: two processes here, or one of two on a host."""
+    arguments = ("train", "--run-dir", run.path, "--resume", "--no-evaluate")
+    if host is None:
+        return Torchrun(run.path.with_suffix(".out"), arguments)
+    options = (
+        *("--nnodes", 2, "--nproc-per-node", 1, "--node-rank", host.number),
+        *("--master-addr", Host(0).address, "--master-port", PORT),
     )
+    output = run.path.with_suffix(f".{host.number}.out")
+    return Torchrun(output, arguments, *options, before=host.enter)
 
 
-def ended(processes: list[subprocess.Popen[str]], *, seconds: float = 200.0) -> list[str]:
-    """What each printed until its end."""
-    return [process.communicate(timeout=seconds)[0] for process in processes]
+def assert_trained(processes: Sequence[Torchrun]) -> None:
+    outputs = [each.ended() for each in processes]
+    assert [each.returncode for each in processes] == [0] * len(processes), outputs
 
 
 def test_two_hosts_make_the_run_of_one_host(
     hosts: tuple[Host, Host], copy: Callable[[str], RunDirectory], on_one_host: RunDirectory
 ) -> None:
     run = copy("on_two")
-    processes = [start(host, run) for host in hosts]
-    outputs = ended(processes)
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert_trained([start(run, host) for host in hosts])
     assert_same_run(run, on_one_host, tolerance=0.0)
 
 
@@ -74,18 +67,16 @@ def test_a_lost_network_ends_both_hosts_with_rank_and_phase_and_the_run_goes_on(
     hosts: tuple[Host, Host], copy: Callable[[str], RunDirectory], on_one_host: RunDirectory
 ) -> None:
     run = copy("cut")
-    processes = [start(host, run) for host in hosts]
-    while len(read_json_lines(run.metrics)) < 2 and processes[0].poll() is None:
+    processes = [start(run, host) for host in hosts]
+    while len(read_json_lines(run.metrics)) < 2 and processes[0].is_running():
         time.sleep(0.05)
     hosts[1].cable("down")
-    outputs = ended(processes)
+    outputs = [each.ended() for each in processes]
     assert all(process.returncode for process in processes)
     for rank, output in enumerate(outputs):
         assert f"rank {rank} of 2 is without the others at 'stage 2: " in output, output
     hosts[1].cable("up")
-    processes = [start(host, run) for host in hosts]
-    outputs = ended(processes)
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert_trained([start(run, host) for host in hosts])
     assert_same_run(run, on_one_host, tolerance=0.0)
 
 
@@ -107,11 +98,10 @@ def test_a_full_disk_ends_all_ranks_with_one_message_and_the_run_goes_on(
     run = RunDirectory(Path(shutil.copytree(started, small_disk / "run")))
     filler = small_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 200 * 1024))
-    command = torchrun(2, "train", "--run-dir", run.path, "--resume", "--no-evaluate")
-    failed = finished(command)
+    failed = start(run)
+    output = failed.ended()
     assert failed.returncode != 0
-    assert failed.stderr.count("error: the disk is full") == 1, failed.stderr
+    assert output.count("error: the disk is full") == 1, output
     filler.unlink()
-    went_on = finished(command)
-    assert went_on.returncode == 0, went_on.stderr
+    assert_trained([start(run)])
     assert_same_run(run, on_one_host, tolerance=0.0)

@@ -332,25 +332,23 @@ def test_a_later_distillation_is_not_taken_for_what_stage_two_began_with(
 UPDATE = "ragen_apo.warm_start.supervised:accumulate_supervised_gradients"
 
 
+FAULTS = {
+    "between two checkpoints of the distillation": (UPDATE, 12 + 40 + 4),
+    "at its evaluation": ("ragen_apo.stages.training:_evaluation_episodes", 1),
+    "after its evaluation": ("ragen_apo.stages.training:append_json_line", 1),
+    "in the second distillation": ("ragen_apo.stages.distillation:sample_batches", 3),
+    "after the second distillation": ("ragen_apo.stages.training:save_checkpoint", 1),
+}
+"""In the order of a run: where it dies, at which call since it was resumed."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "call"),
-    [
-        (UPDATE, 12 + 40 + 4),  # between two checkpoints of the distillation
-        ("ragen_apo.stages.training:append_json_line", 1),  # at its evaluation
-        ("ragen_apo.stages.distillation:sample_batches", 15),
-        ("ragen_apo.stages.training:save_checkpoint", 1),  # after the second distillation
-    ],
-)
-def test_a_run_killed_around_a_distillation_ends_like_one_that_was_not(
-    target: str,
-    call: int,
-    distilled_run: RunDirectory,
-    run_until_killed: Callable[..., int],
-    tmp_path: Path,
+def test_a_run_killed_around_its_distillations_ends_like_one_that_was_not(
+    distilled_run: RunDirectory, run_until_killed: Callable[..., int], tmp_path: Path
 ) -> None:
-    status = run_until_killed(tmp_path, target=target, call=call, text=TEXT)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+    for fault, (target, call) in FAULTS.items():
+        status = run_until_killed(tmp_path, target=target, call=call, text=TEXT)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, fault
     run = factories.run(factories.config(text=TEXT), tmp_path / "run")
     for path in ("distillation", "metrics"):
         assert rows(getattr(run, path)) == rows(getattr(distilled_run, path))

@@ -93,40 +93,50 @@ def test_a_checkpoint_holds_adapters_and_their_moments_only(lora_run: RunDirecto
     assert {name.rpartition("/")[0] for name in moments} == names
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "call"),
-    [
-        (supervised, "accumulate_supervised_gradients", 4),
-        (Trainer, "step", 2),
-        (Trainer, "step", 4),
-        (stage_two, "save_checkpoint", 2),
-    ],
-    ids=["demonstrations", "first reference", "second reference", "last checkpoint"],
-)
-def test_an_interrupted_run_ends_with_the_same_weights(
-    owner: object,
-    name: str,
-    call: int,
+@pytest.fixture
+def run_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes a run, or goes on with it, up to the n-th call of a function."""
+
+    def run_until_interrupted(
+        config: RunConfig, path: Path, owner: object, name: str, call: int
+    ) -> None:
+        original, num_calls = getattr(owner, name), 0
+
+        def interrupted(*args, **kwargs):
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == call:
+                raise KeyboardInterrupt
+            return original(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                factories.run(config, path)
+
+    return run_until_interrupted
+
+
+INTERRUPTIONS = {
+    "demonstrations": (supervised, "accumulate_supervised_gradients", 4, "2-demonstrations-000002"),
+    "first reference": (Trainer, "step", 2, "2-demonstrations-000004"),
+    "second reference": (Trainer, "step", 4, "4-training-000002"),
+    "last checkpoint": (stage_two, "save_checkpoint", 1, "4-training-000002"),
+}
+"""In the order of a run: at which call since it was resumed, and with which newest checkpoint."""
+
+
+def test_a_run_that_is_interrupted_again_and_again_ends_with_the_same_weights(
     lora_config: LoraConfig,
     lora_run: RunDirectory,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run_until_interrupted: Callable[..., None],
 ) -> None:
-    original, num_calls = getattr(owner, name), 0
-
-    def interrupted(*args, **kwargs):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == call:
-            raise KeyboardInterrupt
-        return original(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            factories.run(lora_config(), tmp_path / "run")
     run = RunDirectory(tmp_path / "run")
-    torch.manual_seed(99)  # what the global generator holds must not matter
+    for name, (*moment, newest) in INTERRUPTIONS.items():
+        run_until_interrupted(lora_config(), run.path, *moment)
+        assert list_checkpoints(run.checkpoints)[-1].name == newest, name
+        torch.manual_seed(99)  # what the global generator holds must not matter
     factories.run(lora_config(), run.path)
     for folder in ("references/0", "references/1", "policy"):
         left, right = weights(run.path / folder), weights(lora_run.path / folder)
@@ -138,18 +148,11 @@ def test_a_warm_start_of_adapters_does_not_go_on_from_another_model_in_the_same_
     lora_config: LoraConfig,
     qwen_folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run_until_interrupted: Callable[..., None],
 ) -> None:
     model = Path(shutil.copytree(qwen_folder, tmp_path / "model"))
     config = lora_config(f"--policy.path={model}")
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "save_model", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            factories.run(config, tmp_path / "run")
+    run_until_interrupted(config, tmp_path / "run", Session, "save_model", 1)
     tensors = weights(model)
     tensors["model.norm.weight"] += 0.5
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
@@ -190,23 +193,13 @@ def test_the_first_reference_is_the_policy_without_adapters_and_needs_no_second_
 
 
 def test_ppo_with_adapters_resumes_exactly(
-    lora_config: LoraConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lora_config: LoraConfig, tmp_path: Path, run_until_interrupted: Callable[..., None]
 ) -> None:
     config = lora_config(
         "--algorithm=ppo", "--warm_start.enabled=false", "--training.checkpoint_every=1"
     )
     whole = factories.run(config, tmp_path / "whole")
-    original = Trainer.step
-
-    def interrupted(trainer: Trainer, step: int):
-        if step == 3:
-            raise KeyboardInterrupt
-        return original(trainer, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            factories.run(config, tmp_path / "run")
+    run_until_interrupted(config, tmp_path / "run", Trainer, "step", 4)
     run = RunDirectory(tmp_path / "run")
     factories.run(config, run.path)
     for folder in (run.policy, list_checkpoints(run.checkpoints)[-1]):

@@ -1,7 +1,7 @@
 """A run that was killed with SIGKILL and resumed ends with the same files as one that was not.
 
-Each case is a fault point: a function, and at which of its calls the process dies. The killed runs
-are forks of one process (`kill_server.py`), they are resumed here by the command line.
+A fault point is a function and at which of its calls the process dies. The killed runs are forks
+of this process (`run_until_killed`), at the end they are resumed here by the command line.
 """
 
 import json
@@ -33,38 +33,56 @@ pytestmark = pytest.mark.slow
 
 UPDATE = "ragen_apo.warm_start.supervised:accumulate_supervised_gradients"
 SAVE_MODEL = "ragen_apo.policy.language_model:LanguageModel.save"
+STEP = "ragen_apo.training.trainer:Trainer.step"
 FLUSH = "ragen_apo.files:sync_to_disk"
 
 # The tiny configuration makes 12 copy updates, 40 updates on demonstrations (a checkpoint every 10)
 # and 6 steps of Stage 2 (a checkpoint every 2, a new reference after 3).
 FAULTS = {
-    "in the demonstrations": (UPDATE, 12 + 35),
-    "inside a transaction of Stage 1": ("ragen_apo.values.store:zlib.compress", 9),
-    "in Stage 2 between checkpoints": ("ragen_apo.training.trainer:Trainer.step", 4),
+    "in the demonstrations": (UPDATE, 12 + 35, "2-demonstrations-000030"),
+    "inside a transaction of Stage 1": (
+        "ragen_apo.values.store:zlib.compress",
+        9,
+        "2-demonstrations-000040",
+    ),
+    "while a new reference is saved": (SAVE_MODEL, 1, "4-training-000002"),
+    "in Stage 2 between checkpoints": (STEP, 2, "4-training-000002"),
     "between a row of metrics and its checkpoint": (
         "ragen_apo.stages.training:save_checkpoint",
-        2,
+        1,
+        "4-training-000002",
     ),
-    "while a new reference is saved": (SAVE_MODEL, 3),
-    "between the tensors of a checkpoint": ("ragen_apo.training.checkpoint:save_file", 2 * 7 + 2),
-    "while an old checkpoint is removed": ("ragen_apo.training.checkpoint:shutil.rmtree", 7),
-    "while the trained policy is saved": (SAVE_MODEL, 4),
+    "between the tensors of a checkpoint": (
+        "ragen_apo.training.checkpoint:save_file",
+        2,
+        "4-training-000002",
+    ),
+    "while an old checkpoint is removed": (
+        "ragen_apo.training.checkpoint:shutil.rmtree",
+        3,  # the first two calls remove what the kill before left
+        "4-training-000004",
+    ),
+    "while the trained policy is saved": (SAVE_MODEL, 1, "4-training-000006"),
     "between the files of the evaluation": (
         "ragen_apo.stages.evaluation:write_json_atomically",
         1,
+        "4-training-000006",
     ),
 }
+"""In the order of a run: where it dies, at which call since it was resumed, and with which newest
+checkpoint."""
 
 
 NOTED = {
     "in the demonstrations": {"copy", "demonstrations"},
-    "in Stage 2 between checkpoints": {"copy", "demonstrations", "stage 1", "stage 2"},
+    "while a new reference is saved": {"copy", "demonstrations", "stage 1", "stage 2"},
 }
 """Of which phases run.json has the seconds when it is killed there."""
 
 
-def assert_killed(status: int) -> None:
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "never got there"
+def assert_killed(status: int, fault: str = "") -> None:
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert killed, f"never got there: {fault}"
 
 
 def assert_same_state(actual: RunDirectory, expected: RunDirectory) -> None:
@@ -75,17 +93,18 @@ def assert_same_state(actual: RunDirectory, expected: RunDirectory) -> None:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_that_was_killed_ends_with_the_files_of_one_that_was_not(
-    fault: str, run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
+def test_a_run_that_is_killed_again_and_again_ends_with_the_files_of_one_that_was_not(
+    run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
-    target, call = FAULTS[fault]
-    assert_killed(run_until_killed(tmp_path, target=target, call=call))
-    noted = RunDirectory(tmp_path / "run").read_status()["phases"]
-    assert NOTED.get(fault, set()) <= set(noted), "the time up to the last checkpoint is kept"
-    assert all(phase["seconds"] > 0 for phase in noted.values())
-    resume(tmp_path / "run")
-    assert_same_run(tmp_path / "run", finished_run)
+    run = RunDirectory(tmp_path / "run")
+    for fault, (target, call, newest) in FAULTS.items():
+        assert_killed(run_until_killed(tmp_path, target=target, call=call), fault)
+        assert list_checkpoints(run.checkpoints)[-1].name == newest, fault
+        noted = run.read_status()["phases"]
+        assert NOTED.get(fault, set()) <= set(noted), "the time up to the last checkpoint is kept"
+        assert all(phase["seconds"] > 0 for phase in noted.values())
+    resume(run.path)
+    assert_same_run(run.path, finished_run)
 
 
 def test_so_does_a_run_that_is_killed_at_every_fiftieth_flush_to_disk(
@@ -149,7 +168,7 @@ def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
     whole = factories.run(config, tmp_path / "whole")
     status = run_until_killed(
         tmp_path,
-        target="ragen_apo.training.trainer:Trainer.step",
+        target=STEP,
         call=4,
         text=resolved_yaml(config),
     )
@@ -178,8 +197,7 @@ def test_a_run_with_a_context_window_killed_in_stage_two(
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder, call in ((killed, 4), (whole, 10**9)):
         folder.mkdir()
-        target = "ragen_apo.training.trainer:Trainer.step"
-        status = run_until_killed(folder, target=target, call=call, text=text)
+        status = run_until_killed(folder, target=STEP, call=call, text=text)
         assert os.WIFSIGNALED(status) is (folder is killed)
     resume(killed / "run")
     assert_same_run(killed / "run", whole / "run")
@@ -228,7 +246,7 @@ def test_a_mixture_killed_in_the_middle_of_stage_two_goes_on(
     # In the last of four steps, after the checkpoint of the second.
     status = run_until_killed(
         tmp_path,
-        target="ragen_apo.training.trainer:Trainer.step",
+        target=STEP,
         call=4,
         text=resolved_yaml(config),
     )
@@ -263,12 +281,11 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
     folders = [tmp_path / name for name in ("whole", "killed")]
     for folder in folders:
         folder.mkdir()
-    step = "ragen_apo.training.trainer:Trainer.step"
-    assert run_until_killed(folders[0], target=step, call=100, text=text) == 0
+    assert run_until_killed(folders[0], target=STEP, call=100, text=text) == 0
     for call in (2, 3):  # in steps 2 and 4: with the first reference, and with the second
-        status = run_until_killed(folders[1], target=step, call=call, text=text)
+        status = run_until_killed(folders[1], target=STEP, call=call, text=text)
         assert_killed(status)
-    assert run_until_killed(folders[1], target=step, call=100, text=text) == 0
+    assert run_until_killed(folders[1], target=STEP, call=100, text=text) == 0
     expected, run = (RunDirectory(folder / "run") for folder in folders)
     assert rows(run.metrics) == rows(expected.metrics)
     assert_same_tensors(run.policy, expected.policy)

@@ -34,6 +34,7 @@ def run(qwen_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirec
         folder / "run",
         f"--policy.path={qwen_folder}",
         "--environment.data=generated:500",
+        "--environment.max_turns=6",
         f"--environment.store={folder / 'store'}",
         "--reference.refresh_every_steps=1",
     )
