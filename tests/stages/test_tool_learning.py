@@ -169,6 +169,6 @@ def test_success_rises_far_above_the_reference(
     # Two guesses among eight words: 1 - (7/8)^2 = 0.23, less what is lost by faulty calls.
     curve = [row["success_rate"] for row in rows]
     assert sum(curve[:5]) / 5 < 0.3
-    assert sum(curve[-5:]) / 5 > 0.45
+    assert sum(curve[-5:]) / 5 > 0.36  # more than three standard errors of 160 episodes above that
     calls = [turn["action"] for row in read_json_lines(run.rollouts) for turn in row["turns"]]
     assert SECRET in calls

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 DESKTOP, PHONE = (1280, 800), (390, 844)
@@ -54,6 +54,12 @@ def window(
     # Chromium remarks on it where a page comes again while its field has the focus.
     remarks = [text for text in problems if "Autofocus processing was blocked" not in text]
     assert not remarks, remarks
+
+
+def follow(way: Locator) -> None:
+    """Clicks on what leads to another page, and waits until that has its style and its script."""
+    with way.page.expect_navigation():
+        way.click()
 
 
 def assert_good(page: Page) -> None:

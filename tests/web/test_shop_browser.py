@@ -13,7 +13,7 @@ from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.web.shop.goals import agent_episodes
 from ragen_apo.web.shop.visits import Visits
-from tests.web.browsing import BROWSER_MARKS, DESKTOP, PHONE, assert_good, launched, window
+from tests.web.browsing import BROWSER_MARKS, DESKTOP, PHONE, assert_good, follow, launched, window
 from tests.web.shopping import served, shop_of
 
 MAX_TABS = 60
@@ -57,20 +57,20 @@ def test_shopping_to_a_purchase_by_mouse(
     title = title_of_the_goal(visits)
     with served(visits) as address, window(browser, address, size, scheme) as page:
         assert_good(page)
-        page.get_by_role("button", name="Come in").click()
+        follow(page.get_by_role("button", name="Come in"))
         assert_good(page)
         page.get_by_role("searchbox", name="Search the shop").fill(title)
-        page.get_by_role("button", name="Search").click()
+        follow(page.get_by_role("button", name="Search"))
         assert_good(page)
-        page.get_by_role("button", name=f"Look at it: {title}", exact=True).click()
+        follow(page.get_by_role("button", name=f"Look at it: {title}", exact=True))
         assert_good(page)
-        page.get_by_role("button", name=f"Buy: {title}", exact=True).first.click()
+        follow(page.get_by_role("button", name=f"Buy: {title}", exact=True).first)
         expect(page.get_by_role("heading", name="Exactly what was asked for")).to_be_visible()
         assert_good(page)
-        page.get_by_role("button", name="Keep as a demonstration").click()
+        follow(page.get_by_role("button", name="Keep as a demonstration"))
         expect(page.get_by_text("kept in")).to_be_visible()
         assert_good(page)
-        page.get_by_role("button", name="Next goal").click()
+        follow(page.get_by_role("button", name="Next goal"))
         expect(page.get_by_text("Goal 2 of")).to_be_visible()
     recordings, _ = read_recordings(tmp_path / "kept")
     assert [recording.episode.success for recording in recordings] == [True]
@@ -115,20 +115,20 @@ def test_webshop_is_shopped_with_options_on_a_phone(browser: Browser, tmp_path: 
     visits = Visits(shop_of(environment, tmp_path / "kept"))
     goal = visits.shop.goals[0]
     with served(visits) as address, window(browser, address, PHONE, "dark") as page:
-        page.get_by_role("button", name="Come in").click()
+        follow(page.get_by_role("button", name="Come in"))
         page.get_by_role("searchbox").fill(goal.instruction.split(",")[0])
-        page.get_by_role("button", name="Search").click()
+        follow(page.get_by_role("button", name="Search"))
         assert_good(page)
-        page.get_by_role("button", name=re.compile("^Look at it")).first.click()
+        follow(page.get_by_role("button", name=re.compile("^Look at it")).first)
         options = page.locator("fieldset")
         for number in range(options.count()):
-            options.nth(number).get_by_role("button").first.click()
+            follow(options.nth(number).get_by_role("button").first)
         assert page.locator("[aria-pressed=true]").count() == options.count()
         assert_good(page)
-        page.get_by_role("button", name="Features").click()
+        follow(page.get_by_role("button", name="Features"))
         assert_good(page)
-        page.get_by_role("button", name="Back", exact=True).click()
-        page.get_by_role("button", name=re.compile("^Buy now")).click()
+        follow(page.get_by_role("button", name="Back", exact=True))
+        follow(page.get_by_role("button", name=re.compile("^Buy now")))
         expect(page.get_by_role("row", name="Kind of product")).to_be_visible()
         assert_good(page)
 
@@ -136,9 +136,9 @@ def test_webshop_is_shopped_with_options_on_a_phone(browser: Browser, tmp_path: 
 def test_hostile_words_run_nothing(visits: Visits, browser: Browser) -> None:
     hostile = '"><script>document.title = "taken"</script><img src=x onerror="document.title = 1">'
     with served(visits) as address, window(browser, address) as page:
-        page.get_by_role("button", name="Come in").click()
+        follow(page.get_by_role("button", name="Come in"))
         page.get_by_role("searchbox").fill(hostile)
-        page.get_by_role("button", name="Search").click()
+        follow(page.get_by_role("button", name="Search"))
         expect(page.get_by_text(f"search {hostile}")).to_be_visible()
         assert "taken" not in page.title()
         assert page.get_by_role("searchbox").input_value() == hostile

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from ragen_apo.web.at_work.worker import Workplace, Writing
-from tests.web.browsing import BROWSER_MARKS, DESKTOP, PHONE, assert_good, launched, window
+from tests.web.browsing import BROWSER_MARKS, DESKTOP, PHONE, assert_good, follow, launched, window
 from tests.web.view_runs import HOSTILE
 from tests.web.watching import served, workplace_of
 
@@ -40,7 +40,7 @@ def address(workplace: Workplace) -> Iterator[str]:
 def begin(page: Page, *, split: str = "train", task: int = 0) -> None:
     page.get_by_label("Tasks").select_option(split)
     page.get_by_label("Number, from 0").fill(str(task))
-    page.get_by_role("button", name="Begin the episode").click()
+    follow(page.get_by_role("button", name="Begin the episode"))
 
 
 def act(page: Page, number: int) -> None:
