@@ -19,7 +19,7 @@ import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -44,6 +44,7 @@ class _Status(BaseModel, extra="allow"):
 
     phases: dict[str, _Phase] = {}
     peak_memory_bytes: int = 0
+    mixed_precision: Literal["none", "bfloat16"] | None = None
 
 
 _STATUS = TypeAdapter(_Status)

@@ -30,6 +30,7 @@ from ragen_apo.files import (
 from ragen_apo.policy.conversation_probe import probe_conversation
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters, save_adapters
+from ragen_apo.policy.precision import chosen_precision
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
@@ -61,6 +62,8 @@ class Session:
     dtype: torch.dtype
     progress: Progress
     tracking: RunTracking
+    precision: str = "none"
+    """machine.mixed_precision with what `auto` has come to: `none` or `bfloat16`."""
     ranks: Ranks = ALONE
     opened: float = field(default_factory=time.perf_counter, compare=False)
     """When this process began with the run."""
@@ -86,12 +89,11 @@ class Session:
         transformers, and RunDirectoryError for a model of the run that is not what it has saved.
         """
         self._refuse_damage(Path(folder))
-        precision = self.config.machine.mixed_precision
         model = load_language_model(
             folder,
             device=self.device,
             dtype=self.dtype,
-            autocast=None if precision == "none" else getattr(torch, precision),
+            autocast=None if self.precision == "none" else getattr(torch, self.precision),
             gradient_checkpointing=self.config.machine.gradient_checkpointing,
             trust_remote_code=self.config.policy.trust_remote_code,
             max_context_tokens=self.config.agent.max_context_tokens,
@@ -201,6 +203,14 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
     """
     opened = time.perf_counter()
     device, dtype = set_up_machine(config.machine)
+    ranks = join_ranks(config.machine)
+    configured = config.machine.mixed_precision
+
+    def choose() -> str:
+        begun_with = run.read_status().get("mixed_precision")
+        return chosen_precision(configured, device, begun_with=begun_with)
+
+    precision = ranks.from_first(choose, "choosing the precision")
     return Session(
         config,
         run,
@@ -209,8 +219,9 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
         dtype,
         progress,
         RunTracking(config, run, progress),
-        join_ranks(config.machine),
-        opened,
+        precision=precision,
+        ranks=ranks,
+        opened=opened,
     )
 
 

@@ -63,3 +63,19 @@ def test_a_run_from_before_versions_of_the_environment_were_noted_goes_on(sessio
     write_json_atomically(session.run.status, older)
     pipeline.train(session.config, session.run, progress=SilentProgress())
     assert session.run.read_status()["environment"] == status["environment"]
+
+
+def test_a_run_that_began_in_bfloat16_goes_on_in_it_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = f"{{num_threads: {torch.get_num_threads()}, mixed_precision: auto, device: cpu}}"
+    config = factories.config(text=f"machine: {machine}\nenvironment: {{name: shop}}\n")
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    origin.note_origin(open_session(config, run, SilentProgress()))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    session = open_session(config, run, SilentProgress())
+    assert session.precision == "bfloat16"
+    origin.require_same_origin(session)
+    fresh = RunDirectory(tmp_path / "fresh")
+    assert open_session(config, fresh, SilentProgress()).precision == "none"

@@ -20,8 +20,10 @@ class MachineConfig(Section):
     """Number format of the policy's weights, and without mixed precision of all it computes.
     bfloat16 only with policy.lora: updates of weights in bfloat16 are mostly rounded away. float64
     takes twice the memory; with it the number of processes changes no token of a run."""
-    mixed_precision: Literal["none", "bfloat16"] = "none"
-    """Format of the matrix products (autocast); weights, sums and logits keep `dtype`."""
+    mixed_precision: Literal["none", "bfloat16", "auto"] = "none"
+    """Format of the matrix products (autocast); weights, sums and logits keep `dtype`. auto takes
+    bfloat16 where the machine that begins the run multiplies it faster (a GPU since Ampere, a
+    processor with AVX-512 BF16 or AMX), and the run keeps what it began with."""
     tf32: bool = True
     """On a GPU: float32 matrix products take 10 bits of each factor's mantissa and run on tensor
     cores, several times faster. Nothing changes on a CPU."""

@@ -69,6 +69,7 @@ def note_origin(session: Session) -> None:
         "versions": versions,
         "configuration": _configuration(session.config),
         "environment": _environment_versions(session),
+        "mixed_precision": session.precision,
     }
     if properties.data:
         noted["data"] = properties.data

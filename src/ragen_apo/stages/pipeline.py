@@ -110,6 +110,8 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     policy = session.load_policy(
         run.reference(0) if session.has(run.reference(0)) else _initial_model(session)
     )
+    if session.config.machine.mixed_precision == "auto":
+        session.progress.say(f"machine.mixed_precision auto: {session.precision}")
     _plan_memory(session, policy)
     has_adapters = session.config.policy.lora is not None
     if session.ranks.is_first and has_adapters and not run.reference(0).exists():

@@ -272,6 +272,7 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
         session, num_returns, missing, terminated = environment.session, 0, "", False
         while not terminated:
             page, shown, selected = session.page, session.shown, dict(session.selected)
+            opened = set(session.opened)
             reply = policy.act(observation)
             observation, _, terminated, _, info = environment.step(reply.action)
             if missing and num_returns < HASTY_MAX_RETURNS:
@@ -281,7 +282,11 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
                 known = [searchable(q) for q in instruction_queries(task.instruction, options)]
                 queries[known.index(reply.action.removeprefix("search "))] += 1
             elif page is Page.RESULTS and shown:
-                places[shown.index(session.product or 0)] += 1
+                place = shown.index(session.product or 0)
+                seen = {shown.index(product) for product in opened}
+                assert place not in seen or seen == set(HASTY_PLACES[: len(shown)])
+                if not seen:
+                    places[place] += 1
             elif terminated:
                 offered = environment.catalog.product(session.product or 0).options
                 for name, value in options:
@@ -305,8 +310,8 @@ def test_the_hasty_shopper_leaves_room_on_the_real_data(make_real: Make) -> None
     environment = make_real(price_seed=0, reward="corrected", nouns="rule", max_turns=15)
     every_fifth = environment.tasks("train")[::5]
     earned = scores(environment, "hasty", every_fifth)
-    assert success(earned) == pytest.approx(0.196, abs=0.03)
-    assert sum(earned) / len(earned) == pytest.approx(0.513, abs=0.03)
+    assert success(earned) == pytest.approx(0.222, abs=0.03)
+    assert sum(earned) / len(earned) == pytest.approx(0.538, abs=0.03)
 
 
 @pytest.mark.parametrize("mode", ["compact", "text", "text_rich"])

@@ -36,7 +36,8 @@ _ASKED_OPTION = re.compile(
 MAX_OPENED = 4
 """How many results the careful shopper opens at most."""
 HASTY_PLACES = (0, 0, 1, 1, 2, 3)
-"""The results, counted from 0, that the hasty shopper opens: one of these, all alike likely."""
+"""The results, counted from 0, of which the hasty shopper opens one that is not yet marked as
+opened, all alike likely."""
 HASTY_SELECTS_SHARE = 0.8
 """How often the hasty shopper cares for an option that is asked for."""
 HASTY_LEAVES_SHARE = 0.5
@@ -216,8 +217,9 @@ class HastyShopper(_Shopper):
     """Leaves to chance what the careful shopper decides by reading, and so mostly fails.
 
     It searches one of three queries, opens one of the first four results, passes over some of the
-    options asked for, and where one is missing goes back or does not care. It knows the instruction
-    alone. Its students know what a purchase is made of; choosing well is left to reinforcement.
+    options asked for, and where one is missing goes back to another result or does not care. It
+    knows the instruction alone. Its students know what a purchase is made of; choosing well is left
+    to reinforcement.
     """
 
     name = "hasty"
@@ -241,8 +243,10 @@ class HastyShopper(_Shopper):
         return self._search("I search for what is asked.", searchable(query))
 
     def _look_at_one(self) -> Reply:
-        num_shown = len(self.shop.session.shown)
-        place = self.draws.choice([place for place in HASTY_PLACES if place < num_shown])
+        session = self.shop.session
+        places = [place for place in HASTY_PLACES if place < len(session.shown)]
+        unopened = [place for place in places if session.shown[place] not in session.opened]
+        place = self.draws.choice(unopened or places)
         self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
         return self._click("I look at one of the results.", self._result_targets()[place])
 
