@@ -287,6 +287,10 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
                 assert place not in seen or seen == set(HASTY_PLACES[: len(shown)])
                 if not seen:
                     places[place] += 1
+                    assert reply.thought == "I look at one of the results."
+                else:
+                    numbers = ", ".join(str(number + 1) for number in sorted(seen))
+                    assert reply.thought == f"I have seen {numbers}. I look at another result."
             elif terminated:
                 offered = environment.catalog.product(session.product or 0).options
                 for name, value in options:

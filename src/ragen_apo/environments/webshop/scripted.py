@@ -247,8 +247,12 @@ class HastyShopper(_Shopper):
         places = [place for place in HASTY_PLACES if place < len(session.shown)]
         unopened = [place for place in places if session.shown[place] not in session.opened]
         place = self.draws.choice(unopened or places)
+        seen = [str(n) for n, each in enumerate(session.shown, 1) if each in session.opened]
+        thought = "I look at one of the results."
+        if seen:
+            thought = f"I have seen {', '.join(seen)}. I look at another result."
         self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
-        return self._click("I look at one of the results.", self._result_targets()[place])
+        return self._click(thought, self._result_targets()[place])
 
     def _select_or_leave(self) -> Reply:
         if self.missed is not None:
