@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import ragen_apo
+from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.errors import ConfigError
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
@@ -69,12 +70,42 @@ def test_seconds_of_a_phase_within_another_count_once_and_all_add_up_to_the_cloc
     assert sum(phase["seconds"] for phase in phases.values()) == 231 - 95
 
 
+def test_checkpoints_waiting_and_communication_are_parts_of_the_phase_they_fall_in(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    session.run.status.unlink()
+    exchanged = (1.0, 2.0)
+    monkeypatch.setattr(Ranks, "seconds", property(lambda _: exchanged))
+    with session.timed("demonstrations"):
+        now, exchanged = 110.0, (4.0, 2.5)
+        with session.saving():
+            now = 113.0
+        with session.timed("stage 1"):
+            now, exchanged = 120.0, (4.0, 3.0)
+        with session.saving():
+            now = 121.0
+    assert session.run.read_status()["phases"] == {
+        "demonstrations": {
+            "seconds": 14.0,
+            "checkpoint_seconds": 4.0,
+            "waiting_seconds": 4.0,
+            "communication_seconds": 2.5,
+        },
+        "stage 1": {"seconds": 7.0, "communication_seconds": 0.5},
+    }
+
+
 def test_a_run_notes_the_seconds_of_loading_and_of_the_evaluation_too(finished_run: Path) -> None:
     phases = RunDirectory(finished_run).read_status()["phases"]
     warm_start = {"copy", "demonstrations"}
     later = {"stage 1", "stage 2", "reference refresh"}
     assert set(phases) == {"loading", "evaluation"} | warm_start | later
     assert all(phase["seconds"] > 0 for phase in phases.values())
+    saving = {name for name, phase in phases.items() if "checkpoint_seconds" in phase}
+    assert saving == warm_start | {"stage 2"}
+    assert all(phases[name]["checkpoint_seconds"] < phases[name]["seconds"] for name in saving)
 
 
 def test_a_later_evaluation_is_none_of_what_the_run_took(

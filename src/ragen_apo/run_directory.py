@@ -117,11 +117,12 @@ class RunDirectory:
         """Puts values into run.json, in place of those with the same names."""
         write_json_atomically(self.status, self.read_status() | values)
 
-    def add_seconds(self, phase: str, seconds: float) -> None:
-        """Notes how long a phase took, added up over interrupted attempts."""
+    def add_seconds(self, phase: str, seconds: float, **parts: float) -> None:
+        """Notes how long a phase took, added up over interrupted attempts, and parts of that."""
         phases = self.read_status().get("phases", {})
         entry = phases.setdefault(phase, {"seconds": 0.0})
-        entry["seconds"] = round(entry["seconds"] + seconds, 3)
+        for name, spent in {"seconds": seconds, **parts}.items():
+            entry[name] = round(entry.get(name, 0.0) + spent, 3)
         self.note(phases=phases)
 
     def locked(self) -> AbstractContextManager[None]:

@@ -49,6 +49,10 @@ class _Clock:
     """Those under way, each inside the one before it."""
     noted: float = 0.0
     """Until when seconds are noted."""
+    saving: float = 0.0
+    """Seconds of checkpoints since then."""
+    exchanged: tuple[float, float] = (0.0, 0.0)
+    """What `Ranks.seconds` was then."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +196,26 @@ class Session:
         """
         now, clock = time.perf_counter(), self._clock
         if self.ranks.is_first and clock.phases and now - clock.noted >= every:
-            self.run.add_seconds(clock.phases[-1], now - clock.noted)
-            clock.noted = now
+            waiting, communication = (
+                after - before
+                for after, before in zip(self.ranks.seconds, clock.exchanged, strict=True)
+            )
+            parts = {
+                "checkpoint_seconds": clock.saving,
+                "waiting_seconds": waiting,
+                "communication_seconds": communication,
+            }
+            parts = {name: spent for name, spent in parts.items() if spent}
+            self.run.add_seconds(clock.phases[-1], now - clock.noted, **parts)
+            clock.noted, clock.saving, clock.exchanged = now, 0.0, self.ranks.seconds
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Counts what is inside as the making of a checkpoint, a part of the phase under way."""
+        started = time.perf_counter()
+        yield
+        self._clock.saving += time.perf_counter() - started
+        self.note_seconds()
 
 
 def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:

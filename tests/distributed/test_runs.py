@@ -79,7 +79,11 @@ def test_two_processes_of_torchrun_make_the_run_of_one(
     row = read_json_lines(by_two.metrics)[-1]
     assert row["num_ranks"] == 2
     assert 0 < row["communication_seconds"] < row["rollout_seconds"] + row["training_seconds"]
-    assert by_two.read_status()["attempts"] == 1, "one for all ranks"
+    status = by_two.read_status()
+    assert status["attempts"] == 1, "one for all ranks"
+    for phase in ("stage 1", "stage 2"):
+        spent = status["phases"][phase]
+        assert 0 < spent["waiting_seconds"] + spent["communication_seconds"] < spent["seconds"]
 
 
 def test_a_run_goes_on_with_another_number_of_processes_after_each_kill(

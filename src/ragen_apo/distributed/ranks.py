@@ -54,6 +54,8 @@ class _Log:
     num_meetings: int = 0
     waiting_seconds: float = 0.0
     communication_seconds: float = 0.0
+    forgotten: tuple[float, float] = (0.0, 0.0)
+    """How much of both `take_seconds` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -226,9 +228,14 @@ class Ranks:
                 "the last checkpoint"
             )
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """How long this rank has waited for others so far, and communicated with them."""
+        return self._log.waiting_seconds, self._log.communication_seconds
+
     def forget_seconds(self) -> None:
         """From here on `take_seconds` counts."""
-        self._log.waiting_seconds = self._log.communication_seconds = 0.0
+        self._log.forgotten = self.seconds
 
     def take_seconds(self) -> dict[str, float]:
         """Means over the ranks of the seconds since `forget_seconds`; nothing for one process.
@@ -237,8 +244,7 @@ class Ranks:
         """
         if self.size == 1:
             return {}
-        log = self._log
-        spent = (log.waiting_seconds, log.communication_seconds)
+        spent = (now - then for now, then in zip(self.seconds, self._log.forgotten, strict=True))
         waiting, communication = self.total(*spent, what="seconds")
         return {
             "num_ranks": self.size,

@@ -140,7 +140,7 @@ def make_trainer(
 def _save(session: Session, trainer: Trainer, position: Position) -> None:
     """A checkpoint from which `make_trainer` goes on."""
     session.ranks.require_equal_weights([trainer.policy.model, *trainer.algorithm.other_models])
-    if session.ranks.is_saving:
+    with session.saving():
         save_checkpoint(
             session.run.checkpoints,
             position=position,
@@ -150,7 +150,6 @@ def _save(session: Session, trainer: Trainer, position: Position) -> None:
             keep=session.config.training.keep_checkpoints,
             ranks=session.ranks,
         )
-    session.note_seconds()
 
 
 def _all_solved(step: int) -> EarlyStop:

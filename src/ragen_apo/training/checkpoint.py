@@ -103,6 +103,8 @@ def save_checkpoint(
     Tensors in shares are gathered there, for which all ranks have to come. If it cannot be written
     (a full disk), the earlier ones stay and CheckpointError is raised.
     """
+    if not ranks.is_saving:
+        return
     tensors = {
         WEIGHTS_FILE: trained_tensors(model),
         OPTIMIZER_FILE: optimizer.state_tensors(),

@@ -137,9 +137,11 @@ def _save(
     position: Position,
     phase: SupervisedPhase,
 ) -> None:
-    if phase.keeps_checkpoints:
-        session.ranks.require_equal_weights([model.model])
-    if phase.keeps_checkpoints and session.ranks.is_saving:
+    if not phase.keeps_checkpoints:
+        session.note_seconds()
+        return
+    session.ranks.require_equal_weights([model.model])
+    with session.saving():
         save_checkpoint(
             session.run.checkpoints,
             position=position,
@@ -148,7 +150,6 @@ def _save(
             keep=session.config.training.keep_checkpoints,
             ranks=session.ranks,
         )
-    session.note_seconds()
 
 
 def accumulate_supervised_gradients(
