@@ -273,6 +273,7 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
         while not terminated:
             page, shown, selected = session.page, session.shown, dict(session.selected)
             opened = set(session.opened)
+            observed = f"\n{observation}"
             reply = policy.act(observation)
             observation, _, terminated, _, info = environment.step(reply.action)
             if missing and num_returns < HASTY_MAX_RETURNS:
@@ -287,10 +288,10 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
                 assert place not in seen or seen == set(HASTY_PLACES[: len(shown)])
                 if not seen:
                     places[place] += 1
-                    assert reply.thought == "I look at one of the results."
-                else:
-                    numbers = ", ".join(str(number + 1) for number in sorted(seen))
-                    assert reply.thought == f"I have seen {numbers}. I look at another result."
+                numbers = ", ".join(str(number + 1) for number in sorted(seen))
+                before = f"Opened: {numbers}" if seen else ""
+                assert before in observed.split("\n")
+                assert reply.thought == f"{before}{'. ' if seen else ''}I look at {place + 1}."
             elif terminated:
                 offered = environment.catalog.product(session.product or 0).options
                 for name, value in options:

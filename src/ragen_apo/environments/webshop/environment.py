@@ -59,7 +59,7 @@ from ragen_apo.environments.webshop.visit import Page, Session, parse_action, pa
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
-TEXT_VERSION = 7
+TEXT_VERSION = 8
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""

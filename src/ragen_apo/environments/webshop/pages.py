@@ -3,9 +3,9 @@
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
 made for language models that read the whole episode: what is read once is not repeated. Results and
 options are numbered and clicked by number (`click 3`, `click #3`), by the first words of a title or
-by an option's value, which are written as they are searched. Results that were opened are marked,
-as in `text_rich`. A last line says what can be done, and it alone answers an action that is not
-possible.
+by an option's value, which are written as they are searched. Below the results stand the numbers of
+those that were opened, which `text_rich` marks. A last line says what can be done, and it alone
+answers an action that is not possible.
 
 An option's number is its place among all options of the product, so it stays when groups are
 hidden. It selects the value at that place in that group, even one that two groups share or that is
@@ -193,11 +193,10 @@ def _compact_results(session: Session, views: Views) -> list[str]:
         return [f"No results on page {session.page_number} of {len(session.results)} results"]
     first = session.first_place
     heading = f"Results {first}-{first + len(shown) - 1} of {len(session.results)}"
-    rows = [heading]
-    for place, number in enumerate(shown, start=first):
-        opened = " (opened)" if number in session.opened else ""
-        rows.append(f"{place}{opened} | {views(number).in_results_compact}")
-    return rows
+    places = dict(enumerate(shown, start=first))
+    rows = [f"{place} | {views(number).in_results_compact}" for place, number in places.items()]
+    opened = [str(place) for place, number in places.items() if number in session.opened]
+    return [heading, *rows, *([f"Opened: {', '.join(opened)}"] if opened else [])]
 
 
 def _compact_item(session: Session, views: Views) -> list[str]:

@@ -247,10 +247,10 @@ class HastyShopper(_Shopper):
         places = [place for place in HASTY_PLACES if place < len(session.shown)]
         unopened = [place for place in places if session.shown[place] not in session.opened]
         place = self.draws.choice(unopened or places)
-        seen = [str(n) for n, each in enumerate(session.shown, 1) if each in session.opened]
-        thought = "I look at one of the results."
-        if seen:
-            thought = f"I have seen {', '.join(seen)}. I look at another result."
+        opened = [str(n) for n, each in enumerate(session.shown, 1) if each in session.opened]
+        thought = f"I look at {place + 1}."
+        if opened:
+            thought = f"Opened: {', '.join(opened)}. {thought}"
         self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
         return self._click(thought, self._result_targets()[place])
 
