@@ -97,3 +97,22 @@ def test_text_in_the_pictures_is_ten_pixels_high_on_a_phone(build_run: Callable[
         pixels = int.from_bytes(picture[16:20], "big")  # the width in the header of a PNG
         inches = pixels / DOTS_PER_INCH
         assert SMALLEST_TEXT_POINTS / 72 * PHONE_PIXELS / inches >= 10
+
+
+def test_what_was_distilled_is_the_evaluation_before_the_first_step(
+    build_run: Callable[..., Path],
+) -> None:
+    metrics = [
+        {"step": 1, "success_rate": 0.4, "return_mean": 0.3},
+        {"step": 2, "success_rate": 0.5, "return_mean": 0.4, "eval_success_rate": 0.9},
+    ]
+    distillation = [
+        {"step": 32, "reference_version": 0, "loss": 0.1},
+        {"step": 32, "reference_version": 0, "eval_success_rate": 0.75},
+        {"step": 40, "reference_version": 1, "eval_success_rate": 0.95},
+    ]
+    run = dataclasses.replace(load_run(build_run()), metrics=metrics, distillation=distillation)
+    figure = plots.learning_curves(run)
+    assert figure is not None
+    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    assert lines["evaluation"].get_xydata().tolist() == [[0, 0.75], [2, 0.9]]

@@ -78,14 +78,18 @@ def panels(run: RunData) -> list[tuple[Panel, Sequence[Mapping[str, Any]]]]:
     traits = algorithm_of(run)
     own = VALUE_PANEL if traits.has_values else CRITIC_PANEL if traits.has_critic else RATIO_PANEL
     curves = [(panel, run.metrics) for panel in (*TRAINING_PANELS, own)]
-    distilled = [row for row in run.distillation if row.get("reference_version") == 0]
-    if distilled:
+    if distilled := _first_distillation(run):
         curves.append((DISTILLATION_PANEL, distilled))
     for phase, panel in WARM_START_PANELS.items():
         rows = [row for row in run.warm_start if row.get("phase") == phase]
         if rows:
             curves.append((panel, rows))
     return curves
+
+
+def _first_distillation(run: RunData) -> list[Mapping[str, Any]]:
+    """Its updates, and the evaluation of what came out before the first step of Stage 2."""
+    return [row for row in run.distillation if row.get("reference_version") == 0]
 
 
 def learning_curves(run: RunData) -> Figure | None:
@@ -193,7 +197,10 @@ def _rows_figure(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
 
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run: RunData) -> None:
-    """The values, evaluations as points; many values faintly, with their running mean over them."""
+    """The values, evaluations as points; many values faintly, with their running mean over them.
+
+    What was distilled is the evaluation of step 0.
+    """
     style_axes(axes, panel.title)
     axes.set_xlabel("step", color=MUTED, fontsize=9.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
@@ -215,7 +222,8 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
         axes.plot(steps, values, color=ACCENT, alpha=0.25, linewidth=1.2, label="each step")
         axes.plot(steps, smooth, color=ACCENT, linewidth=2.0, label="running mean")
     if panel.evaluation_key is not None:
-        evaluations = series(rows, panel.evaluation_key)
+        distilled = [{**row, "step": 0} for row in _first_distillation(run)]
+        evaluations = series([*distilled, *rows], panel.evaluation_key)
         if evaluations[0]:
             style = {"color": WARM, "markersize": 5, "linewidth": 1.0}
             axes.plot(*evaluations, "o--", label="evaluation", **style)
