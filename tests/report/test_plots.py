@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ragen_apo.report import plots
@@ -114,5 +115,5 @@ def test_what_was_distilled_is_the_evaluation_before_the_first_step(
     run = dataclasses.replace(load_run(build_run()), metrics=metrics, distillation=distillation)
     figure = plots.learning_curves(run)
     assert figure is not None
-    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    assert lines["evaluation"].get_xydata().tolist() == [[0, 0.75], [2, 0.9]]
+    (points,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "evaluation"]
+    assert np.array_equal(points.get_xydata(), [[0, 0.75], [2, 0.9]])
