@@ -285,9 +285,10 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
             elif page is Page.RESULTS and shown:
                 place = shown.index(session.product or 0)
                 seen = {shown.index(product) for product in opened}
-                assert place not in seen or seen == set(HASTY_PLACES[: len(shown)])
                 if not seen:
                     places[place] += 1
+                elif left := {each for each in HASTY_PLACES if each < len(shown)} - seen:
+                    assert place == min(left)
                 numbers = ", ".join(str(number + 1) for number in sorted(seen))
                 before = f"Opened: {numbers}" if seen else ""
                 assert before in observed.split("\n")
@@ -315,8 +316,8 @@ def test_the_hasty_shopper_leaves_room_on_the_real_data(make_real: Make) -> None
     environment = make_real(price_seed=0, reward="corrected", nouns="rule", max_turns=15)
     every_fifth = environment.tasks("train")[::5]
     earned = scores(environment, "hasty", every_fifth)
-    assert success(earned) == pytest.approx(0.222, abs=0.03)
-    assert sum(earned) / len(earned) == pytest.approx(0.538, abs=0.03)
+    assert success(earned) == pytest.approx(0.251, abs=0.03)
+    assert sum(earned) / len(earned) == pytest.approx(0.576, abs=0.03)
 
 
 @pytest.mark.parametrize("mode", ["compact", "text", "text_rich"])

@@ -36,8 +36,8 @@ _ASKED_OPTION = re.compile(
 MAX_OPENED = 4
 """How many results the careful shopper opens at most."""
 HASTY_PLACES = (0, 0, 1, 1, 2, 3)
-"""The results, counted from 0, of which the hasty shopper opens one that is not yet marked as
-opened, all alike likely."""
+"""The results, counted from 0, of which the hasty shopper opens one, all alike likely; when it
+comes back, the first that it has not opened."""
 HASTY_SELECTS_SHARE = 0.8
 """How often the hasty shopper cares for an option that is asked for."""
 HASTY_LEAVES_SHARE = 0.5
@@ -245,14 +245,13 @@ class HastyShopper(_Shopper):
     def _look_at_one(self) -> Reply:
         session = self.shop.session
         places = [place for place in HASTY_PLACES if place < len(session.shown)]
-        unopened = [place for place in places if session.shown[place] not in session.opened]
-        place = self.draws.choice(unopened or places)
-        opened = [str(n) for n, each in enumerate(session.shown, 1) if each in session.opened]
-        thought = f"I look at {place + 1}."
-        if opened:
-            thought = f"Opened: {', '.join(opened)}. {thought}"
+        place = self.draws.choice(places)
+        thought = ""
+        if opened := [n for n, each in enumerate(session.shown) if each in session.opened]:
+            place = next((each for each in places if each not in opened), place)
+            thought = f"Opened: {', '.join(str(n + 1) for n in opened)}. "
         self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
-        return self._click(thought, self._result_targets()[place])
+        return self._click(f"{thought}I look at {place + 1}.", self._result_targets()[place])
 
     def _select_or_leave(self) -> Reply:
         if self.missed is not None:
