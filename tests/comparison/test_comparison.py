@@ -49,7 +49,10 @@ MEASUREMENT = Measurement(
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("compare_shop", ["apo", *RIVALS[2:], "oapl", "grpo"]),
+        (
+            "compare_shop",
+            ["apo", *RIVALS[2:], "oapl", "grpo", "apo", *RIVALS[3:], "ppo"],
+        ),
         ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", *RIVALS[2:]]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
         ("compare_sokoban", RIVALS),
