@@ -173,7 +173,8 @@ def test_a_run_whose_rank_is_killed_while_it_draws_ends_as_that_of_one_process(
     survivor, killed = in_ranks(2, go_on_killed, run.path, "trajectories of step-0", 2)
     assert killed is None
     assert "without the others at 'stage 2: trajectories of step-0'" in survivor
-    assert in_ranks(3, go_on_killed, run.path, "trajectories of step-3", 2)[2] is None
+    # A rank that comes late finds nothing left and draws once.
+    assert in_ranks(3, go_on_killed, run.path, "trajectories of step-3", 1)[2] is None
     assert answers(in_ranks(2, go_on, run.path)) == 2 * ["trained"]
     assert_same_run(run, by_one, tolerance=1e-5)
 
