@@ -49,7 +49,7 @@ pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, t
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 
-test: setup ## run all tests, one process a core (19 minutes of processor time)
+test: setup ## run all tests, one process a core (6 to 7 minutes on two idle cores)
 	$(PYTEST)
 
 test-fast: setup ## run the quick tests, for every save (under a minute on two cores)
