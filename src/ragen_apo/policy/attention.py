@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import sdpa_mask
 
 from ragen_apo.policy.passes import at_least_float32
+from ragen_apo.policy.precision import processor_has
 
 ATTENTION = "ragen_apo"
 """The name by which transformers knows `attend`."""
@@ -110,12 +111,8 @@ def attend(
 
 @functools.cache
 def has_matrix_units() -> bool:
-    """Whether the processor multiplies bfloat16 matrices in hardware (Intel's AMX).
-
-    False where this version of PyTorch cannot tell.
-    """
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("amx_bf16", False))
+    """Whether the processor multiplies bfloat16 matrices in hardware (Intel's AMX)."""
+    return processor_has("amx_bf16")
 
 
 def _of_one_token(

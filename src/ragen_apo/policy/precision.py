@@ -1,4 +1,4 @@
-"""Which format matrix products have: `machine.mixed_precision: auto` asks the machine."""
+"""What the machine multiplies fast, and what `machine.mixed_precision: auto` makes of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ AMPERE = 8
 """The first major compute capability of GPUs whose tensor cores multiply bfloat16."""
 
 
+def processor_has(*features: str) -> bool:
+    """Whether the processor has one of them, by torch's names.
+
+    False where this version of PyTorch cannot tell.
+    """
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(feature, False) for feature in features)
+
+
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 products are faster than float32 ones there."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= AMPERE
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot say
-    return any(capabilities.get(unit, False) for unit in BFLOAT16_UNITS)
+    return processor_has(*BFLOAT16_UNITS)
 
 
 def chosen_precision(configured: str, device: torch.device, *, begun_with: str | None) -> str:
