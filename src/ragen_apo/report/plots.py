@@ -226,7 +226,7 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
         evaluations = series([*distilled, *rows], panel.evaluation_key)
         if evaluations[0]:
             style = {"color": WARM, "markersize": 5, "linewidth": 1.0}
-            axes.plot(*evaluations, "o--", label="evaluation", **style)
+            axes.plot(*evaluations, "o--", label="evaluation", clip_on=False, **style)
     if panel.key == "success_rate":
         baselines = mapping(run.results.get("baselines"))
         rate = finite(mapping(baselines.get("reference")).get("success_rate"))
