@@ -49,6 +49,8 @@ class Rollouts:
     """Rows; see `row_of`."""
     turn_index_BT: Tensor
     """int64: the turn, from 0, that sampled a token; -1 at all others."""
+    old_logprobs_BT: Tensor
+    """log pi_old of the sampled tokens, the denominator of ratios."""
     reference_logprobs_BT: Tensor
     group_B: Tensor
     """int64: the number of the task in the step; rollouts of one task share it."""
@@ -93,6 +95,7 @@ class Rollouts:
             samples=tuple(self.samples[index] for index in kept),
             tokens=self.tokens.rows(keep_B),
             turn_index_BT=self.turn_index_BT[keep_B],
+            old_logprobs_BT=self.old_logprobs_BT[keep_B],
             reference_logprobs_BT=self.reference_logprobs_BT[keep_B],
             group_B=self.group_B[keep_B],
             returns_B=self.returns_B[keep_B],
@@ -119,6 +122,7 @@ class Rollouts:
                 rows=rows,
                 samples=collate(samples, pad_id=self.pad_id, device=device),
                 tokens=self.tokens.rows(rows, num_positions=longest),
+                old_logprobs_BT=self.old_logprobs_BT[rows, :longest],
                 reference_logprobs_BT=self.reference_logprobs_BT[rows, :longest],
                 num_sequences=len(episodes),
                 num_tokens=num_tokens,
@@ -154,6 +158,8 @@ class MicroBatch:
     """All samples of these episodes, one episode's after another's [M, L]."""
     tokens: TokenBatch
     """Their rows."""
+    old_logprobs_BT: Tensor
+    """log pi_old of the sampled tokens."""
     reference_logprobs_BT: Tensor
     """log pi_ref of the sampled tokens."""
     num_sequences: int
@@ -209,6 +215,7 @@ def gather_rollouts(
 ) -> Rollouts:
     """The rollouts of a step, task after task; the reference is still to be scored (zeros).
 
+    Their log pi_old are what the sampler recorded.
     `returns_B` differs from the trajectories' own in the control experiment that hands returns out
     at random.
     """
@@ -232,6 +239,7 @@ def gather_rollouts(
         pad_id=pad_id,
         tokens=tokens,
         turn_index_BT=turn_index_BT.to(device),
+        old_logprobs_BT=tokens.sampled_logprobs_BT,
         reference_logprobs_BT=torch.zeros(shape, device=device),
         group_B=(torch.arange(len(samples)) // group_size).to(device),
         returns_B=returns_B.to(device),

@@ -10,7 +10,8 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
         monitors      of thoughts, in some steps, with the same weights; they change nothing
         filter        tasks that are worth an update, with normalised returns, if configured, and
                       those that the algorithm can learn from
-        reference     log-probabilities of the same tokens under the frozen reference
+        reference     log-probabilities of the same tokens under the frozen reference; and under the
+                      policy, for an algorithm with a ratio whose sampler rounds otherwise
         prepare       the algorithm's advantages, from all rollouts
         for each pass, for each minibatch:
             loss      over micro-batches, whose gradients add up
@@ -26,6 +27,7 @@ which one it runs.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -121,6 +123,7 @@ class Trainer:
         scored: Rollouts | None = None
         if keep_B.any():
             scored = self._with_reference(self.config.algorithm.normalized(rollouts).take(keep_B))
+            scored = self._with_old_policy(scored)
             metrics |= self._improve(scored, learning_rate=learning_rate)
         else:
             metrics |= StepMetrics().metrics()
@@ -253,16 +256,33 @@ class Trainer:
     def _with_reference(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with log pi_ref of their tokens."""
         logprobs_BT = rollouts.scored(
-            self._reference_logprobs,
+            functools.partial(self._logprobs, self.reference),
             size=self._micro_batch_size,
             what="reference",
         )
         return replace(rollouts, reference_logprobs_BT=logprobs_BT)
 
-    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor:
-        """What the reference says about the sampled tokens [B, T]."""
+    def _with_old_policy(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with log pi_old as the loss computes it, where the sampler's differs.
+
+        Before the first update of the step, so that its ratios are 1.
+        """
+        computes_in = self.policy.autocast or self.policy.model.dtype
+        is_local = self.config.rollouts.engine == "local"
+        rounds_alike = is_local and computes_in is not torch.bfloat16
+        if rounds_alike or not self.algorithm.has_ratio:
+            return rollouts
+        logprobs_BT = rollouts.scored(
+            functools.partial(self._logprobs, self.policy),
+            size=self._micro_batch_size,
+            what="old policy",
+        )
+        return replace(rollouts, old_logprobs_BT=logprobs_BT)
+
+    def _logprobs(self, model: LanguageModel, micro: MicroBatch) -> torch.Tensor:
+        """What a model says about the sampled tokens [B, T]."""
         logprobs_ML = token_logprobs(
-            self.reference,
+            model,
             micro.samples.token_ids_BT,
             micro.samples.loss_mask_BT,
             temperature=self.config.sampling.temperature,

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from tests.factories import (
     SINGLE_ROLLOUT,
     AlgorithmRuns,
     SeenStep,
+    changed,
     config,
     flat_gradient,
     paying,
@@ -112,6 +115,44 @@ def reinforced(
         logprobs_N = sampled_logprobs(trainer.policy, trajectory)
         (-(torch.tensor(weight) * logprobs_N).sum()).backward()
     return flat_gradient(trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("where", ["float32", "bfloat16", "server"])
+def test_the_rounding_of_a_sampler_makes_no_ratios(
+    algorithm: str, where: str, session: Session
+) -> None:
+    """In float32 the local engine and the loss compute the same, and its record is believed."""
+
+    def step(shift: float) -> SeenStep:
+        trainer = trainer_of(session, algorithm)
+        if where == "bfloat16":
+            trainer.policy.autocast = torch.bfloat16
+        if where == "server":  # as for the trainer; the local engine plays in its place
+            server = ["--rollouts.engine=vllm", "--rollouts.base_url=http://127.0.0.1:1"]
+            trainer.config = changed(trainer.config, *server)
+        roll_out = trainer.proxy.rollout
+
+        def rounded(*args: Any, **options: Any) -> list[Trajectory]:
+            return [shifted(each, shift) for each in roll_out(*args, **options)]
+
+        with patch.object(trainer.proxy, "rollout", rounded):
+            return step_without_update(trainer, 3, returns=RETURNS)
+
+    exact, rough = step(0.0), step(0.1)
+    assert rough.result.metrics["logprob_gap_max"] > 0.09, "the monitor sees the sampler's own"
+    differs = (rough.gradient - exact.gradient).norm() > 0.01 * exact.gradient.norm()
+    assert differs == (where == "float32")
+
+
+def shifted(trajectory: Trajectory, shift: float) -> Trajectory:
+    """The episode as recorded by a sampler whose log-probabilities are this much higher."""
+    turns = [
+        replace(each, logprobs=tuple(logprob + shift for logprob in each.logprobs))
+        for each in trajectory.turns
+    ]
+    return replace(trajectory, turns=tuple(turns))
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ HASTY_SELECTS_SHARE = 0.8
 """How often the hasty shopper cares for an option that is asked for."""
 HASTY_LEAVES_SHARE = 0.5
 """How often the hasty shopper goes back where an option that it cares for is missing."""
-HASTY_MAX_RETURNS = 2
+HASTY_MAX_RETURNS = 3
 """How often the hasty shopper goes back in an episode at most."""
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1

@@ -38,6 +38,8 @@ class Algorithm(ABC, Generic[Targets]):
     """Updates of a pass."""
     entropy_gradients: bool = False
     """Whether the loss differentiates the entropy."""
+    has_ratio: bool = False
+    """Whether the loss divides by the probabilities of the policy that sampled."""
 
     @property
     def other_models(self) -> Sequence[nn.Module]:

@@ -26,6 +26,8 @@ from ragen_apo.training.step_metrics import LossPart, StepMetrics
 class ClippedRatio(Algorithm[Tensor]):
     """An algorithm without a critic; its targets are advantages [B, T]."""
 
+    has_ratio = True
+
     def __init__(self, settings: PolicyGradientConfig, *, max_tokens: int) -> None:
         self._settings = settings
         self._term = PolicyTerm(settings, max_tokens)
@@ -58,7 +60,7 @@ class PolicyTerm:
         if self.settings.kl_in != "reward" or self.settings.kl_coefficient == 0:
             return rollouts
         kl_BT = token_kl(
-            rollouts.tokens.sampled_logprobs_BT,
+            rollouts.old_logprobs_BT,
             reference_logprobs_BT=rollouts.reference_logprobs_BT,
             mask_BT=rollouts.mask_BT,
             estimator=self.settings.kl_estimator or "k1",
@@ -77,7 +79,7 @@ class PolicyTerm:
         settings, mask_BT = self.settings, micro.mask_BT
         policy = clipped_policy_loss(
             scores.logprobs_BT,
-            old_logprobs_BT=micro.tokens.sampled_logprobs_BT,
+            old_logprobs_BT=micro.old_logprobs_BT,
             advantages_BT=advantages_BT,
             mask_BT=mask_BT,
             clip_low=settings.clip_low,

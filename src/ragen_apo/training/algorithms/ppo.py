@@ -86,6 +86,8 @@ class PpoTargets:
 class PpoAlgorithm(Algorithm[PpoTargets]):
     """Owns the critic and its optimizer."""
 
+    has_ratio = True
+
     def __init__(self, settings: Ppo, config: RunConfig, policy: LanguageModel) -> None:
         from ragen_apo.policy.critic import Critic
         from ragen_apo.training.algorithms.clipped_ratio import PolicyTerm
