@@ -3,10 +3,11 @@
     rewards  -= coefficient KL               kl_in: reward
     loss      = clipped(A, pi / pi_old) + coefficient KL - coefficient H
 
-pi_old is the policy before the first update of a step, whose ratio is then 1. In float32 that is what
-the local engine recorded, up to `logprob_gap_max`; a sampler that rounds otherwise (bfloat16, a
-server) would make ratios of its rounding, so there the trainer computes pi_old itself. An algorithm without a critic is one function, from the rollouts of a step to an
-advantage for each sampled token; `clipped_ratio` does the rest.
+pi_old is the policy before the first update of a step. In float32 that is what the local engine
+recorded, up to `logprob_gap_max`. Ratios to a sampler that rounds otherwise (bfloat16, a server)
+would be of its rounding, so there the trainer computes pi_old itself, as verl does. An algorithm
+without a critic is one function, from the rollouts of a step to an advantage for each sampled
+token; `clipped_ratio` does the rest.
 """
 
 from __future__ import annotations
