@@ -21,6 +21,17 @@ from tests import factories
 
 COMPARISON = "base: base.yaml\nseeds: [0, 1]\nruns: {one: {}, two: {algorithm: grpo}}\n"
 
+SHARING = """
+base: base.yaml
+seeds: [1]
+share_values: true
+runs:
+  one: {}
+  two: {algorithm: {beta2: 0.1}}
+  wider: {values: {num_samples: 2}}
+  grpo: {algorithm: grpo}
+"""
+
 
 class Runs:
     """Stands for the command line: makes the files that show that a run is done."""
@@ -156,6 +167,24 @@ def test_a_comparison_that_was_moved_is_reused(runs: Runs) -> None:
     config.write_text(kept.replace("seed-0/reference", "seed-1/reference"))
     with pytest.raises(RunDirectoryError, match=r"policy\.path was '.*seed-1.* and is '.*seed-0"):
         play(runs)
+
+
+def test_runs_that_share_values_wait_for_the_first_and_take_its_store(runs: Runs) -> None:
+    (runs.out.parent / "compare.yaml").write_text(SHARING)
+    found = play(runs, parallel=4)
+    train = [call.split("/")[1] for call in runs.calls if call.startswith("train")]
+    assert train[0] == "one"
+    stores = {
+        name: load_config(run.config).values.store
+        for (name, seed), run in found.items()
+        if seed == 1
+    }
+    own = str((runs.out / "seed-1" / "one" / "values.sqlite").resolve())
+    assert stores == {"one": None, "two": own, "wider": None, "grpo": None}
+    runs.calls.clear()
+    runs.out = runs.out.rename(runs.out.with_name("moved"))
+    play(runs)
+    assert runs.calls == []
 
 
 def test_no_run_at_a_time_is_refused(runs: Runs) -> None:

@@ -46,6 +46,7 @@ def play_comparison(
     if parallel < 1:
         raise ConfigError(f"parallel must be at least 1, got {parallel}")
     firsts: list[_Job] = []
+    owners: list[_Job] = []
     jobs: list[_Job] = []
     runs: dict[tuple[str, int], RunDirectory] = {}
     for seed in comparison.settings.seeds:
@@ -53,11 +54,15 @@ def play_comparison(
         firsts.append((first, comparison.reference(seed), "warm-start"))
         for name in comparison.settings.runs:
             # Relative paths would name another folder from another working directory.
-            config = comparison.run(name, seed, reference=first.reference(0).resolve())
+            reference = first.reference(0).resolve()
+            owner = comparison.values_of.get(name)
+            store = runs[owner, seed].values.resolve() if owner else None
+            config = comparison.run(name, seed, reference=reference, store=store)
             runs[name, seed] = RunDirectory(first.path.parent / folder_name(name))
-            jobs.append((runs[name, seed], config, "train"))
+            is_owner = name in comparison.values_of.values()
+            (owners if is_owner else jobs).append((runs[name, seed], config, "train"))
     play = functools.partial(finish_run, say=say, quiet=quiet or parallel > 1)
-    for stage in (firsts, jobs):
+    for stage in (firsts, owners, jobs):
         _finish(stage, parallel, play)
     return runs
 
@@ -131,19 +136,25 @@ def finish_run(
 def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
     """Raises RunDirectoryError where the run was started with another configuration.
 
-    The absolute path of the reference beside it may be another: the comparison was moved, then.
+    The absolute paths of what lies beside it may be others: the comparison was moved, then.
     """
     before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
-    reference = RunDirectory(run.path.with_name(REFERENCE)).reference(0)
-    place = reference.relative_to(run.path.parent.parent).parts
+    folder = run.path.parent.resolve()
+
+    def is_moved(key: str, old: object, new: object) -> bool:
+        if key not in ("policy.path", "values.store") or not (
+            isinstance(old, str) and isinstance(new, str)
+        ):
+            return False
+        if not Path(new).is_relative_to(folder):
+            return False
+        place = Path(new).relative_to(folder.parent).parts
+        return Path(old).parts[-len(place) :] == place
+
     changes = [
         f"{key} was {old!r} and is {new!r}"
         for key, old, new in differences(before, now)
-        if not (
-            key == "policy.path"
-            and new == str(reference.resolve())
-            and Path(str(old)).parts[-len(place) :] == place
-        )
+        if not is_moved(key, old, new)
     ]
     if changes:
         raise RunDirectoryError(

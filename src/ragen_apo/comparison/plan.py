@@ -10,14 +10,16 @@ runs:
   GRPO: {algorithm: {name: grpo, num_minibatches: 2}}
 sweep:                     # each run is made with each combination of these values
   optimizer.learning_rate: [5.0e-4, 1.0e-3]
+share_values: true         # runs of a seed with the same Stage 1 sample it once
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,6 +82,9 @@ class ComparisonConfig(Section):
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default={})
     """Keys with dots, each with a list of values: every run is made with every combination, whose
     values its name then ends with."""
+    share_values: bool = False
+    """Of the runs of a seed whose Stage 1 is the same, the first samples it, and the others take V*
+    from its store: their costs have no Stage 1."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +96,23 @@ class Comparison:
     base: Mapping[str, Any]
     swept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By the name of a run, its keys out of the sweep."""
+    values_of: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a run that takes V* from another's store, the name of that one."""
 
     def reference(self, seed: int) -> RunConfig:
         """The run that ends with its warm start: its reference is that of all runs."""
         layers = [self.base, self.settings.shared, {"seed": seed}]
         return config_of(layers, source=f"the reference of seed {seed}")
 
-    def run(self, name: str, seed: int, *, reference: Path) -> RunConfig:
-        """One run from that reference."""
-        last = {
+    def run(self, name: str, seed: int, *, reference: Path, store: Path | None = None) -> RunConfig:
+        """One run from that reference; `store` is that of the run in `values_of`."""
+        last: dict[str, Any] = {
             "seed": seed,
             "policy": {"path": str(reference)},
             "warm_start": {"enabled": False},
         }
+        if store is not None:
+            last["values"] = {"store": str(store)}
         own, swept = self.settings.runs[name] or {}, self.swept.get(name, {})
         layers = [self.base, self.settings.shared, own, swept, last]
         return config_of(layers, source=f"run {name!r}")
@@ -146,7 +155,23 @@ def load_comparison(path: Path) -> Comparison:
     for name, config in configs.items():
         if problem := _problem_with_evaluation(config, configs[first], name_of_other=first):
             raise ConfigError(f"{path}, run {name!r}: {problem}")
+    if settings.share_values:
+        return replace(comparison, values_of=_values_of(configs))
     return comparison
+
+
+def _values_of(configs: Mapping[str, RunConfig]) -> dict[str, str]:
+    """For each run but the first with the same Stage 1, the name of that first one."""
+    firsts: dict[str, str] = {}
+    found = {}
+    for name, config in configs.items():
+        if not config.has_stage_one or config.values.store or config.reference.is_refreshed:
+            continue
+        same = (config.values, config.sampling, config.agent, config.environment)
+        key = json.dumps([*(each.model_dump() for each in same), config.training.max_tasks])
+        if (first := firsts.setdefault(key, name)) != name:
+            found[name] = first
+    return found
 
 
 def _problem_with_evaluation(
