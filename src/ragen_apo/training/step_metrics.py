@@ -80,17 +80,19 @@ class StepMetrics:
     def close_update(self, **values: float) -> None:
         """Notes an update, with the loss that led to it."""
         loss = 0.0
-        for numbers in self._parts:
-            for name, number in numbers.items():
-                value, (kind, _, of) = number.item(), name.partition("/")
-                if kind == "loss":
-                    loss += value
-                elif kind == "entropy":
-                    self.entropy_sum += value
-                elif kind == "gap":
-                    self.logprob_gap_max = max(self.logprob_gap_max, value)
-                else:
-                    self.sums[of] += value
+        numbers = [each for part in self._parts for each in part.items()]
+        # All at once: the host waits for the device once an update.
+        found = torch.stack([number.double() for _, number in numbers]).tolist() if numbers else []
+        for (name, _), value in zip(numbers, found, strict=True):
+            kind, _, of = name.partition("/")
+            if kind == "loss":
+                loss += value
+            elif kind == "entropy":
+                self.entropy_sum += value
+            elif kind == "gap":
+                self.logprob_gap_max = max(self.logprob_gap_max, value)
+            else:
+                self.sums[of] += value
         self._parts.clear()
         self.updates.append({"loss": loss, **values})
 
