@@ -29,6 +29,7 @@ runs:
   one: {}
   two: {algorithm: {beta2: 0.1}}
   wider: {values: {num_samples: 2}}
+  exact: {machine: {dtype: float64}}
   grpo: {algorithm: grpo}
 """
 
@@ -180,7 +181,7 @@ def test_runs_that_share_values_wait_for_the_first_and_take_its_store(runs: Runs
         if seed == 1
     }
     own = str((runs.out / "seed-1" / "one" / "values.sqlite").resolve())
-    assert stores == {"one": None, "two": own, "wider": None, "grpo": None}
+    assert stores == {"one": None, "two": own, "wider": None, "exact": None, "grpo": None}
     runs.calls.clear()
     runs.out = runs.out.rename(runs.out.with_name("moved"))
     play(runs)

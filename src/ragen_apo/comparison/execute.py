@@ -27,6 +27,8 @@ from ragen_apo.run_directory import RunDirectory
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
+_PATHS = ("policy.path", "values.store")
+"""Keys with absolute paths of what lies beside a run."""
 
 
 def play_comparison(
@@ -46,8 +48,9 @@ def play_comparison(
     if parallel < 1:
         raise ConfigError(f"parallel must be at least 1, got {parallel}")
     firsts: list[_Job] = []
-    owners: list[_Job] = []
-    jobs: list[_Job] = []
+    samplers: list[_Job] = []
+    others: list[_Job] = []
+    whose_values = set(comparison.values_of.values())
     runs: dict[tuple[str, int], RunDirectory] = {}
     for seed in comparison.settings.seeds:
         first = RunDirectory(out / f"seed-{seed}" / REFERENCE)
@@ -55,14 +58,14 @@ def play_comparison(
         for name in comparison.settings.runs:
             # Relative paths would name another folder from another working directory.
             reference = first.reference(0).resolve()
-            owner = comparison.values_of.get(name)
-            store = runs[owner, seed].values.resolve() if owner else None
+            sampler = comparison.values_of.get(name)
+            store = runs[sampler, seed].values.resolve() if sampler else None
             config = comparison.run(name, seed, reference=reference, store=store)
             runs[name, seed] = RunDirectory(first.path.parent / folder_name(name))
-            is_owner = name in comparison.values_of.values()
-            (owners if is_owner else jobs).append((runs[name, seed], config, "train"))
+            jobs = samplers if name in whose_values else others
+            jobs.append((runs[name, seed], config, "train"))
     play = functools.partial(finish_run, say=say, quiet=quiet or parallel > 1)
-    for stage in (firsts, owners, jobs):
+    for stage in (firsts, samplers, others):
         _finish(stage, parallel, play)
     return runs
 
@@ -139,28 +142,25 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
     The absolute paths of what lies beside it may be others: the comparison was moved, then.
     """
     before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
-    folder = run.path.parent.resolve()
-
-    def is_moved(key: str, old: object, new: object) -> bool:
-        if key not in ("policy.path", "values.store") or not (
-            isinstance(old, str) and isinstance(new, str)
-        ):
-            return False
-        if not Path(new).is_relative_to(folder):
-            return False
-        place = Path(new).relative_to(folder.parent).parts
-        return Path(old).parts[-len(place) :] == place
-
+    seed_folder = run.path.parent.resolve()
     changes = [
         f"{key} was {old!r} and is {new!r}"
         for key, old, new in differences(before, now)
-        if not is_moved(key, old, new)
+        if not (key in _PATHS and _has_moved(str(old), str(new), seed_folder))
     ]
     if changes:
         raise RunDirectoryError(
             f"{run.path} was started with another configuration than this comparison has now: "
             f"{'; '.join(changes[:5])}. Put that back, remove the run, or give another --out"
         )
+
+
+def _has_moved(old: str, new: str, seed_folder: Path) -> bool:
+    """Whether both name the same place in the folder of a seed, which has moved since."""
+    if not Path(new).is_relative_to(seed_folder):
+        return False
+    place = Path(new).relative_to(seed_folder.parent).parts
+    return Path(old).parts[-len(place) :] == place
 
 
 class _Results(BaseModel):

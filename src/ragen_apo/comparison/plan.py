@@ -167,7 +167,8 @@ def _values_of(configs: Mapping[str, RunConfig]) -> dict[str, str]:
     for name, config in configs.items():
         if not config.has_stage_one or config.values.store or config.reference.is_refreshed:
             continue
-        same = (config.values, config.sampling, config.agent, config.environment)
+        same = (config.machine, config.environment, config.agent, config.rollouts)
+        same += (config.sampling, config.values)
         key = json.dumps([*(each.model_dump() for each in same), config.training.max_tasks])
         if (first := firsts.setdefault(key, name)) != name:
             found[name] = first

@@ -63,7 +63,7 @@ def probe_conversation(model: LanguageModel, *, tools: Tools = ()) -> None:
     """
     with refusing_failures(model.model):
         found = measure_agreement(model, tools=tools)
-    tolerance = TOLERANCES[model.autocast or model.model.dtype]
+    tolerance = TOLERANCES[model.compute_dtype]
     if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         tolerance = max(tolerance, TF32_TOLERANCE)
     pairs = {

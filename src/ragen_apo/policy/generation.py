@@ -130,7 +130,7 @@ class GenerationEngine:
     @property
     def _mask_dtype(self) -> torch.dtype:
         """That of the products: a mask in it is not converted again in every layer."""
-        return self.model.autocast or self.model.model.dtype
+        return self.model.compute_dtype
 
     @property
     def num_free_rows(self) -> int:

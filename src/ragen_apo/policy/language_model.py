@@ -96,6 +96,11 @@ class LanguageModel:
         return self.model.config
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """Format of the body's matrix products."""
+        return self.autocast or self.model.dtype
+
+    @property
     def pad_id(self) -> int:
         """The token that pads rows on the right; no result depends on it."""
         token_id = self.tokenizer.pad_token_id

@@ -160,7 +160,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _rollout(config: RunConfig, policy: LanguageModel) -> int:
-    size = (policy.autocast or policy.model.dtype).itemsize
+    size = policy.compute_dtype.itemsize
     positions = config.training.num_rows * config.agent.max_context_tokens
     cache = 2 * policy.config.num_hidden_layers * _num_key_features(policy.config) * positions
     return cache * size + _converted(policy)

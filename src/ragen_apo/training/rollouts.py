@@ -215,7 +215,8 @@ def gather_rollouts(
 ) -> Rollouts:
     """The rollouts of a step, task after task; the reference is still to be scored (zeros).
 
-    Their log pi_old are what the sampler recorded.
+    log pi_old is what the sampler recorded.
+
     `returns_B` differs from the trajectories' own in the control experiment that hands returns out
     at random.
     """

@@ -59,7 +59,8 @@ class StepMetrics:
         if not self.updates:
             gap_BT = (logprobs_BT - micro.tokens.sampled_logprobs_BT).abs()
             numbers["gap"] = gap_BT.max()
-            numbers["sums/gap"], numbers["sums/gap_tokens"] = gap_BT.sum(), micro.mask_BT.sum()
+            numbers["sums/logprob_gap"] = gap_BT.sum()
+            numbers["sums/logprob_gap_tokens"] = micro.mask_BT.sum()
         if first_pass:
             against = {
                 "reference_logprobs_BT": micro.reference_logprobs_BT,
@@ -151,7 +152,7 @@ class StepMetrics:
             num_tokens_B = self.vector("num_tokens")
             metrics["entropy"] = self.entropy_sum / int(num_tokens_B.sum())
             metrics["logprob_gap_max"] = self.logprob_gap_max
-            metrics["logprob_gap_mean"] = self.sums["gap"] / self.sums["gap_tokens"]
+            metrics["logprob_gap_mean"] = self.sums["logprob_gap"] / self.sums["logprob_gap_tokens"]
             metrics |= divergence_metrics(
                 log_ratio_B=self.vector("log_ratio"),
                 kl_B=self.vector("kl"),

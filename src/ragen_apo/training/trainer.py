@@ -267,9 +267,8 @@ class Trainer:
 
         Before the first update of the step, so that its ratios are 1.
         """
-        computes_in = self.policy.autocast or self.policy.model.dtype
         is_local = self.config.rollouts.engine == "local"
-        rounds_alike = is_local and computes_in is not torch.bfloat16
+        rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
         if rounds_alike or not self.algorithm.has_ratio:
             return rollouts
         logprobs_BT = rollouts.scored(
