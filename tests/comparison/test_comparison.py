@@ -53,10 +53,9 @@ MEASUREMENT = Measurement(
             "compare_shop",
             ["apo", *RIVALS[2:], "oapl", "grpo", "apo", *RIVALS[3:], "ppo"],
         ),
-        ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", "apo_turn", *RIVALS[2:]]),
+        ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", *RIVALS[2:], "rloo"]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
-        ("compare_sokoban", RIVALS),
-        ("compare_sokoban_distilled", ["apo_turn", "rloo", "apo_turn", "rloo"]),
+        ("compare_sokoban", ["apo_turn", "rloo", "grpo", "gigpo", "ppo", "rloo"]),
         ("compare_sokoban_tuning", RIVALS * 3),
         ("compare_shop_ablations", ["apo_turn"] * 12 + ["apo"] * 3),
     ],
@@ -204,14 +203,16 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     run = RunDirectory(finished_run)
     rows = read_json_lines(run.metrics)
     whole = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
-    first_stage = stage_one_tokens(run)
-    assert first_stage > 0
-    assert whole.tokens == first_stage + rows[-1]["num_generated_tokens_total"]
+    first_stage, refresh = stage_one_tokens(run)  # a new reference after three steps
+    totals = [row["num_generated_tokens_total"] for row in rows]
+    assert first_stage > 0 and refresh > 0
     assert [point.tokens for point in whole.points] == [
         0,
         first_stage,
-        *(first_stage + row["num_generated_tokens_total"] for row in rows if row["step"] in (3, 6)),
+        first_stage + totals[2],
+        first_stage + totals[2] + refresh + totals[5] - totals[2],
     ]
+    assert whole.tokens == whole.points[-1].tokens
     before, after = whole.points[:2]
     assert before.success == after.success and before.seconds == 0.0 < after.seconds
     assert whole.seconds > sum(row["rollout_seconds"] for row in rows)
@@ -228,7 +229,7 @@ def test_only_samples_of_training_tasks_are_counted(session: Session) -> None:
     api.estimate_values(session.run.path, samples=1, split="test", progress=False)
     assert stage_one_tokens(session.run) == before
     with ValueStore(session.run.values) as store:
-        assert store.num_response_tokens(split="test") > 0
+        assert sum(store.num_response_tokens(split="test")) > 0
 
 
 @pytest.mark.slow
@@ -247,7 +248,7 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     run = RunDirectory(tmp_path / "run")
     plain = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
     run.add_seconds("distillation", 7.5)
-    update = {"reference_version": 0, "step": 1, "loss": 0.5}
+    update = {"reference_version": 0, "step": 1, "loss": 0.5, "seconds": 7.4}
     evaluated = {"reference_version": 0, "step": 1, "eval_success_rate": 0.75}
     # Versions before 0.2 could evaluate a later reference's, when they were resumed.
     later = {"reference_version": 1, "step": 1, "eval_success_rate": 0.99}
@@ -259,6 +260,24 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     assert (first, sampled) == tuple(plain.points[:2])
     assert point == Point(pytest.approx(sampled.seconds + 7.5), sampled.tokens, 0.75)
     assert [each.tokens for each in rest] == [each.tokens for each in plain.points[2:]]
+
+
+@pytest.mark.slow
+def test_the_seconds_of_a_new_reference_are_counted_before_its_first_step(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    plain = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    updates = [{"reference_version": version, "step": 1, "seconds": 1.0} for version in (0, 1, 1)]
+    write_json_lines_atomically(run.distillation, updates)
+    run.add_seconds("distillation", 6.0)
+    run.add_seconds("reference refresh", 5.0)
+    dearer = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    assert [point.seconds for point in dearer.points] == pytest.approx(
+        [point.seconds + more for point, more in zip(plain.points, (0, 0, 2, 11), strict=True)]
+    )
+    assert dearer.seconds == pytest.approx(plain.seconds + 11)
 
 
 def test_the_files_of_a_comparison(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Cost and success of a finished run, Stage 1 and distillation included.
 
 Seconds are those of Stage 1, distillation, rollouts and updates: not the warm start, which all runs
-share, and not the evaluations. What a new reference costs (the section `reference`) is counted at
-the start.
+share, and not the evaluations. What a reference costs is counted before its first step.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ class _Step(BaseModel):
     rollout_seconds: float
     training_seconds: float
     num_generated_tokens: int
+    reference_version: int = 0
     eval_success_rate: float = 0.0
     kl_per_sequence: float = 0.0
     entropy: float = 0.0
@@ -50,7 +50,21 @@ class _Distilled(BaseModel):
     """The part of each row of distillation.jsonl that it reads."""
 
     reference_version: int
+    seconds: float = 0.0
     eval_success_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a reference costs before its first step."""
+
+    sampling_seconds: float
+    distillation_seconds: float
+    tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return self.sampling_seconds + self.distillation_seconds
 
 
 @dataclass(frozen=True)
@@ -118,30 +132,34 @@ class Measurement:
 def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) -> Measurement:
     """Reads a finished run."""
     status, rows = run.read_status(), read_records(run.metrics, TypeAdapter(_Step))
+    distilled = read_records(run.distillation, TypeAdapter(_Distilled))
     advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
     results = read_json(run.results, TypeAdapter(_Results), advice=advice)
-    phases = status.get("phases", {})
-
-    def took(*names: str) -> float:
-        return sum(phases.get(name, {}).get("seconds", 0.0) for name in names)
-
-    seconds = took("stage 1", "reference refresh")
-    tokens = stage_one_tokens(run)
+    first, *later = _references(run, rows, distilled)
+    seconds, tokens = first.sampling_seconds, first.tokens
     reference_success = results.baselines.reference.success_rate
     points = [Point(0.0, 0, reference_success)]
     if tokens > 0 and _within(budget, seconds, tokens):
         # After Stage 1 the policy is still the reference.
         points.append(Point(seconds, tokens, reference_success))
-    seconds += took("distillation")
-    for distilled in read_records(run.distillation, TypeAdapter(_Distilled)):
-        is_evaluated = "eval_success_rate" in distilled.model_fields_set
-        if is_evaluated and distilled.reference_version == 0 and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, distilled.eval_success_rate))
+    seconds += first.distillation_seconds
+    for update in distilled:
+        is_evaluated = "eval_success_rate" in update.model_fields_set
+        if is_evaluated and update.reference_version == 0 and _within(budget, seconds, tokens):
+            points.append(Point(seconds, tokens, update.eval_success_rate))
+    version = 0
     for row in rows:
+        for reference in later[version : row.reference_version]:
+            seconds += reference.seconds
+            tokens += reference.tokens
+        version = row.reference_version
         seconds += row.rollout_seconds + row.training_seconds
         tokens += row.num_generated_tokens
         if "eval_success_rate" in row.model_fields_set and _within(budget, seconds, tokens):
             points.append(Point(seconds, tokens, row.eval_success_rate))
+    for reference in later[version:]:  # no step came after them
+        seconds += reference.seconds
+        tokens += reference.tokens
     updated = [row for row in rows if "kl_per_sequence" in row.model_fields_set]
     low, high = results.success_ci95
     return Measurement(
@@ -160,13 +178,47 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     )
 
 
-def stage_one_tokens(run: RunDirectory) -> int:
-    """Generated tokens of the training tasks' trajectories in the run's own value store.
+def _references(
+    run: RunDirectory, rows: Sequence[_Step], distilled: Sequence[_Distilled]
+) -> list[_Reference]:
+    """What each reference of the run costs.
+
+    run.json has the seconds of all later references in one number, and of all distillations in
+    another. The references share them by their tokens, and by the seconds of their updates.
+    """
+    phases = run.read_status().get("phases", {})
+
+    def took(name: str) -> float:
+        return float(phases.get(name, {}).get("seconds", 0.0))
+
+    tokens = stage_one_tokens(run)
+    versions = {row.reference_version for row in (*rows, *distilled)}
+    num_references = max(1, len(tokens), *(version + 1 for version in versions))
+    tokens += [0] * (num_references - len(tokens))
+    updating = [
+        sum(update.seconds for update in distilled if update.reference_version == version)
+        for version in range(num_references)
+    ]
+    refreshing = [took("reference refresh") * share for share in _shares(tokens[1:])]
+    sampling = [took("stage 1"), *refreshing]
+    distilling = [took("distillation") * share for share in _shares(updating)]
+    return [_Reference(*costs) for costs in zip(sampling, distilling, tokens, strict=True)]
+
+
+def _shares(parts: Sequence[float]) -> list[float]:
+    """Of each part in their sum; alike where that is 0."""
+    whole = sum(parts)
+    return [part / whole if whole > 0 else 1 / len(parts) for part in parts]
+
+
+def stage_one_tokens(run: RunDirectory) -> list[int]:
+    """Generated tokens of the training tasks' trajectories in the run's own value store, for each
+    of its references.
 
     Those of other splits, which `ragen-apo estimate-values --split` adds, no training has used.
     """
     if not run.values.exists():
-        return 0
+        return []
     with ValueStore(run.values, create=False) as store:
         return store.num_response_tokens(split="train")
 

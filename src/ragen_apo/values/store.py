@@ -155,11 +155,20 @@ class ValueStore:
         )
         return [self._unpacked(*row) for row in rows]
 
-    def num_response_tokens(self, *, split: str) -> int:
-        """Tokens that were sampled in all tasks of a split, under any conditions."""
-        rows = self._read("SELECT task_id, sample_index, zlib_json FROM trajectories")
-        stored = (self._unpacked(*row) for row in rows)
-        return sum(each.num_response_tokens for each in stored if each.task.split == split)
+    def num_response_tokens(self, *, split: str) -> list[int]:
+        """Tokens that were sampled in all tasks of a split, under each conditions in turn: those
+        of a run's references come in the order in which they were sampled.
+        """
+        rows = self._read(
+            "SELECT conditions, task_id, sample_index, zlib_json FROM trajectories "
+            "JOIN samples USING (conditions, task_id, sample_index) ORDER BY created_unix_seconds"
+        )
+        tokens: Counter[str] = Counter()
+        for digest, *stored in rows:
+            trajectory = self._unpacked(*stored)
+            is_counted = trajectory.task.split == split
+            tokens[digest] += trajectory.num_response_tokens if is_counted else 0
+        return list(tokens.values())
 
     def values(
         self, conditions: SamplingConditions, task_ids: Collection[str], *, beta: float
