@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,11 +197,15 @@ def test_text_beyond_ascii_reaches_the_runs_of_a_comparison_unchanged(tmp_path: 
     assert run.agent.system_prompt == prompt
 
 
+def measured(run: RunDirectory, budget: BudgetConfig | None = None) -> Measurement:
+    return measure(run, name="A*-PO", seed=0, budget=budget or BudgetConfig())
+
+
 @pytest.mark.slow
 def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Path) -> None:
     run = RunDirectory(finished_run)
     rows = read_json_lines(run.metrics)
-    whole = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    whole = measured(run)
     first_stage, refresh = stage_one_tokens(run)  # a new reference after three steps
     totals = [row["num_generated_tokens_total"] for row in rows]
     assert first_stage > 0 and refresh > 0
@@ -220,7 +223,7 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     assert whole.peak_memory_bytes is not None and whole.peak_memory_bytes > 2**24
     for num_points in (1, 2, 3):
         cut = BudgetConfig(tokens=max(whole.points[num_points - 1].tokens, 1))
-        assert len(measure(run, name="A*-PO", seed=0, budget=cut).points) == num_points
+        assert len(measured(run, cut).points) == num_points
 
 
 @pytest.mark.slow
@@ -242,18 +245,17 @@ def test_results_say_what_was_evaluated(session: Session) -> None:
 
 @pytest.mark.slow
 def test_distillation_costs_seconds_and_has_a_point_of_its_own(
-    finished_run: Path, tmp_path: Path
+    session: Session,
 ) -> None:
-    shutil.copytree(finished_run, tmp_path / "run")
-    run = RunDirectory(tmp_path / "run")
-    plain = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    run = session.run
+    plain = measured(run)
     run.add_seconds("distillation", 7.5)
     update = {"reference_version": 0, "step": 1, "loss": 0.5, "seconds": 7.4}
     evaluated = {"reference_version": 0, "step": 1, "eval_success_rate": 0.75}
     # Versions before 0.2 could evaluate a later reference's, when they were resumed.
     later = {"reference_version": 1, "step": 1, "eval_success_rate": 0.99}
     write_json_lines_atomically(run.distillation, [update, evaluated, later])
-    distilled = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    distilled = measured(run)
     assert distilled.seconds == pytest.approx(plain.seconds + 7.5)
     assert distilled.tokens == plain.tokens
     first, sampled, point, *rest = distilled.points
@@ -264,16 +266,15 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
 
 @pytest.mark.slow
 def test_the_seconds_of_a_new_reference_are_counted_before_its_first_step(
-    finished_run: Path, tmp_path: Path
+    session: Session,
 ) -> None:
-    shutil.copytree(finished_run, tmp_path / "run")
-    run = RunDirectory(tmp_path / "run")
-    plain = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    run = session.run
+    plain = measured(run)
     updates = [{"reference_version": version, "step": 1, "seconds": 1.0} for version in (0, 1, 1)]
     write_json_lines_atomically(run.distillation, updates)
     run.add_seconds("distillation", 6.0)
     run.add_seconds("reference refresh", 5.0)
-    dearer = measure(run, name="A*-PO", seed=0, budget=BudgetConfig())
+    dearer = measured(run)
     assert [point.seconds for point in dearer.points] == pytest.approx(
         [point.seconds + more for point, more in zip(plain.points, (0, 0, 2, 11), strict=True)]
     )

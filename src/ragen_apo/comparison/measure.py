@@ -6,7 +6,7 @@ share, and not the evaluations. What a reference costs is counted before its fir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,7 +135,8 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     distilled = read_records(run.distillation, TypeAdapter(_Distilled))
     advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
     results = read_json(run.results, TypeAdapter(_Results), advice=advice)
-    first, *later = _references(run, rows, distilled)
+    phases = {name: phase["seconds"] for name, phase in status.get("phases", {}).items()}
+    first, *later = _references(phases, stage_one_tokens(run), rows, distilled)
     seconds, tokens = first.sampling_seconds, first.tokens
     reference_success = results.baselines.reference.success_rate
     points = [Point(0.0, 0, reference_success)]
@@ -179,36 +180,33 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
 
 
 def _references(
-    run: RunDirectory, rows: Sequence[_Step], distilled: Sequence[_Distilled]
+    seconds: Mapping[str, float],
+    tokens: list[int],
+    rows: Sequence[_Step],
+    distilled: Sequence[_Distilled],
 ) -> list[_Reference]:
-    """What each reference of the run costs.
+    """What each reference of a run costs; `seconds` by phase, `tokens` of each Stage 1.
 
     run.json has the seconds of all later references in one number, and of all distillations in
     another. The references share them by their tokens, and by the seconds of their updates.
     """
-    phases = run.read_status().get("phases", {})
-
-    def took(name: str) -> float:
-        return float(phases.get(name, {}).get("seconds", 0.0))
-
-    tokens = stage_one_tokens(run)
     versions = {row.reference_version for row in (*rows, *distilled)}
     num_references = max(1, len(tokens), *(version + 1 for version in versions))
-    tokens += [0] * (num_references - len(tokens))
+    tokens = [*tokens, *[0] * (num_references - len(tokens))]
     updating = [
         sum(update.seconds for update in distilled if update.reference_version == version)
         for version in range(num_references)
     ]
-    refreshing = [took("reference refresh") * share for share in _shares(tokens[1:])]
-    sampling = [took("stage 1"), *refreshing]
-    distilling = [took("distillation") * share for share in _shares(updating)]
+    refreshing = _shared(seconds.get("reference refresh", 0.0), by=tokens[1:])
+    sampling = [seconds.get("stage 1", 0.0), *refreshing]
+    distilling = _shared(seconds.get("distillation", 0.0), by=updating)
     return [_Reference(*costs) for costs in zip(sampling, distilling, tokens, strict=True)]
 
 
-def _shares(parts: Sequence[float]) -> list[float]:
-    """Of each part in their sum; alike where that is 0."""
-    whole = sum(parts)
-    return [part / whole if whole > 0 else 1 / len(parts) for part in parts]
+def _shared(seconds: float, *, by: Sequence[float]) -> list[float]:
+    """The seconds in proportion to these numbers, or in equal parts if all of them are 0."""
+    whole = sum(by)
+    return [seconds * part / whole if whole > 0 else seconds / len(by) for part in by]
 
 
 def stage_one_tokens(run: RunDirectory) -> list[int]:

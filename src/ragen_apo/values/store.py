@@ -156,18 +156,18 @@ class ValueStore:
         return [self._unpacked(*row) for row in rows]
 
     def num_response_tokens(self, *, split: str) -> list[int]:
-        """Tokens that were sampled in all tasks of a split, under each conditions in turn: those
-        of a run's references come in the order in which they were sampled.
+        """Tokens that were sampled in all tasks of a split: one number for each conditions, in the
+        order of their first samples, so for each reference of a run.
         """
-        rows = self._read(
-            "SELECT conditions, task_id, sample_index, zlib_json FROM trajectories "
-            "JOIN samples USING (conditions, task_id, sample_index) ORDER BY created_unix_seconds"
+        order = self._read(
+            "SELECT conditions FROM samples GROUP BY conditions ORDER BY MIN(created_unix_seconds)"
         )
-        tokens: Counter[str] = Counter()
-        for digest, *stored in rows:
-            trajectory = self._unpacked(*stored)
-            is_counted = trajectory.task.split == split
-            tokens[digest] += trajectory.num_response_tokens if is_counted else 0
+        tokens = Counter({digest: 0 for (digest,) in order})
+        stored = self._read("SELECT conditions, task_id, sample_index, zlib_json FROM trajectories")
+        for digest, *row in stored:
+            trajectory = self._unpacked(*row)
+            if trajectory.task.split == split:
+                tokens[digest] += trajectory.num_response_tokens
         return list(tokens.values())
 
     def values(
