@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from benchmarks.small_model import default_model
 from benchmarks.tables import write_page
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from ragen_apo.agent.assembly import build_context, build_environments
 from ragen_apo.agent.environment_manager import EnvironmentManager
@@ -39,7 +40,7 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.policy.engine import Response
-from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.generation import GenerationEngine, StopRule
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.types import Trajectory
 
@@ -65,14 +66,24 @@ class Transcript:
     awaits_response: bool = False
 
 
+class EndOfResponse(StoppingCriteria):
+    """Ends the rows of `generate` by the rule that ends our responses."""
+
+    def __init__(self, stop_rule: StopRule) -> None:
+        self._stop_rule = stop_rule
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor([self._stop_rule.is_over(row) for row in input_ids.tolist()])
+
+
 class RereadingEngine:
     """The interface of `GenerationEngine` on top of `generate`: a step answers all open rows."""
 
     def __init__(
-        self, model: LanguageModel, *, num_rows: int, capacity: int, end_ids: Sequence[int]
+        self, model: LanguageModel, *, num_rows: int, capacity: int, stop_rule: StopRule
     ) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
-        self.end_ids = list(end_ids)
+        self.stop_rule = stop_rule
         self._open: list[Transcript] = []
         self._max_new_tokens = 0
 
@@ -117,7 +128,8 @@ class RereadingEngine:
             temperature=temperature,
             top_k=0,
             pad_token_id=self.model.pad_id,
-            eos_token_id=self.end_ids or None,
+            eos_token_id=None,
+            stopping_criteria=StoppingCriteriaList([EndOfResponse(self.stop_rule)]),
         )
         responses = [self._cut(row) for row in written[:, width:].tolist()]
         for row, response in zip(rows, responses, strict=True):
@@ -126,9 +138,17 @@ class RereadingEngine:
         return list(zip(rows, responses, strict=True))
 
     def _cut(self, token_ids: list[int]) -> Response:
-        ends = [place for place, token in enumerate(token_ids) if token in self.end_ids]
-        kept = token_ids[: ends[0] + 1] if ends else token_ids
-        return Response(tuple(kept), (0.0,) * len(kept), bool(ends))
+        lengths = range(1, len(token_ids) + 1)
+        end = next((each for each in lengths if self.stop_rule.is_over(token_ids[:each])), None)
+        kept = token_ids[:end]
+        return Response(tuple(kept), (0.0,) * len(kept), end is not None)
+
+
+class NeverOver(StopRule):
+    """Every response has all the tokens that it may have."""
+
+    def is_over(self, token_ids: Sequence[int]) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -154,10 +174,10 @@ def make_engine(kind: str, model: LanguageModel, workload: Workload) -> Any:
     }
     ours = GenerationEngine(model, **size)
     if not workload.ends_responses:
-        ours.stop_rule.end_ids.clear()
+        ours.stop_rule = NeverOver(model)
     if kind == "ours":
         return ours
-    return RereadingEngine(model, **size, end_ids=sorted(ours.stop_rule.end_ids))
+    return RereadingEngine(model, **size, stop_rule=ours.stop_rule)
 
 
 def make_proxy(kind: str, model: LanguageModel, workload: Workload) -> AgentProxy:
@@ -275,6 +295,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=1024, help="tokens of a forced episode")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
+    parser.add_argument("--suffix", default="", help="of the page's name, for another model")
     arguments = parser.parse_args()
     workloads = [forced(arguments)]
     if arguments.model:
@@ -307,6 +328,7 @@ def main() -> None:
             "ratio",
         ],
         rows=rows,
+        suffix=arguments.suffix,
     )
 
 
