@@ -3,9 +3,10 @@
     python -m benchmarks.rollout_engines FOLDER --base-url http://127.0.0.1:8000
 
 FOLDER is the model that the server was started with (docs/server.md), such as RUN/references/0 of
-`configs/shop_smollm2.yaml`. Both play the same tasks of the shop, in turns: their own draws differ,
-so tokens are compared as well as episodes. Give both the same threads: `--threads` here,
-OMP_NUM_THREADS to the server. They never compute at the same time.
+`configs/shop_smollm2.yaml`. Both play the same tasks of the shop, in turns. Sampled, their draws
+differ, and so do the lengths of their episodes: with `--temperature 0` both play the same ones, but
+for what rounding decides. Give both the same threads: `--threads` here, OMP_NUM_THREADS to the
+server. They never compute at the same time.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task, Trajectory
 
 CONFIG = Path("configs/shop_smollm2.yaml")
-NOTES = """{model}, {episodes} episodes of the shop at temperature 1 in {rows} rows, {repeats} times
-each in turns after a first time that does not count; {threads} threads for either. The local engine
-computes in {local}, the server in what it was started with: {server}. Rates are medians; a token is
-a sampled one."""
+NOTES = """{model}, {episodes} episodes of the shop at temperature {temperature:g} in {rows} rows,
+{repeats} times each in turns, with other tasks each time, after a first time that does not count;
+{threads} threads for either. The local engine computes in {local}, the server in what it was
+started with: {server}. Rates are medians; a token is a sampled one."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ class Rates:
     success_rate: float
 
 
-def measure(proxy: AgentProxy, tasks: Sequence[Task], *, repeat: int) -> Rates:
+def measure(proxy: AgentProxy, tasks: Sequence[Task], *, temperature: float, repeat: int) -> Rates:
     """Plays each task once."""
     requests = [
         EpisodeRequest(task, derive_seed(repeat, "engines", index))
         for index, task in enumerate(tasks)
     ]
     started = time.perf_counter()
-    played = proxy.rollout(requests, temperature=1.0, policy_version="benchmark")
+    played = proxy.rollout(requests, temperature=temperature, policy_version="benchmark")
     return rates(played, seconds=time.perf_counter() - started)
 
 
@@ -83,6 +84,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--suffix", default="", help="of the page's name")
     parser.add_argument("--mixed-precision", choices=["none", "bfloat16"], default="none")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -95,30 +98,41 @@ def main() -> None:
         autocast=None if precision == "none" else torch.bfloat16,
     )
     environments = build_environments(config.environment, config.agent)
-    tasks = environments.tasks("train")[: arguments.episodes]
+    tasks = environments.tasks("train")
+    size = arguments.episodes
     proxies = {
         "local": build_proxy(config, model, environments),
         "vLLM": build_proxy(read_config(config, rollouts=remote), model, environments),
     }
     found: dict[str, list[Rates]] = {name: [] for name in proxies}
     for repeat in range(arguments.repeats + 1):
+        # Each time other tasks: a server keeps what it has read.
+        part = tasks[repeat * size : (repeat + 1) * size]
         for name, proxy in proxies.items():
-            measured = measure(proxy, tasks, repeat=repeat)
+            measured = measure(proxy, part, temperature=arguments.temperature, repeat=repeat)
             if repeat > 0:
                 found[name].append(measured)
     notes = NOTES.format(
         model=f"`{arguments.folder.name}` of `{arguments.folder.parent.name}`",
-        episodes=len(tasks),
+        episodes=size,
         rows=config.training.num_rows,
         repeats=arguments.repeats,
         threads=arguments.threads,
+        temperature=arguments.temperature,
         local="float32" if precision == "none" else "float32 with products in bfloat16",
         server=arguments.server,
     )
     rows = [row(name, each) for name, each in found.items()]
     header = ["engine", "episodes/s", "tokens/s", "success"]
     title = "The local engine and a vLLM server"
-    write_page("rollout_engines", title=title, notes=notes, header=header, rows=rows)
+    write_page(
+        "rollout_engines",
+        title=title,
+        notes=notes,
+        header=header,
+        rows=rows,
+        suffix=arguments.suffix,
+    )
 
 
 if __name__ == "__main__":

@@ -437,16 +437,66 @@ def test_few_finished_rows_are_computed_along(
 
 
 def test_nothing_is_read_twice(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    hidden_states = llama.hidden_states
+    passes = tokens_of_passes(llama, monkeypatch)
+    (row,) = play(llama, [3])
+    assert [*itertools.chain(*passes)] == row.token_ids[:-1]
+
+
+def test_what_prompts_have_in_common_is_read_once(
+    any_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system prompt of all rows, and below it a task of each group of eight."""
+    engine = GenerationEngine(any_model, num_rows=33, capacity=CAPACITY)
+    draws = np.random.default_rng(0)
+    system, *tasks = (draws.integers(8, len(any_model.tokenizer), n).tolist() for n in [20] * 5)
+    prompts = [[*system, *task] for task in tasks for _ in range(8)]
+    rows = [engine.open_row(generator(index, "draws")) for index in range(33)]
+    passes = tokens_of_passes(any_model, monkeypatch)
+    responses = respond(engine, rows[:32], prompts, max_new_tokens=1, temperature=1.0)
+    # The first task whole, beside it nothing; the other tasks; the last token of all the others.
+    assert [len(read) for read in passes] == [40, 7 + 3 * 20, 3 * 7]
+    for prompt, response in zip(prompts, responses, strict=True):
+        check_logprobs(any_model, prompt, response)
+
+    passes.clear()
+    late = [*system, *tasks[2][:16], 9, 10]
+    check_logprobs(any_model, late, engine_response(engine, rows[32], late, temperature=1.0))
+    assert passes[0] == [9, 10]
+
+
+def test_little_in_common_is_read_again(
+    llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pass is made for it, nothing is copied."""
+    engine = GenerationEngine(llama, num_rows=20, capacity=CAPACITY)
+    rows = [engine.open_row(generator(index, "draws")) for index in range(20)]
+    passes = tokens_of_passes(llama, monkeypatch)
+    respond(engine, rows[:9], [[*range(8, 38), 9]] * 9, max_new_tokens=1, temperature=1.0)
+    assert [len(read) for read in passes] == [9 * 31], "eight rows save 240 tokens"
+    passes.clear()
+    respond(engine, rows[9:], [[*range(8, 23), 40]] * 11, max_new_tokens=1, temperature=1.0)
+    assert [len(read) for read in passes] == [11 * 16], "15 tokens in common"
+
+
+def tokens_of_passes(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The tokens of each forward pass from now on."""
+    passes: list[list[int]] = []
+    hidden_states = model.hidden_states
 
     def recorded(token_ids_BT: torch.Tensor, **kwargs):
-        read.extend(token_ids_BT[0].tolist())
+        passes.append(token_ids_BT.flatten().tolist())
         return hidden_states(token_ids_BT, **kwargs)
 
-    monkeypatch.setattr(llama, "hidden_states", recorded)
-    (row,) = play(llama, [3])
-    assert read == row.token_ids[:-1]
+    monkeypatch.setattr(model, "hidden_states", recorded)
+    return passes
+
+
+def check_logprobs(model: LanguageModel, prompt: list[int], response: Response) -> None:
+    """Against a forward pass over the whole row."""
+    row = Conversation(0, [prompt], [response])
+    expected = torch.log_softmax(logits_of(model, row), dim=-1)
+    expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=1e-5, rtol=0)
 
 
 def test_a_context_that_restarts_is_answered_like_a_new_one_and_reads_what_is_new(
@@ -475,10 +525,7 @@ def test_a_context_that_restarts_is_answered_like_a_new_one_and_reads_what_is_ne
     assert num_read == 3 + 2
     while len(responses) < 2:
         responses.update(engine.step(temperature=1.0))
-    row = Conversation(0, [restarted], [responses[rows[0]]])
-    expected = torch.log_softmax(logits_of(any_model, row), dim=-1)
-    expected = expected.gather(1, torch.tensor(sampled_tokens(row))[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(row.logprobs), expected, atol=1e-5, rtol=0)
+    check_logprobs(any_model, restarted, responses[rows[0]])
 
 
 def test_a_context_that_restarts_as_it_was_is_read_from_its_last_token(
@@ -495,10 +542,15 @@ def test_a_context_that_restarts_as_it_was_is_read_from_its_last_token(
 
 
 def engine_response(
-    engine: GenerationEngine, row: Row, prompt: list[int], *, restarts: bool
+    engine: GenerationEngine,
+    row: Row,
+    prompt: list[int],
+    *,
+    restarts: bool = False,
+    temperature: float = 0.0,
 ) -> Response:
     engine.submit(row, prompt, max_new_tokens=4, restarts=restarts)
-    while not (finished := engine.step(temperature=0.0)):
+    while not (finished := engine.step(temperature=temperature)):
         pass
     return finished[0][1]
 

@@ -10,7 +10,9 @@ positions there. A step does one of two things:
 
 A row goes on with its next turn without waiting for the others. Slots without a writing row are
 computed too and the result is dropped; if there are many, rows move to the front (`_close_ranks`).
-A prompt that restarts its row's context keeps the common prefix in the cache.
+A prompt that restarts its row's context keeps the common prefix in the cache. A row that begins
+copies what another open row has read of the same prompt: of a group's episodes only the first reads
+the task, and a system prompt is read once.
 
 Each row draws its uniform numbers from its own generator, one block a turn. So a trajectory does
 not depend on the other rows of its batch, up to floating-point rounding of the matrix products.
@@ -43,6 +45,10 @@ _WAITING_SHARE = 1 / 4
 fixed cost."""
 _IDLE_SHARE = 1 / 4
 """The largest share of a pass's slots whose result is dropped."""
+_SHARED_TOKENS = 16
+"""A shorter common beginning of two prompts is read again: copying has its cost, too."""
+_WORTH_A_PASS = 256
+"""Rows wait until another row has read the common beginning if that saves so many tokens."""
 TOKENS_PER_PASS = 4096
 """The most prompt tokens of a pass, unless one prompt alone has more; more only take memory."""
 
@@ -64,6 +70,13 @@ class Row:
     def length(self) -> int:
         """The number of its tokens in the cache."""
         return len(self.read)
+
+    @property
+    def to_copy(self) -> list[int]:
+        """What of the prompt another row may have read: not the last token, whose logits are those
+        of the first one to sample.
+        """
+        return self.unread[:-1]
 
     @property
     def is_waiting(self) -> bool:
@@ -190,10 +203,10 @@ class GenerationEngine:
         if needed > self.capacity:
             raise too_long(needed, capacity=self.capacity)
         if restarts:
-            # The last token is read in any case: its logits are those of the first one to sample.
-            num_kept = _num_shared(row.read, prompt[:-1])
+            row.unread = list(prompt)
+            num_kept = _num_shared(row.read, row.to_copy)
             del row.read[num_kept:]
-            row.unread = list(prompt[num_kept:])
+            del row.unread[:num_kept]
         else:
             row.unread.extend(prompt)
         assert row.unread
@@ -227,8 +240,48 @@ class GenerationEngine:
         if writing and len(waiting) < _WAITING_SHARE * len(wanted):
             yield writing, self._continue(writing)
             return
-        for rows in read_together(waiting):
-            yield rows, self._read_prompts(rows)
+        while waiting:
+            later = self._better_later(waiting)
+            now = [row for row in waiting if row not in later]
+            self._copy_prefixes(now)
+            for rows in read_together(now):
+                yield rows, self._read_prompts(rows)
+            waiting = later
+
+    def _better_later(self, waiting: Sequence[Row]) -> list[Row]:
+        """The rows that can copy more of their prompt once others of them have been read."""
+        leaders: list[Row] = []
+        saved: dict[Row, int] = {}
+        for row in waiting:
+            if row.read:
+                continue
+            _, present = self._longest_prefix(row)
+            expected = max((_num_shared(each.unread, row.to_copy) for each in leaders), default=0)
+            if expected - present >= _SHARED_TOKENS:
+                saved[row] = expected - present
+            else:
+                leaders.append(row)
+        return list(saved) if sum(saved.values()) >= _WORTH_A_PASS else []
+
+    def _copy_prefixes(self, rows: Sequence[Row]) -> None:
+        """Gives rows that begin what other rows have read of the same prompt."""
+        found = [(row, *self._longest_prefix(row)) for row in rows if not row.read]
+        copies = [copy for copy in found if copy[2] >= _SHARED_TOKENS]
+        if not copies:
+            return
+        sources, targets = [slot for _, slot, _ in copies], [row.slot for row, _, _ in copies]
+        for layer in self.layers:
+            layer.rearrange(sources, targets, length=max(length for _, _, length in copies))
+        for row, _, length in copies:
+            row.read, row.unread = row.unread[:length], row.unread[length:]
+
+    def _longest_prefix(self, row: Row) -> tuple[int, int]:
+        """A slot that holds most of the beginning of the row's prompt, and how many tokens."""
+        prompt = row.to_copy
+        readers = [other for other in self._slots if other and other.read]
+        lengths = [(_num_shared(other.read, prompt), other.slot) for other in readers]
+        length, slot = max(lengths, default=(0, 0))
+        return slot, length
 
     def _continue(self, rows: Sequence[Row]) -> Tensor:
         """Reads each row's last token; the slots between them are computed too."""
@@ -316,10 +369,16 @@ class GenerationEngine:
             self._slots[slot] = row
 
 
-def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
+def _num_shared(first: list[int], second: list[int]) -> int:
+    """The length of the common prefix, by halving: Python compares slices fast, tokens slowly."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def read_together(rows: Sequence[Row]) -> Iterator[list[Row]]:
