@@ -100,6 +100,11 @@ def main() -> None:
     environments = build_environments(config.environment, config.agent)
     tasks = environments.tasks("train")
     size = arguments.episodes
+    if size * (arguments.repeats + 1) > len(tasks):
+        parser.error(
+            f"--episodes {size} with --repeats {arguments.repeats} and a first time that does not "
+            f"count need {size * (arguments.repeats + 1)} tasks, and the shop has {len(tasks)}"
+        )
     proxies = {
         "local": build_proxy(config, model, environments),
         "vLLM": build_proxy(read_config(config, rollouts=remote), model, environments),

@@ -3,8 +3,8 @@
     python -m benchmarks.webshop_policies RUN FOLDER ... > FILE
     python -m benchmarks.webshop_curve FILE [FILE ...] --out benchmarks/results/NAME.png
 
-Rows of runs that begin with another run's policy belong to it: `references/0` is their first point.
-Success is that of the `upstream` reward, on all goals of the row. Stage 1 counts.
+The success is that under the `upstream` reward. Episodes of Stage 1 count. `--rule 80.2` draws the
+success of a rule beside it, here that of `careful` (benchmarks/results/webshop_reinforce.md).
 """
 
 from __future__ import annotations
@@ -20,56 +20,50 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from ragen_apo.comparison.write import COLORS
 from ragen_apo.config import load_run_config
+from ragen_apo.files import read_json_lines
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.style import MUTED, PAPER
 from ragen_apo.run_directory import RunDirectory, open_run
 
 Line = list[tuple[int, float]]
 
-RULE = 80.2
-"""Of the rule `careful`, in percent (benchmarks/results/webshop_reinforce.md)."""
-
 
 def episodes_before(run: RunDirectory, folder: Path) -> int:
     """The episodes that the run had played when it wrote this model folder."""
-    steps = [json.loads(line) for line in run.metrics.read_text("utf-8").splitlines()]
+    steps = read_json_lines(run.metrics)
     if folder == run.policy:
         num_references = 1 + max(row.get("reference_version", 0) for row in steps)
-        steps_done = steps
     elif folder == run.distilled:
-        num_references, steps_done = 1, []
+        num_references, steps = 1, []
     else:
         num_references = int(folder.name)
-        steps_done = [row for row in steps if row.get("reference_version", 0) < num_references]
     reports = [run.value_report_of(version) for version in range(num_references)]
-    stage_one = sum(
-        json.loads(report.read_text("utf-8"))["num_samples"]
-        for report in reports
-        if report.exists()
+    stage_one = [json.loads(each.read_text("utf-8")) for each in reports if each.exists()]
+    before = [row for row in steps if row.get("reference_version", 0) < num_references]
+    return sum(report["num_samples"] for report in stage_one) + sum(
+        row["num_episodes"] for row in before
     )
-    return stage_one + sum(row["num_episodes"] for row in steps_done)
 
 
 def lines_of(files: list[Path]) -> dict[str, list[Line]]:
     """For each algorithm a line of points (episodes, success in percent) a run."""
     runs: dict[Path, Line] = defaultdict(list)
-    for line in "".join(file.read_text("utf-8") for file in files).splitlines():
-        row = json.loads(line)
+    for row in [row for file in files for row in read_json_lines(file)]:
         folder = Path(row["policy"])
         run = open_run(next(path for path in folder.parents if (path / "config.yaml").exists()))
         runs[run.path].append((episodes_before(run, folder), row["upstream"]["success"]))
     found = defaultdict(list)
     for path, points in runs.items():
-        config = load_run_config(open_run(path).config)
-        found[config.algorithm.traits.label].append(sorted(points))
+        algorithm = load_run_config(path / "config.yaml").algorithm
+        found[algorithm.traits.label].append(sorted(points))
     return found
 
 
-def picture(lines: dict[str, list[Line]]) -> bytes:
+def picture(lines: dict[str, list[Line]], *, rule: float | None) -> bytes:
     """A thick line through the means over runs, a faint one for each run."""
     figure = Figure(figsize=(8.0, 5.0), facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
-    style_axes(axes, "WebShop: success on 500 test goals against episodes, Stage 1 included")
+    style_axes(axes, "WebShop: success on test goals against episodes, Stage 1 included")
     for color, (title, runs) in zip(COLORS, lines.items(), strict=False):
         for points in runs if len(runs) > 1 else []:
             axes.plot(*zip(*points, strict=True), color=color, linewidth=0.8, alpha=0.4)
@@ -83,7 +77,8 @@ def picture(lines: dict[str, list[Line]]) -> bytes:
             linewidth=1.8,
             label=label,
         )
-    axes.axhline(RULE, color=MUTED, linewidth=1.0, linestyle="--", label="the rule careful")
+    if rule is not None:
+        axes.axhline(rule, color=MUTED, linewidth=1.0, linestyle="--", label="a rule")
     axes.set_ylim(0, 100)
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(PercentFormatter(100, decimals=0))
@@ -96,9 +91,10 @@ def picture(lines: dict[str, list[Line]]) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--rule", type=float, help="success of a rule, in percent")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    given.out.write_bytes(picture(lines_of(given.files)))
+    given.out.write_bytes(picture(lines_of(given.files), rule=given.rule))
 
 
 if __name__ == "__main__":

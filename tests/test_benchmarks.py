@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.config import RunConfig, resolved_yaml
 from ragen_apo.config.algorithms import ALGORITHMS
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
 from ragen_apo.policy.tokenizer import train_tokenizer
-from ragen_apo.run_directory import open_run
+from ragen_apo.run_directory import create_run, open_run
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.estimator import SampleSchedule, next_num_samples
 from tests import factories
@@ -360,3 +361,27 @@ def test_the_rates_of_an_engine_count_sampled_tokens(monkeypatch: pytest.MonkeyP
     found = rates(played, seconds=2.0)
     assert (found.episodes_per_second, found.tokens_per_second) == (2.0, 20.0)
     assert row("local", [found, found, found])[:3] == ["local", "2.00", "20"]
+
+
+def test_the_curve_of_webshop_counts_the_episodes_before_each_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two references with four samples each, and a step of three episodes below either."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.webshop_curve import lines_of, picture
+
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(RunConfig()))
+    for version in (0, 1):
+        run.value_report_of(version).write_text('{"num_samples": 4}', encoding="utf-8")
+    steps = [{"num_episodes": 3, "reference_version": version} for version in (0, 1)]
+    run.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
+    folders = [run.policy, run.reference(0), run.reference(1), run.distilled]
+    rows = [
+        {"policy": str(folder), "upstream": {"success": success}}
+        for folder, success in zip(folders, [70.0, 40.0, 65.0, 60.0], strict=True)
+    ]
+    file = tmp_path / "rows.json"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lines = lines_of([file])
+    assert lines == {"A*-PO": [[(0, 40.0), (4, 60.0), (7, 65.0), (14, 70.0)]]}
+    assert picture(lines, rule=80.2).startswith(b"\x89PNG")

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -241,47 +241,33 @@ class GenerationEngine:
             yield writing, self._continue(writing)
             return
         while waiting:
-            later = self._better_later(waiting)
+            sources = {row: self._longest_prefix(row) for row in waiting if not row.read}
+            later = _better_later(sources)
             now = [row for row in waiting if row not in later]
-            self._copy_prefixes(now)
+            self._copy_prefixes({row: sources[row] for row in now if row in sources})
             for rows in read_together(now):
                 yield rows, self._read_prompts(rows)
             waiting = later
 
-    def _better_later(self, waiting: Sequence[Row]) -> list[Row]:
-        """The rows that can copy more of their prompt once others of them have been read."""
-        leaders: list[Row] = []
-        saved: dict[Row, int] = {}
-        for row in waiting:
-            if row.read:
-                continue
-            _, present = self._longest_prefix(row)
-            expected = max((_num_shared(each.unread, row.to_copy) for each in leaders), default=0)
-            if expected - present >= _SHARED_TOKENS:
-                saved[row] = expected - present
-            else:
-                leaders.append(row)
-        return list(saved) if sum(saved.values()) >= _WORTH_A_PASS else []
-
-    def _copy_prefixes(self, rows: Sequence[Row]) -> None:
-        """Gives rows that begin what other rows have read of the same prompt."""
-        found = [(row, *self._longest_prefix(row)) for row in rows if not row.read]
-        copies = [copy for copy in found if copy[2] >= _SHARED_TOKENS]
-        if not copies:
-            return
-        sources, targets = [slot for _, slot, _ in copies], [row.slot for row, _, _ in copies]
-        for layer in self.layers:
-            layer.rearrange(sources, targets, length=max(length for _, _, length in copies))
-        for row, _, length in copies:
-            row.read, row.unread = row.unread[:length], row.unread[length:]
-
-    def _longest_prefix(self, row: Row) -> tuple[int, int]:
-        """A slot that holds most of the beginning of the row's prompt, and how many tokens."""
+    def _longest_prefix(self, row: Row) -> _Prefix:
+        """What another row has read of the prompt of a row that begins; most of it, if several."""
         prompt = row.to_copy
         readers = [other for other in self._slots if other and other.read]
-        lengths = [(_num_shared(other.read, prompt), other.slot) for other in readers]
-        length, slot = max(lengths, default=(0, 0))
-        return slot, length
+        found = (_Prefix(_num_shared(other.read, prompt), other.slot) for other in readers)
+        return max(found, default=_Prefix(0, 0))
+
+    def _copy_prefixes(self, sources: Mapping[Row, _Prefix]) -> None:
+        """Gives rows that begin what other rows have read of the same prompt."""
+        copies = {row: each for row, each in sources.items() if each.length >= _SHARED_TOKENS}
+        if not copies:
+            return
+        slots = [each.slot for each in copies.values()]
+        # Of a shorter prefix more is copied than is shared: the row's own tokens overwrite it.
+        length = max(each.length for each in copies.values())
+        for layer in self.layers:
+            layer.rearrange(slots, [row.slot for row in copies], length=length)
+        for row, (length, _) in copies.items():
+            row.read, row.unread = row.unread[:length], row.unread[length:]
 
     def _continue(self, rows: Sequence[Row]) -> Tensor:
         """Reads each row's last token; the slots between them are computed too."""
@@ -367,6 +353,27 @@ class GenerationEngine:
         for row, slot in moves:
             row.slot = slot
             self._slots[slot] = row
+
+
+class _Prefix(NamedTuple):
+    """The first tokens of a prompt, which the row in this slot has read."""
+
+    length: int
+    slot: int
+
+
+def _better_later(sources: Mapping[Row, _Prefix]) -> list[Row]:
+    """Of rows that begin, those that can copy more once others of them have been read."""
+    leaders: list[Row] = []
+    saved: dict[Row, int] = {}
+    for row, present in sources.items():
+        prompt = row.to_copy
+        expected = max((_num_shared(leader.unread, prompt) for leader in leaders), default=0)
+        if expected - present.length >= _SHARED_TOKENS:
+            saved[row] = expected - present.length
+        else:
+            leaders.append(row)
+    return list(saved) if sum(saved.values()) >= _WORTH_A_PASS else []
 
 
 def _num_shared(first: list[int], second: list[int]) -> int:

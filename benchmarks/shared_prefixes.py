@@ -1,0 +1,84 @@
+"""What it brings that the engine reads the common beginning of prompts once, in one run.
+
+    python -m benchmarks.shared_prefixes CONFIG FOLDER [--mixed-precision bfloat16]
+
+64 episodes of the configuration's training tasks at temperature 1, by the model in FOLDER: 64 tasks
+once, and 8 tasks in groups of 8. Either is played in turns with and without sharing, with the same
+draws, after a first time that does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from benchmarks.rollout_engines import Rates, measure
+from benchmarks.tables import write_page
+
+from ragen_apo.agent.assembly import build_environments, build_proxy
+from ragen_apo.api import read_config
+from ragen_apo.policy import generation
+from ragen_apo.policy.language_model import load_language_model
+
+EPISODES = 64
+REPEATS = 3
+NEVER = 10**9
+NOTES = """{model} on {config}, {episodes} episodes at temperature 1, {repeats} times each in
+turns, with other tasks each time. Rates are medians over the times; one thread, products in
+{precision}."""
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--mixed-precision", choices=["none", "bfloat16"], default="none")
+    parser.add_argument("--suffix", default="", help="of the page's name")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    untrained = {"warm_start": {"enabled": False}, "distillation": {"enabled": False}}
+    config = read_config(given.config, policy={"path": str(given.folder)}, **untrained)
+    autocast = None if given.mixed_precision == "none" else torch.bfloat16
+    model = load_language_model(given.folder, device=torch.device("cpu"), autocast=autocast)
+    environments = build_environments(config.environment, config.agent)
+    proxy = build_proxy(config, model, environments)
+    tasks = environments.tasks("train")
+    rows = []
+    for group_size in (1, 8):
+        found: dict[int, list[Rates]] = {generation._SHARED_TOKENS: [], NEVER: []}
+        num_tasks = EPISODES // group_size
+        for repeat in range(REPEATS + 1):
+            part = tasks[repeat * num_tasks : (repeat + 1) * num_tasks]
+            played = [task for task in part for _ in range(group_size)]
+            for least, rates in found.items():
+                with patch.object(generation, "_SHARED_TOKENS", least):
+                    measured = measure(proxy, played, temperature=1.0, repeat=repeat)
+                if repeat > 0:
+                    rates.append(measured)
+        shared, alone = (
+            statistics.median(each.episodes_per_second for each in rates)
+            for rates in found.values()
+        )
+        rows.append([group_size, f"{alone:.2f}", f"{shared:.2f}", f"{shared / alone:.2f}"])
+    write_page(
+        "shared_prefixes",
+        title="Prompts with a common beginning",
+        notes=NOTES.format(
+            model=f"`{given.folder}`",
+            config=f"`{given.config}`",
+            episodes=EPISODES,
+            repeats=REPEATS,
+            precision=given.mixed_precision.replace("none", "float32"),
+        ),
+        header=["episodes of a task", "episodes/s, all read", "episodes/s, shared", "ratio"],
+        rows=rows,
+        suffix=given.suffix,
+    )
+
+
+if __name__ == "__main__":
+    main()
