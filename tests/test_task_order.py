@@ -76,3 +76,44 @@ def test_a_part_without_a_training_task_is_an_error(session: Session) -> None:
     parts = {"countdown": {"weight": 3}, "bandit": {}}
     with pytest.raises(ConfigError, match="no training task is of bandit.*max_tasks .now 1"):
         on_a_mixture(session, 1, **parts).training_tasks()
+
+
+def per_reference(session: Session, size: int | None, **parts: Any) -> Session:
+    each = f"--reference.tasks_per_reference={json.dumps(size)}"
+    return with_keys(session, each, environment={"name": "mixture", "parts": parts})
+
+
+def test_each_reference_has_other_tasks_until_all_have_been_played(session: Session) -> None:
+    each = per_reference(session, 8, bandit={"num_train_tasks": 24})
+    tasks = each.training_tasks()
+    pieces = [each.tasks_of_reference(tasks, version=version) for version in range(6)]
+    for epoch in (pieces[:3], pieces[3:]):
+        played = [task.task_id for piece in epoch for task in piece]
+        assert Counter(played) == Counter(task.task_id for task in tasks)
+    assert pieces[0] != pieces[3], "a new order"
+    assert pieces[1] == [task for task in tasks if task in pieces[1]], "in the split's order"
+    assert pieces[4] == each.tasks_of_reference(tasks, version=4)
+
+
+@pytest.mark.parametrize("size", [None, 24, 100])
+def test_without_a_smaller_number_each_reference_has_all_tasks(
+    size: int | None, session: Session
+) -> None:
+    each = per_reference(session, size, bandit={"num_train_tasks": 24})
+    assert each.tasks_of_reference(each.training_tasks(), version=1) == each.training_tasks()
+
+
+def test_the_tasks_of_a_reference_go_by_weight(session: Session) -> None:
+    parts = {"countdown": {"weight": 3}, "bandit": {"num_train_tasks": 90}}
+    each = per_reference(session, 20, **parts)
+    tasks = each.training_tasks()
+    for version in range(4):
+        counts = Counter(task.category for task in each.tasks_of_reference(tasks, version=version))
+        assert counts == {"countdown": 15, "bandit": 5}
+
+
+def test_a_part_that_a_reference_might_lack_is_an_error(session: Session) -> None:
+    parts = {"countdown": {"weight": 3}, "bandit": {}}
+    assert per_reference(session, 8, **parts).training_tasks()
+    with pytest.raises(ConfigError, match=r"tasks_per_reference \(7\).* no task of bandit"):
+        per_reference(session, 7, **parts).training_tasks()

@@ -271,7 +271,8 @@ def _stage_one(session: Session, tasks: list[Task]) -> None:
         return
     reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):
-        report = estimate_values(session, reference, tasks)
+        first_tasks = session.tasks_of_reference(tasks, version=0)
+        report = estimate_values(session, reference, first_tasks)
     note_values(session, report, version=0)
 
 
@@ -287,7 +288,8 @@ def _distillation(
     if not position.finished:
         with session.timed(DISTILLATION):
             reference = reference_model(session, policy, version=0)
-            distil(session, policy, reference, tasks, start=position.step, moments=moments)
+            first_tasks = session.tasks_of_reference(tasks, version=0)
+            distil(session, policy, reference, first_tasks, start=position.step, moments=moments)
     if not session.has(run.distilled):
         session.save_model(policy, run.distilled)
 
