@@ -48,6 +48,7 @@ from ragen_apo.policy.model_checks import (
     probe_model,
     refuse_foreign_weights,
 )
+from ragen_apo.policy.packed_weights import packed_weights
 from ragen_apo.policy.passes import at_least_float32, body_output, decoder_layers
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
@@ -185,12 +186,12 @@ class LanguageModel:
 
     @contextlib.contextmanager
     def constant_weights(self) -> Iterator[None]:
-        """Inside, no weight may change and nothing is trained: autocast converts each weight once.
+        """Inside, no weight may change and nothing is trained: each is converted and packed once.
 
         Autocast only caches weights that require a gradient, so inside all of them do. Weights in
         shares are whole.
         """
-        with self.whole(), self._cached_by_autocast():
+        with self.whole(), self._cached_by_autocast(), packed_weights(self.model):
             yield
 
     @contextlib.contextmanager

@@ -23,6 +23,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.lora import has_adapters
+from ragen_apo.policy.packed_weights import num_packed_bytes
 from ragen_apo.policy.passes import decoder_layers
 
 _GIB = 2**30
@@ -41,7 +42,7 @@ class MemoryPlan:
     training_state: int
     """Gradients and Adam's two moments."""
     rollout: int
-    """Keys and values of all episodes side by side, and with mixed precision weights in it."""
+    """Keys and values of all episodes side by side, and the weights as products want them."""
     training_pass: int
     """What one micro-batch keeps for the backward pass, and its logits."""
     gathered: int = 0
@@ -148,6 +149,13 @@ def _converted(policy: LanguageModel) -> int:
     return policy.autocast.itemsize * sum(p.numel() for p in policy.model.parameters())
 
 
+def _constant_weights(policy: LanguageModel) -> int:
+    """What `LanguageModel.constant_weights` keeps of weights in another format or order."""
+    if policy.autocast is None:
+        return num_packed_bytes(policy.model)
+    return _converted(policy) + num_packed_bytes(policy.model.get_output_embeddings())
+
+
 def _num_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
@@ -163,7 +171,7 @@ def _rollout(config: RunConfig, policy: LanguageModel) -> int:
     size = policy.compute_dtype.itemsize
     positions = config.training.num_rows * config.agent.max_context_tokens
     cache = 2 * policy.config.num_hidden_layers * _num_key_features(policy.config) * positions
-    return cache * size + _converted(policy)
+    return cache * size + _constant_weights(policy)
 
 
 def _training_pass(config: RunConfig, policy: LanguageModel, *, max_turns: int | None) -> int:

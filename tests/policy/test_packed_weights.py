@@ -1,0 +1,109 @@
+"""Packed weights multiply as PyTorch does, and leave the model as it was."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from ragen_apo.policy import packed_weights as module
+from ragen_apo.policy.packed_weights import num_packed_bytes, packed_weights
+from ragen_apo.policy.precision import multiplies_bfloat16, processor_has
+
+pytestmark = pytest.mark.skipif(
+    not (processor_has("avx512_f") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")),
+    reason="weights are packed on processors with AVX-512 only",
+)
+CPU = torch.device("cpu")
+
+
+class _Products:
+    """Counts the packed products while it is open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number, multiply = 0, module._multiply
+
+        def counted(*arguments: torch.Tensor | None) -> torch.Tensor:
+            self.number += 1
+            return multiply(*arguments)
+
+        monkeypatch.setattr(module, "_multiply", counted)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> _Products:
+    return _Products(monkeypatch)
+
+
+@contextlib.contextmanager
+def autocast(dtype: torch.dtype | None) -> Iterator[None]:
+    with torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext():
+        yield
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(48, 80), nn.SiLU(), nn.Linear(80, 24, bias=False))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(48,), (1, 48), (5, 1, 48), (1, 300, 48)])
+def test_products_are_those_of_the_layers(
+    shape: tuple[int, ...], dtype: torch.dtype | None, products: _Products
+) -> None:
+    if dtype is torch.bfloat16 and not multiplies_bfloat16(CPU):
+        pytest.skip("this processor does not multiply bfloat16, so nothing is packed in it")
+    layers, inputs = model(), torch.randn(shape)
+    with autocast(dtype):
+        expected = layers(inputs)
+        with packed_weights(layers):
+            found = layers(inputs)
+    assert products.number == 2
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    # One rounding of a bfloat16 number is 2^-8 of it.
+    torch.testing.assert_close(found, expected, rtol=1e-5 if dtype is None else 2**-7, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_weight_that_changed_is_packed_again_the_next_time(products: _Products) -> None:
+    layers, inputs = model(), torch.randn(3, 48)
+    with packed_weights(layers):
+        layers(inputs)
+    layers[0].weight.mul_(2)
+    with packed_weights(layers):
+        found = layers(inputs)
+    assert products.number == 4
+    torch.testing.assert_close(found, layers(inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_afterwards_and_after_an_error_the_layers_are_as_they_were() -> None:
+    layers = model()
+    with pytest.raises(RuntimeError), packed_weights(layers), packed_weights(layers):
+        raise RuntimeError("in the middle of a rollout")
+    assert all("forward" not in vars(layer) for layer in layers.modules())
+
+
+def test_what_needs_a_gradient_is_computed_as_ever(products: _Products) -> None:
+    layers, inputs = model(), torch.randn(3, 48, requires_grad=True)
+    with packed_weights(layers):
+        layers(inputs).sum().backward()
+    assert products.number == 0 and inputs.grad is not None
+
+
+@torch.no_grad()
+def test_other_formats_and_kinds_of_layers_are_left_alone(products: _Products) -> None:
+    class Own(nn.Linear):
+        pass
+
+    layers = nn.Sequential(Own(8, 8), nn.Linear(8, 8)).double()
+    with packed_weights(layers):
+        layers(torch.randn(2, 8, dtype=torch.float64))
+        with pytest.raises(RuntimeError, match="dtype"):  # as without packing
+            layers(torch.randn(2, 8))
+    assert products.number == 0 and num_packed_bytes(layers) == 0
+
+
+def test_packed_weights_take_the_memory_of_the_weights() -> None:
+    assert num_packed_bytes(model()) == 4 * (48 * 80 + 80 * 24)
