@@ -40,8 +40,9 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.policy.engine import Response
-from ragen_apo.policy.generation import GenerationEngine, StopRule
+from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
+from ragen_apo.policy.sampling import StopRule
 from ragen_apo.types import Trajectory
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,25 @@ def rates(played: Sequence[Trajectory], *, seconds: float) -> Rates:
         tokens_per_second=num_tokens / seconds,
         success_rate=statistics.fmean(each.success for each in played),
     )
+
+
+def in_turns(
+    proxy: AgentProxy,
+    parts: Sequence[Sequence[Task]],
+    variants: Mapping[str, Callable[[], AbstractContextManager[object]]],
+) -> dict[str, float]:
+    """The median episodes per second inside each variant, at temperature 1.
+
+    All play a part before the next one begins; the first part does not count.
+    """
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat, tasks in enumerate(parts):
+        for name, variant in variants.items():
+            with variant():
+                measured = measure(proxy, tasks, temperature=1.0, repeat=repeat)
+            if repeat > 0:
+                found[name].append(measured.episodes_per_second)
+    return {name: statistics.median(rates) for name, rates in found.items()}
 
 
 def row(name: str, found: Sequence[Rates]) -> list[str]:

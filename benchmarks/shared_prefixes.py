@@ -10,17 +10,18 @@ draws, after a first time that does not count.
 from __future__ import annotations
 
 import argparse
-import statistics
+import functools
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from benchmarks.rollout_engines import Rates, measure
+from benchmarks.rollout_engines import in_turns
 from benchmarks.tables import write_page
 
 from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.api import read_config
-from ragen_apo.policy import generation
+from ragen_apo.policy import rows as engine_rows
 from ragen_apo.policy.language_model import load_language_model
 
 EPISODES = 64
@@ -49,20 +50,13 @@ def main() -> None:
     tasks = environments.tasks("train")
     rows = []
     for group_size in (1, 8):
-        found: dict[int, list[Rates]] = {generation._SHARED_TOKENS: [], NEVER: []}
         num_tasks = EPISODES // group_size
-        for repeat in range(REPEATS + 1):
-            part = tasks[repeat * num_tasks : (repeat + 1) * num_tasks]
-            played = [task for task in part for _ in range(group_size)]
-            for least, rates in found.items():
-                with patch.object(generation, "_SHARED_TOKENS", least):
-                    measured = measure(proxy, played, temperature=1.0, repeat=repeat)
-                if repeat > 0:
-                    rates.append(measured)
-        shared, alone = (
-            statistics.median(each.episodes_per_second for each in rates)
-            for rates in found.values()
-        )
+        parts = [
+            [task for task in tasks[start : start + num_tasks] for _ in range(group_size)]
+            for start in range(0, (REPEATS + 1) * num_tasks, num_tasks)
+        ]
+        never = functools.partial(patch.object, engine_rows, "SHARED_TOKENS", NEVER)
+        alone, shared = in_turns(proxy, parts, {"alone": never, "shared": nullcontext}).values()
         rows.append([group_size, f"{alone:.2f}", f"{shared:.2f}", f"{shared / alone:.2f}"])
     write_page(
         "shared_prefixes",

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from ragen_apo.policy.engine import Response
-from ragen_apo.policy.generation import GenerationEngine, Row
+from ragen_apo.policy.generation import GenerationEngine
+from ragen_apo.policy.rows import Row
 
 
 def respond(

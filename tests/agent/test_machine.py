@@ -5,7 +5,7 @@ import torch
 
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config.machine import MachineConfig
-from ragen_apo.policy.generation import inverse_cdf
+from ragen_apo.policy.sampling import inverse_cdf
 
 
 @pytest.fixture

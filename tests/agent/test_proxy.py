@@ -14,8 +14,9 @@ from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import ContextError
-from ragen_apo.policy.generation import GenerationEngine, StopRule
+from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_samples
 from tests.chat_templates import GEMMA, R1, UNTHINKING, with_template

@@ -14,17 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragen_apo.errors import ContextError, ModelError
 from ragen_apo.policy import attention, generation
-from ragen_apo.policy.generation import (
-    TOKENS_PER_PASS,
-    GenerationEngine,
-    Response,
-    Row,
-    StopRule,
-    inverse_cdf,
-    read_together,
-)
+from ragen_apo.policy import rows as engine_rows
+from ragen_apo.policy.engine import Response
+from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import SpareMemory
+from ragen_apo.policy.rows import TOKENS_PER_PASS, Row, read_together
+from ragen_apo.policy.sampling import StopRule, inverse_cdf
 from ragen_apo.seeding import generator
 from tests.chat_templates import GEMMA, with_template
 from tests.generating import respond
@@ -239,7 +235,7 @@ def test_rows_that_go_on_at_once_write_what_rows_that_wait_for_each_other_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where the prompts need several passes, and some are longer than a pass should be."""
-    monkeypatch.setattr(generation, "TOKENS_PER_PASS", tokens_per_pass)
+    monkeypatch.setattr(engine_rows, "TOKENS_PER_PASS", tokens_per_pass)
     together = play(any_model, range(12))
     for row, expected in zip(
         play_without_waiting(any_model, range(12), num_rows=num_rows), together, strict=True

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from ragen_apo.errors import ContextError
 from ragen_apo.policy.language_model import LanguageModel
 
 RowT = TypeVar("RowT")
@@ -72,3 +73,11 @@ class Engine(Protocol[RowT]):
     def close_row(self, row: RowT) -> None:
         """Ends the row and makes room for another."""
         ...
+
+
+def too_long(num_tokens: int, *, capacity: int) -> ContextError:
+    """The error for a row whose context and longest response exceed an engine's capacity."""
+    return ContextError(
+        f"a context of {num_tokens} tokens does not fit the cache of {capacity}; "
+        "raise agent.max_context_tokens or shorten turns"
+    )

@@ -21,103 +21,33 @@ not depend on the other rows of its batch, up to floating-point rounding of the 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
 
-from ragen_apo.errors import ContextError, ModelError
 from ragen_apo.policy.attention import PromptSlice
-from ragen_apo.policy.engine import Response
+from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
-from ragen_apo.policy.tokenizer import CLOSE_ANSWER
+from ragen_apo.policy.rows import (
+    Prefix,
+    Row,
+    better_later,
+    longest_prefix,
+    num_shared,
+    read_together,
+)
+from ragen_apo.policy.sampling import Sampling, StopRule, sample
 
-_TAIL_TOKENS = 12
-"""The number of last tokens that are searched for a closing tag of several tokens."""
 _WAITING_SHARE = 1 / 4
 """Prompts are read once this share of the rows with a pending response waits: each pass has a
 fixed cost."""
 _IDLE_SHARE = 1 / 4
 """The largest share of a pass's slots whose result is dropped."""
-_SHARED_TOKENS = 16
-"""A shorter common beginning of two prompts is read again: copying has its cost, too."""
-_WORTH_A_PASS = 256
-"""Rows wait until another row has read the common beginning if that saves so many tokens."""
-TOKENS_PER_PASS = 4096
-"""The most prompt tokens of a pass, unless one prompt alone has more; more only take memory."""
-
-
-@dataclass(eq=False)
-class Row:
-    """One episode in progress."""
-
-    slot: int
-    draws: np.random.Generator
-    read: list[int] = field(default_factory=list)
-    """Tokens of this row whose keys and values are in the cache."""
-    unread: list[int] = field(default_factory=list)
-    """Tokens that the model has not read yet: a prompt, or the last token sampled."""
-    sampling: _Sampling | None = None
-    """The response that was asked for, until it is over."""
-
-    @property
-    def length(self) -> int:
-        """The number of its tokens in the cache."""
-        return len(self.read)
-
-    @property
-    def to_copy(self) -> list[int]:
-        """What of the prompt another row may have read: not the last token, whose logits are those
-        of the first one to sample.
-        """
-        return self.unread[:-1]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a prompt has to be read before the first token of the response."""
-        return self.sampling is not None and not self.sampling.token_ids
-
-
-class StopRule:
-    """A response is over at an end token, or when its text ends with the closing tag."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._tokenizer = model.tokenizer
-        self.end_ids = set(model.end_ids)
-        tag_ids = model.tokenizer.encode(CLOSE_ANSWER, add_special_tokens=False)
-        if len(tag_ids) == 1:
-            self.end_ids.add(tag_ids[0])
-            self._may_close: set[int] = set()
-        else:
-            vocabulary = model.tokenizer.get_vocab()
-            self._may_close = {index for text, index in vocabulary.items() if ">" in text}
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether the closing tag is several tokens, so that text decides as well."""
-        return bool(self._may_close)
-
-    def is_over(self, token_ids: Sequence[int]) -> bool:
-        """Whether the response ends with its last token."""
-        if token_ids[-1] in self.end_ids:
-            return True
-        if token_ids[-1] not in self._may_close:
-            return False
-        return CLOSE_ANSWER in self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]))
-
-
-def too_long(num_tokens: int, *, capacity: int) -> ContextError:
-    """The error for a row whose context and longest response exceed an engine's capacity."""
-    return ContextError(
-        f"a context of {num_tokens} tokens does not fit the cache of {capacity}; "
-        "raise agent.max_context_tokens or shorten turns"
-    )
 
 
 class GenerationEngine:
@@ -204,13 +134,13 @@ class GenerationEngine:
             raise too_long(needed, capacity=self.capacity)
         if restarts:
             row.unread = list(prompt)
-            num_kept = _num_shared(row.read, row.to_copy)
+            num_kept = num_shared(row.read, row.to_copy)
             del row.read[num_kept:]
             del row.unread[:num_kept]
         else:
             row.unread.extend(prompt)
         assert row.unread
-        row.sampling = _Sampling(row.draws.random(max_new_tokens))
+        row.sampling = Sampling(row.draws.random(max_new_tokens))
 
     @torch.no_grad()  # in inference mode autocast would convert all weights again in every pass
     def step(self, *, temperature: float) -> list[tuple[Row, Response]]:
@@ -223,7 +153,7 @@ class GenerationEngine:
         for rows, logits_RV in self._passes():
             entries = [row.sampling for row in rows if row.sampling]
             draws = [entry.draws[len(entry.token_ids)] for entry in entries]
-            tokens, logprobs = _sample(logits_RV, draws, temperature=temperature)
+            tokens, logprobs = sample(logits_RV, draws, temperature=temperature)
             for row, entry, token, logprob in zip(rows, entries, tokens, logprobs, strict=True):
                 row.unread.append(token)
                 response = entry.append(token, logprob, rule=self.stop_rule)
@@ -241,24 +171,18 @@ class GenerationEngine:
             yield writing, self._continue(writing)
             return
         while waiting:
-            sources = {row: self._longest_prefix(row) for row in waiting if not row.read}
-            later = _better_later(sources)
+            readers = [row for row in self._slots if row and row.read]
+            sources = {row: longest_prefix(row, readers) for row in waiting if not row.read}
+            later = better_later(sources)
             now = [row for row in waiting if row not in later]
             self._copy_prefixes({row: sources[row] for row in now if row in sources})
             for rows in read_together(now):
                 yield rows, self._read_prompts(rows)
             waiting = later
 
-    def _longest_prefix(self, row: Row) -> _Prefix:
-        """What another row has read of the prompt of a row that begins; most of it, if several."""
-        prompt = row.to_copy
-        readers = [other for other in self._slots if other and other.read]
-        found = (_Prefix(_num_shared(other.read, prompt), other.slot) for other in readers)
-        return max(found, default=_Prefix(0, 0))
-
-    def _copy_prefixes(self, sources: Mapping[Row, _Prefix]) -> None:
+    def _copy_prefixes(self, sources: Mapping[Row, Prefix]) -> None:
         """Gives rows that begin what other rows have read of the same prompt."""
-        copies = {row: each for row, each in sources.items() if each.length >= _SHARED_TOKENS}
+        copies = {row: each for row, each in sources.items() if each.is_worth_copying}
         if not copies:
             return
         slots = [each.slot for each in copies.values()]
@@ -353,106 +277,3 @@ class GenerationEngine:
         for row, slot in moves:
             row.slot = slot
             self._slots[slot] = row
-
-
-class _Prefix(NamedTuple):
-    """The first tokens of a prompt, which the row in this slot has read."""
-
-    length: int
-    slot: int
-
-
-def _better_later(sources: Mapping[Row, _Prefix]) -> list[Row]:
-    """Of rows that begin, those that can copy more once others of them have been read."""
-    leaders: list[Row] = []
-    saved: dict[Row, int] = {}
-    for row, present in sources.items():
-        prompt = row.to_copy
-        expected = max((_num_shared(leader.unread, prompt) for leader in leaders), default=0)
-        if expected - present.length >= _SHARED_TOKENS:
-            saved[row] = expected - present.length
-        else:
-            leaders.append(row)
-    return list(saved) if sum(saved.values()) >= _WORTH_A_PASS else []
-
-
-def _num_shared(first: list[int], second: list[int]) -> int:
-    """The length of the common prefix, by halving: Python compares slices fast, tokens slowly."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def read_together(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Splits rows, in their order, into passes of at most `TOKENS_PER_PASS` unread tokens."""
-    group: list[Row] = []
-    num_tokens = 0
-    for row in rows:
-        num_tokens += len(row.unread)
-        if group and num_tokens > TOKENS_PER_PASS:
-            yield group
-            group, num_tokens = [], len(row.unread)
-        group.append(row)
-    if group:
-        yield group
-
-
-def _sample(
-    logits_RV: Tensor, draws: Sequence[float], *, temperature: float
-) -> tuple[list[int], list[float]]:
-    """One token a row with its log-probability, by the row's uniform draw."""
-    logprobs_RV = torch.log_softmax(logits_RV / (temperature or 1.0), dim=-1)
-    if temperature == 0:
-        tokens_R = logprobs_RV.argmax(-1)
-    else:
-        uniform_R = torch.tensor(draws, dtype=torch.float64)
-        tokens_R = inverse_cdf(logprobs_RV, uniform_R.to(logits_RV.device))
-    logprobs_R = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
-    tokens, logprobs = torch.stack([tokens_R.double(), logprobs_R.double()]).tolist()
-    if not all(map(math.isfinite, logprobs)):
-        raise ModelError(
-            "the model's logits are not finite, so no token can be sampled; its weights have "
-            "diverged. Go back to an earlier checkpoint with a lower learning rate"
-        )
-    return [int(token) for token in tokens], logprobs
-
-
-def inverse_cdf(logprobs_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """The token [R] whose interval of the cumulative distribution holds the uniform draw in [0, 1).
-
-    The sum is in float64, and the draw is scaled by the total and kept below it, so that rounding
-    never selects a token of probability zero. NaN gives the last token.
-    """
-    device = logprobs_RV.device
-    if torch.are_deterministic_algorithms_enabled():
-        logprobs_RV = logprobs_RV.cpu()  # a GPU has no deterministic cumulative sum
-    cumulative_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64).to(device)
-    total_R = cumulative_RV[:, -1]
-    below_R = torch.nextafter(total_R, torch.zeros_like(total_R))
-    target_R1 = torch.minimum(uniform_R * total_R, below_R)[:, None]
-    found_R = torch.searchsorted(cumulative_RV, target_R1, right=True)[:, 0]
-    return found_R.clamp(max=logprobs_RV.shape[1] - 1)
-
-
-class _Sampling:
-    """The response of one row while it is being sampled."""
-
-    def __init__(self, draws: np.ndarray) -> None:
-        self.draws = draws.tolist()
-        """One uniform number for each token that the response may have."""
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-
-    def append(self, token: int, logprob: float, *, rule: StopRule) -> Response | None:
-        """Adds a token and returns the response if it is over."""
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        stopped = rule.is_over(self.token_ids)
-        if stopped or len(self.token_ids) == len(self.draws):
-            return Response(tuple(self.token_ids), tuple(self.logprobs), stopped)
-        return None

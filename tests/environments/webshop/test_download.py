@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from ragen_apo.environments.webshop import download, fetch
-from ragen_apo.environments.webshop.download import RemoteFile, download_data
+from ragen_apo.environments.webshop.download import download_data
 from ragen_apo.environments.webshop.fetch import FetchError, Patience
 from ragen_apo.environments.webshop.generated import write_generated_files
 from ragen_apo.errors import EnvironmentDataError
@@ -492,21 +492,6 @@ def test_a_length_told_too_small_is_noticed_as_a_cut_off_file(upstream: Server) 
     with pytest.raises(EnvironmentDataError, match="cut off"):
         small()
     small()  # Nothing wrong was kept.
-
-
-def test_a_configured_checksum_must_match(
-    upstream: Server, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = hashlib.sha256((files / ITEMS).read_bytes()).hexdigest()
-    first, *others = download.SOURCES["small"]
-    for configured in ("0" * 64, right.upper()):
-        table = {"small": (RemoteFile(first.name, first.drive_id, sha256=configured), *others)}
-        monkeypatch.setattr(download, "SOURCES", table)
-        if configured == right.upper():
-            assert_in_place(small(), files)
-        else:
-            with pytest.raises(EnvironmentDataError, match=f"SHA-256 {right}, expected 0000"):
-                small()
 
 
 def test_files_at_hand_are_copied(upstream: Server, files: Path) -> None:

@@ -36,7 +36,6 @@ from ragen_apo.files import (
     remove,
     remove_partial_files,
     replace_directory,
-    sha256_of_file,
     write_checksums,
 )
 from ragen_apo.progress import Progress
@@ -51,8 +50,6 @@ class RemoteFile:
     name: str
     drive_id: str
     """Of Google Drive, as upstream's setup script names it."""
-    sha256: str | None = None
-    """What the content must hash to; None: whatever the first download brought is recorded."""
     max_bytes: int = 1_000_000_000
     """More than this is another file: no server may fill the disk."""
     required: bool = True
@@ -228,8 +225,6 @@ def _check_present(size: str, folder: Path, source: Path | None, progress: Progr
         ) from error
     for remote in SOURCES[size]:
         path = folder / remote.name
-        if path.exists():
-            _check_configured(path, remote)
         origin = None if source is None else source / remote.name
         if origin is None or not origin.exists():
             continue
@@ -239,14 +234,6 @@ def _check_present(size: str, folder: Path, source: Path | None, progress: Progr
             )
     progress.update(1)
     progress.say(f"{folder} is there already and its checksums are right; --force replaces it")
-
-
-def _check_configured(path: Path, remote: RemoteFile) -> None:
-    if remote.sha256 is not None and (found := sha256_of_file(path)) != remote.sha256.lower():
-        raise EnvironmentDataError(
-            f"{remote.name} has the SHA-256 {found}, expected {remote.sha256.lower()}: the file "
-            "was changed or damaged on its way"
-        )
 
 
 def _check_file(path: Path, remote: RemoteFile) -> None:
@@ -264,4 +251,3 @@ def _check_file(path: Path, remote: RemoteFile) -> None:
             f"what came is not {remote.name} of WebShop but {path.stat().st_size:,} bytes that "
             f"begin {beginning.decode('utf-8', 'replace')!r} ({problem})"
         )
-    _check_configured(path, remote)

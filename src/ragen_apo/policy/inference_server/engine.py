@@ -27,8 +27,7 @@ import numpy as np
 
 from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.errors import ServerError
-from ragen_apo.policy.engine import Response
-from ragen_apo.policy.generation import StopRule, too_long
+from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.inference_server.agreement import require_agreement
 from ragen_apo.policy.inference_server.vllm import (
     ServerFacts,
@@ -39,6 +38,7 @@ from ragen_apo.policy.inference_server.vllm import (
 from ragen_apo.policy.inference_server.weights import Identity, PolicyWeights
 from ragen_apo.policy.inference_server.wire import Request, RequestError
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.sampling import StopRule
 
 _T = TypeVar("_T")
 _KEPT = (

@@ -27,12 +27,10 @@ from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.files import parse_record
 from ragen_apo.policy.engine import Response
-from ragen_apo.policy.generation import StopRule
 from ragen_apo.policy.inference_server.wire import Request, RequestError
+from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER
 
-NO_LABEL = "default"
-"""The label of a server that nobody has given weights."""
 _ROUNDING = 1e-3
 """What a log-probability of 0 may be above it."""
 
