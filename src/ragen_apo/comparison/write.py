@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ragen_apo.comparison.measure import Measurement, Point
-from ragen_apo.comparison.page import comparison_page
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
 from ragen_apo.comparison.slides import comparison_slides
 from ragen_apo.files import write_bytes_atomically
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
+from ragen_apo.report.html import data_uri, render
 from ragen_apo.report.latex import latex_table
 from ragen_apo.report.pdf import pdf_of_page
 from ragen_apo.report.style import (
@@ -56,8 +56,14 @@ def write_comparison(
     pictures = {axis: curves(measurements, axis=axis) for axis in AXES}
     about = explanation(measurements, settings=settings)
     presentation = comparison_slides(header, rows, pictures, about=about)
-    runs = _rows_of_runs(measurements, settings=settings)
-    page = comparison_page(header, rows, pictures, about=about, runs=runs)
+    page = render(
+        "comparison.html",
+        header=header,
+        rows=rows,
+        pictures=[(f"Success against {axis}", data_uri(png)) for axis, png in pictures.items()],
+        about=about,
+        runs=_rows_of_runs(measurements, settings=settings),
+    )
     contents: dict[str, bytes] = {
         "comparison.md": markdown(measurements, settings=settings).encode(),
         "comparison.csv": table(measurements, settings=settings).encode(),

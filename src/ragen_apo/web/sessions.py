@@ -1,4 +1,4 @@
-"""Visits to a server: each is found by its id alone, 192 random bits that only one browser has.
+"""Visits to a server: each is found by its id alone, 192 random bits in a cookie of one browser.
 
 Idle visits end, and there are never more than a given number. For any number of threads.
 """
@@ -9,9 +9,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from ragen_apo.errors import RagenApoError
+from ragen_apo.web.security import cookie_name
 
 NUM_ID_BYTES = 24
 MAX_IDLE_SECONDS = 2 * 60 * 60.0
@@ -21,37 +26,48 @@ class FullError(RagenApoError):
     """There are as many visits as the server takes."""
 
 
-class Session(Protocol):
-    """What a server keeps of one visitor."""
+class Visit:
+    """What a server keeps of one visitor. Hold `lock` while reading or changing it."""
 
-    last_seen: float
-    """In seconds of the clock of `Sessions`, whose lock guards it."""
+    def __init__(self, visit_id: str) -> None:
+        self.id = visit_id
+        self.lock = threading.Lock()
+        self.last_seen = 0.0
+        """In seconds of the clock of `Sessions`, whose lock guards it."""
+        self.notice = ""
+        """Said once, on the next page."""
+
+    def take_notice(self) -> str:
+        """What there is to say, once."""
+        notice, self.notice = self.notice, ""
+        return notice
 
 
-SessionT = TypeVar("SessionT", bound=Session)
+VisitT = TypeVar("VisitT", bound=Visit)
 
 
-class Sessions(Generic[SessionT]):
-    """All visits of a server."""
+class Sessions(Generic[VisitT]):
+    """All visits of a server; `cookie` is the purpose in the name of their cookies."""
 
     def __init__(
         self,
         *,
+        cookie: str,
         max_visits: int,
         max_idle_seconds: float = MAX_IDLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._cookie, self._clock = cookie, clock
         self._max_visits, self._max_idle_seconds = max_visits, max_idle_seconds
-        self._clock = clock
         self._lock = threading.Lock()
-        self._by_id: dict[str, SessionT] = {}
+        self._by_id: dict[str, VisitT] = {}
 
     def __len__(self) -> int:
         with self._lock:
             self._end_idle_ones()
             return len(self._by_id)
 
-    def add(self, make: Callable[[str], SessionT]) -> SessionT:
+    def add(self, make: Callable[[str], VisitT]) -> VisitT:
         """A new visit, made of its id; raises FullError where there are too many."""
         with self._lock:
             self._end_idle_ones()
@@ -66,7 +82,7 @@ class Sessions(Generic[SessionT]):
             self._by_id[visit_id] = visit
             return visit
 
-    def find(self, visit_id: str) -> SessionT | None:
+    def find(self, visit_id: str) -> VisitT | None:
         """The visit of an id, if it has not ended; it is not idle now."""
         with self._lock:
             self._end_idle_ones()
@@ -75,15 +91,46 @@ class Sessions(Generic[SessionT]):
                 visit.last_seen = self._clock()
             return visit
 
-    def close(self, visit_id: str) -> SessionT | None:
+    def close(self, visit_id: str) -> VisitT | None:
         """Ends a visit, if there is one, and returns it."""
         with self._lock:
             return self._by_id.pop(visit_id, None)
 
-    def idle_seconds(self, visit: SessionT) -> float:
+    def idle_seconds(self, visit: VisitT) -> float:
         """Since the last request of its visitor."""
         with self._lock:
             return self._clock() - visit.last_seen
+
+    def visit_of(self, request: Request) -> VisitT | None:
+        """The visit of the browser that asks, if it has not ended; it is not idle now."""
+        return self.find(self._id_in(request))
+
+    def at_the_door(self, request: Request) -> dict[str, bool]:
+        """Whether the browser has a visit to go on with, or had one that has ended."""
+        is_open = self.visit_of(request) is not None
+        return {"is_open": is_open, "has_ended": bool(self._id_in(request)) and not is_open}
+
+    def come_in(self, request: Request, begin: Callable[[], VisitT], *, to: str) -> Response:
+        """Begins a visit in place of the browser's last one, and goes to its page."""
+        self.close(self._id_in(request))
+        try:
+            visit = begin()
+        except FullError as error:
+            raise HTTPException(503, str(error)) from error
+        answer = RedirectResponse(to, 303)
+        name = cookie_name(request, self._cookie)
+        answer.set_cookie(name, visit.id, httponly=True, samesite="lax")
+        return answer
+
+    def leave(self, request: Request) -> Response:
+        """Ends the browser's visit, and goes to the door."""
+        self.close(self._id_in(request))
+        answer = RedirectResponse("/", 303)
+        answer.delete_cookie(cookie_name(request, self._cookie))
+        return answer
+
+    def _id_in(self, request: Request) -> str:
+        return request.cookies.get(cookie_name(request, self._cookie), "")
 
     def _end_idle_ones(self) -> None:
         oldest = self._clock() - self._max_idle_seconds

@@ -208,7 +208,7 @@ def test_there_are_no_more_visitors_than_there_is_room_for(session: Session) -> 
 def test_a_visit_that_has_ended_leads_to_the_beginning(workplace: Workplace) -> None:
     watcher = Watcher(workplace)
     watcher.begin()
-    workplace.leave(watcher.visit.id)
+    workplace.visits.close(watcher.visit.id)
     for address in ("/work", "/text?field=instruction"):
         answer = watcher.client.get(address)
         assert "Your visit has ended" in answer.text
@@ -223,6 +223,7 @@ def test_a_visit_that_has_ended_leads_to_the_beginning(workplace: Workplace) -> 
         ({"temperature": "7"}, "which is not offered"),
         ({"task": "-1"}, "expected a whole number from 0"),
         ({"task": "9" * 400}, "expected a whole number from 0"),
+        ({"task": "0" * 20 + "9" * 5000}, "expected a whole number from 0"),
         ({"draw": "x"}, "expected a whole number from 0"),
     ],
 )

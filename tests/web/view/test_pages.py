@@ -231,6 +231,7 @@ def test_names_of_runs_and_addresses_are_text_too(tmp_path: Path) -> None:
         "/episodes?run=one&order=sideways",
         "/episode?run=one&source=elsewhere",
         "/episodes?run=one&page=" + "9" * 5000,
+        "/episodes?run=one&page=" + "0" * 20 + "9" * 900,
         "/compare?a=one&b=one&outcome=maybe",
     ],
 )

@@ -15,7 +15,6 @@ Others wait for the end of the turn.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,10 +33,9 @@ from ragen_apo.web.at_work.shown import TextLinks, episode_shown, row_of, writte
 from ragen_apo.web.at_work.worker import Visit, Workplace
 from ragen_apo.web.forms import OLD_PAGE, Form, read_form
 from ragen_apo.web.pages import page, templates
-from ragen_apo.web.security import cookie_name
-from ragen_apo.web.sessions import FullError
 from ragen_apo.web.view import query
-from ragen_apo.web.view.episodes import Decode, text_of
+from ragen_apo.web.view.episodes import Decode
+from ragen_apo.web.view.long_text import long_text
 from ragen_apo.web.view.token_texts import FILE, decoder, numbers
 
 MAX_WAIT_SECONDS = 20.0
@@ -45,8 +43,6 @@ MAX_WAIT_SECONDS = 20.0
 WAIT_STEP_SECONDS = 0.02
 MAX_RESPONSE_CHARACTERS = 10_000
 MAX_TURNS_SHOWN = 25
-TEXT_PART = 40_000
-"""Characters of a long text on one page."""
 BUSY = "The policy is writing, so nothing was done; wait for it, or stop it."
 OVER = "The episode is over; go back to a turn, or begin another one."
 
@@ -68,7 +64,7 @@ def at_work_routes(workplace: Workplace, *, decode: Decode) -> Sequence[BaseRout
         Route("/work/now", pages.now),
         Route("/text", pages.text),
         Route("/work/stop", pages.stop, methods=["POST"]),
-        Route("/work/leave", pages.leave, methods=["POST"]),
+        Route("/work/leave", workplace.visits.leave, methods=["POST"]),
         *(
             Route(f"/work/{name}", pages.changing(change), methods=["POST"])
             for name, change in changes.items()
@@ -91,11 +87,7 @@ class _Pages:
 
     def choose(self, request: Request) -> Response:
         """Which policy, on which task."""
-        visit_id = request.cookies.get(_cookie(request), "")
-        is_open = self._workplace.visits.find(visit_id) is not None
-        return self._choose(
-            request, is_open=is_open, has_ended=bool(visit_id) and not is_open, notice=""
-        )
+        return self._choose(request, notice="")
 
     async def begin(self, request: Request) -> Response:
         form = await read_form(request)
@@ -121,24 +113,11 @@ class _Pages:
     def text(self, request: Request) -> Response:
         """A long text of the episode, a part at a time."""
         visit = self._visit(request)
-        field, turn = query.text(request, "field"), query.number(request, "turn")
-        page = query.page(request, TEXT_PART)
         if visit is None:
             return RedirectResponse("/", 303)
         with visit.lock:
-            whole = text_of(row_of(visit.played), field, turn)
-        if whole is None:
-            raise HTTPException(404, f"the episode has no such text: {field!r:.40}")
-        return render(
-            "text",
-            name=self._workplace.name,
-            field=field,
-            turn=turn,
-            part=page.of(whole),
-            num_characters=len(whole),
-            page=page.number,
-            pages=page.links(len(whole)),
-        )
+            shown = long_text(request, row_of(visit.played))
+        return render("text", name=self._workplace.name, **shown)
 
     async def stop(self, request: Request) -> Response:
         """Breaks off what is being written; the turn is as if it had not begun."""
@@ -148,12 +127,6 @@ class _Pages:
             writing.stop.set()
             await _wait(visit, form)
         return _to_work()
-
-    def leave(self, request: Request) -> Response:
-        self._workplace.leave(request.cookies.get(_cookie(request), ""))
-        answer = RedirectResponse("/", 303)
-        answer.delete_cookie(_cookie(request))
-        return answer
 
     def changing(self, change: Callable[[Visit, Form], None]) -> Callable[[Request], Any]:
         """The endpoint that changes a visit and shows its page."""
@@ -228,20 +201,12 @@ class _Pages:
             self._workplace.act(visit, until_end=until_end)
 
     def _begin(self, request: Request, form: Form) -> Response:
-        workplace, visit_id = self._workplace, request.cookies.get(_cookie(request), "")
-        is_open = workplace.visits.find(visit_id) is not None
+        workplace = self._workplace
         try:
             played = workplace.world.begin(self._choice(form))
         except RagenApoError as error:
-            return self._choose(request, is_open=is_open, has_ended=False, notice=str(error))
-        workplace.leave(visit_id)
-        try:
-            opened = workplace.open(played)
-        except FullError as error:
-            raise HTTPException(503, str(error)) from error
-        answer = RedirectResponse("/work", 303)
-        answer.set_cookie(_cookie(request), opened.id, httponly=True, samesite="lax")
-        return answer
+            return self._choose(request, notice=str(error))
+        return workplace.visits.come_in(request, lambda: workplace.open(played), to="/work")
 
     def _choice(self, form: Form) -> Choice:
         """What a form chooses; raises HTTPException for what no form of ours says."""
@@ -264,7 +229,7 @@ class _Pages:
             raise HTTPException(400, f"turn: got {number}, expected one from 1 to {num_turns}")
         return number
 
-    def _choose(self, request: Request, *, is_open: bool, has_ended: bool, notice: str) -> Response:
+    def _choose(self, request: Request, *, notice: str) -> Response:
         workplace = self._workplace
         evaluated = workplace.config.evaluation.split
         return render(
@@ -281,9 +246,8 @@ class _Pages:
                 "temperature": query.text(request, "temperature"),
                 "draw": query.number(request, "draw"),
             },
-            is_open=is_open,
-            has_ended=has_ended,
             notice=notice,
+            **workplace.visits.at_the_door(request),
         )
 
     def _shown(self, request: Request, visit: Visit) -> dict[str, Any]:
@@ -313,7 +277,7 @@ class _Pages:
         return () if visit.writing is None else written_so_far(visit.writing, self._decode)
 
     def _visit(self, request: Request) -> Visit | None:
-        return self._workplace.visits.find(request.cookies.get(_cookie(request), ""))
+        return self._workplace.visits.visit_of(request)
 
 
 _TOOLS: Mapping[str, Any] = {
@@ -342,12 +306,5 @@ def _to_work() -> Response:
 
 
 def _number(form: Form, name: str) -> int:
-    """A whole number from 0; raises HTTPException for what is none."""
-    value = form.get(name, "0").strip() or "0"
-    if not (value.isascii() and value.isdigit()) or len(value) > math.ceil(math.log10(2**62)):
-        raise HTTPException(400, f"{name}: got {value[:40]!r}, expected a whole number from 0")
-    return int(value)
-
-
-def _cookie(request: Request) -> str:
-    return cookie_name(request, "work")
+    """A whole number from 0, as which an empty field counts too."""
+    return query.whole_number(name, form.get(name, "").strip() or "0")

@@ -25,11 +25,11 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.origin import require_same_origin
 from ragen_apo.stages.stored_values import store_path
+from ragen_apo.web import sessions
 from ragen_apo.web.at_work.episode import Comparison, PlayedEpisode, World
 from ragen_apo.web.at_work.policies import Models, Policy, policies_of
 from ragen_apo.web.at_work.values import stored_value
 from ragen_apo.web.at_work.writer import Writer, draws_of_turn
-from ragen_apo.web.sessions import Sessions
 
 MAX_VISITS = 50
 MAX_UNWATCHED_SECONDS = 60.0
@@ -58,24 +58,27 @@ class Writing:
         return not self.stop.is_set()
 
 
-class Visit:
-    """One visitor with an episode. Hold `lock` while reading or changing it."""
+class Visit(sessions.Visit):
+    """One visitor with an episode."""
 
     def __init__(self, visit_id: str, played: PlayedEpisode) -> None:
-        self.id, self.played = visit_id, played
-        self.lock = threading.Lock()
-        self.last_seen = 0.0
+        super().__init__(visit_id)
+        self.played = played
         self.writing: Writing | None = None
         """What the models do for this visit; nothing else can change it meanwhile."""
-        self.notice = ""
-        """Said once, on the next page."""
         self.num_changes = 0
         """Names the page that is open: another one after every change."""
 
-    def take_notice(self) -> str:
-        """What there is to say, once."""
-        notice, self.notice = self.notice, ""
-        return notice
+
+class Visits(sessions.Sessions[Visit]):
+    """All visits."""
+
+    def close(self, visit_id: str) -> Visit | None:
+        """Ends a visit, and what is written for it."""
+        visit = super().close(visit_id)
+        if visit is not None and (writing := visit.writing) is not None:
+            writing.stop.set()
+        return visit
 
 
 class Workplace:
@@ -92,7 +95,7 @@ class Workplace:
         self.name, self.policies = session.run.path.resolve().name, policies
         self.config, self.run = session.config, session.run
         self._session = session
-        self.visits: Sessions[Visit] = Sessions(max_visits=max_visits, clock=clock)
+        self.visits = Visits(cookie="work", max_visits=max_visits, clock=clock)
         self._models = Models(session, policies)
         self._digests: dict[str, str] = {}
         self._closing = threading.Event()
@@ -107,12 +110,6 @@ class Workplace:
     def open(self, played: PlayedEpisode) -> Visit:
         """A new visit with an episode; raises FullError where there are too many."""
         return self.visits.add(lambda visit_id: Visit(visit_id, played))
-
-    def leave(self, visit_id: str) -> None:
-        """Ends a visit, and what is written for it."""
-        visit = self.visits.close(visit_id)
-        if visit is not None and (writing := visit.writing) is not None:
-            writing.stop.set()
 
     def act(self, visit: Visit, *, until_end: bool) -> None:
         """Has the policy write the next turn, or all that are left. The visit's lock is held."""

@@ -14,8 +14,8 @@ import torch
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.generation import GenerationEngine
-from ragen_apo.policy.rows import Row
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.rows import Row
 from ragen_apo.policy.scoring import token_logprobs
 from ragen_apo.seeding import generator
 

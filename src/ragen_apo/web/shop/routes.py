@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -22,8 +21,6 @@ from starlette.routing import BaseRoute, Route
 from ragen_apo.errors import RagenApoError
 from ragen_apo.web.forms import OLD_PAGE, Form, read_form
 from ragen_apo.web.pages import page
-from ragen_apo.web.security import cookie_name
-from ragen_apo.web.sessions import FullError
 from ragen_apo.web.shop.visits import Visit, Visits
 
 MAX_ACTION_CHARACTERS = 10_000
@@ -42,7 +39,7 @@ def shop_routes(visits: Visits) -> Sequence[BaseRoute]:
         Route("/", pages.welcome),
         Route("/visit", pages.come_in, methods=["POST"]),
         Route("/shop", pages.shop),
-        Route("/shop/leave", pages.leave, methods=["POST"]),
+        Route("/shop/leave", visits.leave, methods=["POST"]),
         *(
             Route(f"/shop/{name}", pages.changing(change), methods=["POST"])
             for name, change in changes.items()
@@ -55,38 +52,15 @@ class _Pages:
         self._visits = visits
 
     def welcome(self, request: Request) -> Response:
-        visit_id = request.cookies.get(_cookie(request), "")
-        is_open = self._visits.find(visit_id) is not None
         shop = self._visits.shop
-        properties = shop.environment.properties
-        return page(
-            "shop/welcome.html",
-            {
-                "shop": shop,
-                "properties": properties,
-                "is_open": is_open,
-                "has_ended": bool(visit_id) and not is_open,
-            },
-        )
+        shown = {"shop": shop, "properties": shop.environment.properties}
+        return page("shop/welcome.html", {**shown, **self._visits.at_the_door(request)})
 
     def come_in(self, request: Request) -> Response:
-        self._visits.close(request.cookies.get(_cookie(request), ""))
-        try:
-            visit = self._visits.open()
-        except FullError as error:
-            raise HTTPException(503, str(error)) from error
-        answer = RedirectResponse("/shop", 303)
-        answer.set_cookie(_cookie(request), visit.id, httponly=True, samesite="lax")
-        return answer
-
-    def leave(self, request: Request) -> Response:
-        self._visits.close(request.cookies.get(_cookie(request), ""))
-        answer = RedirectResponse("/", 303)
-        answer.delete_cookie(_cookie(request))
-        return answer
+        return self._visits.come_in(request, self._visits.open, to="/shop")
 
     def shop(self, request: Request) -> Response:
-        visit = self._visit(request)
+        visit = self._visits.visit_of(request)
         if visit is None:
             return RedirectResponse("/", 303)
         with visit.lock:
@@ -96,7 +70,7 @@ class _Pages:
         """The endpoint that changes a visit and shows its page."""
 
         def changed(request: Request, form: Form) -> Response:
-            visit = self._visit(request)
+            visit = self._visits.visit_of(request)
             if visit is None:
                 return RedirectResponse("/", 303)
             with visit.lock:
@@ -120,9 +94,6 @@ class _Pages:
             visit.go_to(int(wanted) - 1)
         else:
             visit.notice = f"Goals have numbers from 1 to {num_goals:,}."
-
-    def _visit(self, request: Request) -> Visit | None:
-        return self._visits.find(request.cookies.get(_cookie(request), ""))
 
     def _shown(self, visit: Visit) -> Mapping[str, Any]:
         shop, episode = self._visits.shop, visit.episode
@@ -174,7 +145,3 @@ def _keep(visit: Visit, _: Form) -> None:
 
 def _discard(visit: Visit, _: Form) -> None:
     visit.discard()
-
-
-def _cookie(request: Request) -> str:
-    return cookie_name(request, "visit")

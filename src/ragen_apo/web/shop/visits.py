@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ragen_apo.environments.human.recordings import SUFFIX
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import write_json_lines_atomically
 from ragen_apo.types import Task
-from ragen_apo.web.sessions import MAX_IDLE_SECONDS, Sessions
+from ragen_apo.web import sessions
 from ragen_apo.web.shop.episode import Episode
 from ragen_apo.web.shop.goals import AgentEpisodes, goals_of
 
@@ -49,16 +48,12 @@ def open_shop(
     return shop
 
 
-class Visit:
-    """One visitor: the goal and the episode. Hold `lock` while reading or changing it."""
+class Visit(sessions.Visit):
+    """One visitor: the goal and the episode."""
 
     def __init__(self, visit_id: str, shop: Shop, number: int) -> None:
-        self.id = visit_id
-        self.lock = threading.Lock()
-        self.last_seen = 0.0
+        super().__init__(visit_id)
         self._shop = shop
-        self.notice = ""
-        """Said once, on the next page."""
         self.num_goals = 0
         """The number of goals begun in this visit."""
         self.go_to(number)
@@ -69,11 +64,6 @@ class Visit:
         self.episode = self._shop.begin(self.number)
         self.num_goals += 1
         self.kept: Path | None = None
-
-    def take_notice(self) -> str:
-        """What there is to say, once."""
-        notice, self.notice = self.notice, ""
-        return notice
 
     def why_not_kept(self) -> str:
         """Why this episode cannot be a demonstration; empty if it can."""
@@ -110,7 +100,7 @@ class Visit:
             self.kept = None
 
 
-class Visits(Sessions[Visit]):
+class Visits(sessions.Sessions[Visit]):
     """All visits. For any number of threads."""
 
     def __init__(
@@ -118,10 +108,12 @@ class Visits(Sessions[Visit]):
         shop: Shop,
         *,
         max_visits: int = MAX_VISITS,
-        max_idle_seconds: float = MAX_IDLE_SECONDS,
+        max_idle_seconds: float = sessions.MAX_IDLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(max_visits=max_visits, max_idle_seconds=max_idle_seconds, clock=clock)
+        super().__init__(
+            cookie="visit", max_visits=max_visits, max_idle_seconds=max_idle_seconds, clock=clock
+        )
         self.shop = shop
         self._next_goal = itertools.count()
 

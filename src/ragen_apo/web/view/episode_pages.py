@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ragen_apo.web.view import lists, query
-from ragen_apo.web.view.episodes import text_of
 from ragen_apo.web.view.lists import PAGE_SIZE, Filters
+from ragen_apo.web.view.long_text import long_text
 from ragen_apo.web.view.query import FILES, REFERENCE, Answer
 from ragen_apo.web.view.site import Site, render
 
 TURNS_PER_PAGE = 25
-TEXT_PART = 40_000
-"""Characters of a long text on one page."""
 
 
 class EpisodePages:
@@ -85,22 +82,9 @@ class EpisodePages:
 
     def text(self, request: Request) -> Response:
         """A long text, a part at a time."""
-        key, field = query.episode_key(request), query.text(request, "field")
-        page, turn = query.page(request, TEXT_PART), query.number(request, "turn")
-        whole = text_of(self._site.row(key), field, turn)
-        if whole is None:
-            raise HTTPException(404, f"the episode has no such text: {field!r:.40}")
-        return render(
-            "text",
-            name=key.run,
-            key=key,
-            field=field,
-            turn=turn,
-            part=page.of(whole),
-            num_characters=len(whole),
-            page=page.number,
-            pages=page.links(len(whole)),
-        )
+        key = query.episode_key(request)
+        shown = long_text(request, self._site.row(key))
+        return render("text", name=key.run, key=key, **shown)
 
     def failures(self, request: Request) -> Response:
         """The patterns of failure, each with what it means and how often it came."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 MAX_CHARACTERS = 2000
-MAX_NUMBER = 10**12
+MAX_DIGITS = 12
 
 Item = TypeVar("Item")
 Answer = Callable[[Request], Response]
@@ -34,8 +34,12 @@ def text(request: Request, name: str, default: str = "") -> str:
 
 def number(request: Request, name: str, default: int = 0) -> int:
     """A parameter that is a whole number from 0."""
-    value = text(request, name, str(default))
-    if not (value.isascii() and value.isdigit()) or int(value[:20]) > MAX_NUMBER:
+    return whole_number(name, text(request, name, str(default)))
+
+
+def whole_number(name: str, value: str) -> int:
+    """The value of a field as a number; raises HTTPException where it is not a whole one from 0."""
+    if not (value.isascii() and value.isdigit()) or len(value) > MAX_DIGITS:
         raise HTTPException(400, f"{name}: got {value[:40]!r}, expected a whole number from 0")
     return int(value)
 
