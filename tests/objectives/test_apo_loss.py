@@ -295,10 +295,11 @@ def test_only_the_loss_carries_a_gradient_and_the_residual_is_per_sequence(batch
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("logprobs_BT", torch.zeros(6), r"axes \[B, T\]"),
+        ("logprobs_BT", torch.zeros(6), r"logprobs_BT must have shape \(6, 9\), got \(6,\)"),
         ("reference_logprobs_BT", torch.zeros(6, 8), r"must have shape \(6, 9\), got \(6, 8\)"),
         ("mask_BT", torch.ones(6, 9), "mask_BT must be boolean"),
-        ("returns_B", torch.zeros(6, 1), r"returns_B must have shape \(6,\)"),
+        ("returns_B", torch.zeros(6, 1), "returns_B must have one axis"),
+        ("returns_B", torch.zeros(1), "returns_B must have 6 entries, got 1"),
         ("v_star_B", torch.full((6,), math.nan), "v_star_B must be finite"),
         ("num_sequences", 0, "whole batch, at least 1, got 0"),
     ],

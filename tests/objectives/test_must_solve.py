@@ -145,7 +145,7 @@ def from_gigpo(rollouts):
     everything_BH = torch.ones_like(rollouts.rewards_BH, dtype=torch.bool)
     to_go_BH = discounted_sum(rollouts.rewards_BH, mask_BT=everything_BH, decay=0.95)
     sequence_N = torch.arange(NUM_SEQUENCES).repeat_interleave(num_turns)
-    result = gigpo_advantages(
+    advantages_N = gigpo_advantages(
         rollouts.returns,
         group_B=GROUP_B,
         returns_to_go_N=to_go_BH.flatten(),
@@ -153,7 +153,7 @@ def from_gigpo(rollouts):
         state_N=rollouts.state_BH.flatten(),
     )
     return spread_turns_over_tokens(
-        result.advantages,
+        advantages_N,
         sequence_N=sequence_N,
         turn_N=torch.arange(num_turns).repeat(NUM_SEQUENCES),
         turn_index_BT=rollouts.turn_index_BT,
@@ -301,7 +301,7 @@ def train(task, name, *, seed=0, shuffled=False):
                     old_values_BT=rollouts.values_BT,
                     returns_BT=targets_BT,
                     mask_BT=mask_BT,
-                ).loss_BT
+                )
                 loss = loss + aggregate(
                     value_loss_BT,
                     mask_BT=mask_BT,

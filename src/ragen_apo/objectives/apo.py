@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.choices import LengthNormalization, LossForm, check_choice
-from ragen_apo.objectives.tensors import token_log_ratio
+from ragen_apo.objectives.tensors import check_tokens, check_vectors, token_log_ratio
 
 MIN_VALUE_VARIANCE = 1e-10
 """Values that spread less than this are all the same, but for rounding."""
@@ -92,15 +92,16 @@ def apo_loss(
     variate. On the policy's own samples it changes no expected gradient if it does not depend on
     the sequence itself, without length normalisation and clamp; `mean_of_others` and
     `line_of_others` lower the variance and are such offsets. Raises ValueError for shapes that do
-    not agree, a return or V* that is not finite, and num_sequences < 1.
+    not agree, no sequences, a return or V* that is not finite, and num_sequences < 1.
     """
-    _check_shapes(logprobs_BT, reference_logprobs_BT, mask_BT, returns_B, v_star_B)
+    check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
+    num_tokens_B = mask_BT.sum(dim=1)
+    check_vectors(num_tokens_B=num_tokens_B, returns_B=returns_B, v_star_B=v_star_B)
     if num_sequences < 1:
         raise ValueError(f"num_sequences counts the whole batch, at least 1, got {num_sequences}")
     log_ratio_B = sequence_log_ratio(
         logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT
     )
-    num_tokens_B = mask_BT.sum(dim=1)
     regressed_B = regressed_log_ratio(log_ratio_B, num_tokens_B, settings.length_normalization)
     residual_B = residual(regressed_B, returns_B=returns_B, v_star_B=v_star_B, beta2=settings.beta2)
     if settings.loss == "regression":
@@ -114,28 +115,6 @@ def apo_loss(
     if settings.kl_coefficient > 0:
         loss_B = loss_B + settings.kl_coefficient * kl_penalty(log_ratio_B)
     return ApoLoss(loss=loss_B.sum() / num_sequences, residual=residual_B.detach())
-
-
-def _check_shapes(
-    logprobs_BT: Tensor,
-    reference_logprobs_BT: Tensor,
-    mask_BT: Tensor,
-    returns_B: Tensor,
-    v_star_B: Tensor,
-) -> None:
-    shape = tuple(logprobs_BT.shape)
-    if len(shape) != 2:
-        raise ValueError(f"logprobs_BT must have axes [B, T], got shape {shape}")
-    for name, tensor in (("reference_logprobs_BT", reference_logprobs_BT), ("mask_BT", mask_BT)):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-    if mask_BT.dtype is not torch.bool:
-        raise ValueError(f"mask_BT must be boolean, got {mask_BT.dtype}")
-    for name, tensor in (("returns_B", returns_B), ("v_star_B", v_star_B)):
-        if tuple(tensor.shape) != shape[:1]:
-            raise ValueError(f"{name} must have shape {shape[:1]}, got {tuple(tensor.shape)}")
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{name} must be finite, got {tensor.tolist()}")
 
 
 def sequence_log_ratio(

@@ -21,7 +21,6 @@ Axes: B trajectories in any order, N turns of them in any order; groups of any s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -76,20 +75,6 @@ def rloo_advantages(returns_B: Tensor, *, group_B: Tensor) -> Tensor:
     return statistics.deviation * (statistics.size / (statistics.size - 1))
 
 
-@dataclass(frozen=True)
-class GigpoAdvantages:
-    """All of shape [N], one per turn."""
-
-    advantages: Tensor
-    """episode + omega * turn."""
-    episode: Tensor
-    """How the turn's trajectory did among the rollouts of its task."""
-    turn: Tensor
-    """How the turn did among the turns of the same task in the same state."""
-    anchor_size: Tensor
-    """Turns in that state, this one included; where it is 1, `turn` is 0."""
-
-
 def gigpo_advantages(
     returns_B: Tensor,
     *,
@@ -100,15 +85,16 @@ def gigpo_advantages(
     omega: float = 1.0,
     scale: AdvantageScale = "std",
     eps: float = 1e-6,
-) -> GigpoAdvantages:
-    """Group-in-group advantages: of the episode in its task, and of the turn in its anchor state.
+) -> Tensor:
+    """Advantages of turns [N]: of the episode in its task + omega * of the turn in its state.
 
     Turn n belongs to trajectory `trajectory_N[n]` (an index into B), was written in the state with
     id `state_N[n]`, and collected `returns_to_go_N[n]` from there on, discounted by turns
     (`tensors.discounted_sum` of rewards by turn). Turns of one task with one state id form an
-    anchor group, visits within one trajectory included; ids of different tasks never meet. Episode
-    statistics count each trajectory once. Raises ValueError where `grpo_advantages` does, for a
-    trajectory that does not exist, and for an omega that is negative or not finite.
+    anchor group, visits within one trajectory included; ids of different tasks never meet. Where
+    the group has one turn, the turn's part is 0. Episode statistics count each trajectory once.
+    Raises ValueError where `grpo_advantages` does, for a trajectory that does not exist, and for an
+    omega that is negative or not finite.
     """
     check_vectors(returns_to_go_N=returns_to_go_N, trajectory_N=trajectory_N, state_N=state_N)
     check_ids(trajectory_N=trajectory_N, state_N=state_N)
@@ -121,14 +107,7 @@ def gigpo_advantages(
     task_and_state = torch.stack([group_B[trajectory_N], state_N], dim=1)
     _, anchor_N = torch.unique(task_and_state, dim=0, return_inverse=True)
     anchors = group_statistics(returns_to_go_N, group_N=anchor_N)
-    turn_N = _scaled(anchors, scale=scale, eps=eps)
-    episode_N = episode_B[trajectory_N]
-    return GigpoAdvantages(
-        advantages=episode_N + omega * turn_N,
-        episode=episode_N,
-        turn=turn_N,
-        anchor_size=anchors.size,
-    )
+    return episode_B[trajectory_N] + omega * _scaled(anchors, scale=scale, eps=eps)
 
 
 def _scaled(statistics: GroupStatistics, *, scale: AdvantageScale, eps: float) -> Tensor:

@@ -43,15 +43,12 @@ MAX_LOW_VARIANCE_KL = 10.0
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Losses of tokens and how many of them the clip stopped."""
+    """Losses of tokens and which of them the clip stopped."""
 
     loss_BT: Tensor
     """0 where no token was sampled; the gradient flows into the log-probabilities."""
     clipped_BT: Tensor
     """True at sampled tokens that get no gradient because a clip is active."""
-    clip_fraction: Tensor
-    """Scalar: clipped tokens / sampled tokens of these sequences, 0 if there are none. Over
-    micro-batches add up `clipped_BT` instead of averaging this."""
 
 
 def clipped_policy_loss(
@@ -93,11 +90,8 @@ def clipped_policy_loss(
     )
     with torch.no_grad():
         clipped_BT = mask_BT & (advantages_BT != 0) & (pessimistic_BT != ratio_BT)
-        clip_fraction = clipped_BT.sum() / mask_BT.sum().clamp(min=1)
     return PolicyLoss(
-        loss_BT=sampled_or_zero(-advantages_BT * pessimistic_BT, mask_BT),
-        clipped_BT=clipped_BT,
-        clip_fraction=clip_fraction,
+        loss_BT=sampled_or_zero(-advantages_BT * pessimistic_BT, mask_BT), clipped_BT=clipped_BT
     )
 
 

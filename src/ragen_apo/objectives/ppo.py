@@ -11,7 +11,7 @@ t' is the next *sampled* token: what the environment wrote between two turns is 
 of the transition. V_t is the value of the text before token t. Bi-level GAE runs the same recursion
 over turns first (VAGEN, 2510.16907; an option of RAGEN, 2504.20073), see `bi_level_gae`.
 
-Assumes terminated trajectories (V = 0 after the end) unless `final_values_B` says otherwise.
+Assumes terminated trajectories: V = 0 after the end.
 
 Axes: B sequences, T token positions, K turns. `rewards_BT` the reward at the token that earned it
 (a turn's reward at the turn's last sampled token; a KL penalty at every token), `values_BT` the
@@ -32,7 +32,6 @@ from ragen_apo.objectives.tensors import (
     check_ids,
     check_range,
     check_tokens,
-    check_vectors,
     discounted_sum,
     next_sampled,
     sampled_or_zero,
@@ -49,15 +48,6 @@ class AdvantageEstimate:
     """A + V: what the critic is regressed on."""
 
 
-@dataclass(frozen=True)
-class ValueLoss:
-    """Losses of tokens; `aggregate` them as token_mean."""
-
-    loss_BT: Tensor
-    clip_fraction: Tensor
-    """Scalar: sampled tokens at which the clipped error is the larger one."""
-
-
 def gae(
     rewards_BT: Tensor,
     *,
@@ -65,19 +55,15 @@ def gae(
     mask_BT: Tensor,
     gamma: float = 1.0,
     gae_lambda: float = 1.0,
-    final_values_B: Tensor | None = None,
 ) -> AdvantageEstimate:
     """Generalised advantage estimation over sampled tokens.
 
-    `final_values_B` is the value after the last token, for trajectories that were cut off; None
-    means 0 for all. gamma counts tokens, not turns: below 1 it discounts long thoughts. Raises
-    ValueError for shapes that differ, numbers that are not finite at sampled tokens, and gamma or
-    lambda outside [0, 1].
+    gamma counts tokens, not turns: below 1 it discounts long thoughts. Raises ValueError for shapes
+    that differ, numbers that are not finite at sampled tokens, and gamma or lambda outside [0, 1].
     """
-    _check(rewards_BT, values_BT, mask_BT, final_values_B, gamma=gamma, gae_lambda=gae_lambda)
+    _check(rewards_BT, values_BT, mask_BT, gamma=gamma, gae_lambda=gae_lambda)
     values_BT = sampled_or_zero(at_least_float32(values_BT.detach()), mask_BT)
-    end_B = _end(final_values_B, values_BT)
-    delta_BT = rewards_BT + gamma * next_sampled(values_BT, mask_BT=mask_BT, end_B=end_B)
+    delta_BT = rewards_BT + gamma * next_sampled(values_BT, mask_BT=mask_BT, end=0)
     advantages_BT = discounted_sum(delta_BT - values_BT, mask_BT=mask_BT, decay=gamma * gae_lambda)
     return AdvantageEstimate(advantages_BT=advantages_BT, returns_BT=advantages_BT + values_BT)
 
@@ -92,7 +78,6 @@ def bi_level_gae(
     gae_lambda: float = 1.0,
     gamma_turn: float = 1.0,
     lambda_turn: float = 1.0,
-    final_values_B: Tensor | None = None,
 ) -> AdvantageEstimate:
     """GAE from turn to turn, then from token to token within each turn.
 
@@ -113,7 +98,6 @@ def bi_level_gae(
         rewards_BT,
         values_BT,
         mask_BT,
-        final_values_B,
         gamma=gamma,
         gae_lambda=gae_lambda,
         gamma_turn=gamma_turn,
@@ -122,7 +106,6 @@ def bi_level_gae(
     next_turn_BT = _check_turns(turn_index_BT, mask_BT)
     rewards_BT = sampled_or_zero(at_least_float32(rewards_BT.detach()), mask_BT)
     values_BT = sampled_or_zero(at_least_float32(values_BT.detach()), mask_BT)
-    end_B = _end(final_values_B, values_BT)
     last_BT = mask_BT & (next_turn_BT != turn_index_BT)
 
     turn_BT = turn_index_BT.clamp(min=0)
@@ -131,12 +114,12 @@ def bi_level_gae(
     inner_BK = inner_BK.scatter_add(1, turn_BT, inner_BT)
     reached_BT = inner_BK.gather(1, turn_BT) + values_BT
     turn_delta_BT = rewards_BT - values_BT
-    turn_delta_BT += gamma_turn * next_sampled(reached_BT, mask_BT=last_BT, end_B=end_B)
+    turn_delta_BT += gamma_turn * next_sampled(reached_BT, mask_BT=last_BT, end=0)
     turn_advantage_BT = discounted_sum(
         turn_delta_BT, mask_BT=last_BT, decay=gamma_turn * lambda_turn
     )
 
-    next_values_BT = next_sampled(values_BT, mask_BT=mask_BT, end_B=end_B)
+    next_values_BT = next_sampled(values_BT, mask_BT=mask_BT, end=0)
     token_delta_BT = rewards_BT + gamma * next_values_BT - values_BT
     advantages_BT = discounted_sum(
         torch.where(last_BT, turn_advantage_BT, token_delta_BT),
@@ -153,12 +136,13 @@ def clipped_value_loss(
     returns_BT: Tensor,
     mask_BT: Tensor,
     clip: float | None = 0.2,
-) -> ValueLoss:
+) -> Tensor:
     """Half the squared error of the critic by token; a step beyond `clip` from V_old gains nothing.
 
         max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2
 
-    `values_BT` carries the gradient. `clip` is in the unit of a return; None for the plain square.
+    [B, T], 0 where no token was sampled; `aggregate` it as token_mean. `values_BT` carries the
+    gradient. `clip` is in the unit of a return; None for the plain square.
     Raises ValueError for shapes that differ, a clip that is not positive, and old values or returns
     that are not finite at sampled tokens.
     """
@@ -171,15 +155,11 @@ def clipped_value_loss(
     returns_BT = sampled_or_zero(returns_BT.detach(), mask_BT).to(values_BT.dtype)
     plain_BT = (values_BT - returns_BT).square()
     if clip is None:
-        return ValueLoss(loss_BT=plain_BT / 2, clip_fraction=plain_BT.new_zeros(()))
+        return plain_BT / 2
     near_BT = old_BT + (values_BT - old_BT).clamp(min=-clip, max=clip)
     clipped_BT = (near_BT - returns_BT).square()
     # where, not maximum: where both are equal, maximum would give each half of the gradient.
-    is_clipped_BT = clipped_BT > plain_BT
-    return ValueLoss(
-        loss_BT=torch.where(is_clipped_BT, clipped_BT, plain_BT) / 2,
-        clip_fraction=is_clipped_BT.sum() / mask_BT.sum().clamp(min=1),
-    )
+    return torch.where(clipped_BT > plain_BT, clipped_BT, plain_BT) / 2
 
 
 def explained_variance(values_BT: Tensor, *, returns_BT: Tensor, mask_BT: Tensor) -> float:
@@ -197,27 +177,11 @@ def explained_variance(values_BT: Tensor, *, returns_BT: Tensor, mask_BT: Tensor
     return 1 - unexplained.item()
 
 
-def _check(
-    rewards_BT: Tensor,
-    values_BT: Tensor,
-    mask_BT: Tensor,
-    final_values_B: Tensor | None,
-    **constants: float,
-) -> None:
+def _check(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, **constants: float) -> None:
     check_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
     check_finite_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
     for name, value in constants.items():
         check_range(name, value, low=0.0, high=1.0)
-    if final_values_B is not None:
-        check_vectors(final_values_B=final_values_B)
-        if len(final_values_B) != len(mask_BT):
-            raise ValueError(
-                f"final_values_B must have {len(mask_BT)} entries, got {len(final_values_B)}"
-            )
-
-
-def _end(final_values_B: Tensor | None, values_BT: Tensor) -> Tensor:
-    return torch.zeros_like(values_BT[:, 0]) if final_values_B is None else final_values_B.detach()
 
 
 def _check_turns(turn_index_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -226,8 +190,7 @@ def _check_turns(turn_index_BT: Tensor, mask_BT: Tensor) -> Tensor:
     check_ids(turn_index_BT=turn_index_BT)
     if not torch.equal(turn_index_BT >= 0, mask_BT):
         raise ValueError("turn_index_BT must be at least 0 at sampled tokens and -1 elsewhere")
-    none_B = torch.full_like(turn_index_BT[:, 0], -1)
-    next_turn_BT = next_sampled(turn_index_BT, mask_BT=mask_BT, end_B=none_B)
+    next_turn_BT = next_sampled(turn_index_BT, mask_BT=mask_BT, end=-1)
     falling_BT = mask_BT & (next_turn_BT >= 0) & (next_turn_BT < turn_index_BT)
     if falling_BT.any():
         row = int(falling_BT.nonzero()[0, 0])

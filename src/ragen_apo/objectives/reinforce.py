@@ -19,7 +19,6 @@ from torch import Tensor
 from ragen_apo.objectives.tensors import (
     check_comparable,
     check_finite_tokens,
-    check_range,
     check_tokens,
     discounted_sum,
     group_statistics,
@@ -39,17 +38,14 @@ def brpo_advantages(returns_B: Tensor, *, eps: float = 1e-6) -> Tensor:
     return statistics.standardized(eps=eps)
 
 
-def reinforce_plus_plus_advantages(
-    rewards_BT: Tensor, *, mask_BT: Tensor, gamma: float = 1.0, eps: float = 1e-8
-) -> Tensor:
+def reinforce_plus_plus_advantages(rewards_BT: Tensor, *, mask_BT: Tensor) -> Tensor:
     """Whitened returns-to-go of tokens [B, T]; 0 elsewhere.
 
     `rewards_BT` holds the task's rewards minus beta times K1 of each token:
-    `policy_gradient.penalize_rewards`. Raises ValueError for shapes that differ, rewards that are
-    not finite at sampled tokens, and gamma outside [0, 1].
+    `policy_gradient.penalize_rewards`. Raises ValueError for shapes that differ, and rewards that
+    are not finite at sampled tokens.
     """
     check_tokens(mask_BT, rewards_BT=rewards_BT)
     check_finite_tokens(mask_BT, rewards_BT=rewards_BT)
-    check_range("gamma", gamma, low=0.0, high=1.0)
-    to_go_BT = discounted_sum(rewards_BT, mask_BT=mask_BT, decay=gamma)
-    return whiten(to_go_BT, mask_BT=mask_BT, eps=eps)
+    to_go_BT = discounted_sum(rewards_BT, mask_BT=mask_BT, decay=1.0)
+    return whiten(to_go_BT, mask_BT=mask_BT)

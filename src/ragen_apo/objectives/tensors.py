@@ -84,8 +84,8 @@ def token_log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor, mask_BT: Ten
     return sampled_or_zero(difference_BT, mask_BT)
 
 
-def next_sampled(values_BT: Tensor, *, mask_BT: Tensor, end_B: Tensor) -> Tensor:
-    """The value at the next sampled token after each position [B, T]; `end_B` after the last one.
+def next_sampled(values_BT: Tensor, *, mask_BT: Tensor, end: int) -> Tensor:
+    """The value at the next sampled token after each position [B, T]; `end` after the last one.
 
     Tokens that were not sampled are skipped, so the successor of a turn's last token is the first
     token of the next turn, whatever the environment wrote between them.
@@ -96,8 +96,8 @@ def next_sampled(values_BT: Tensor, *, mask_BT: Tensor, end_B: Tensor) -> Tensor
     nothing_B1 = torch.full_like(sampled_BT[:, :1], num_positions)
     after_BT = torch.cat([sampled_BT[:, 1:], nothing_B1], dim=1)
     next_BT = after_BT.flip(1).cummin(dim=1).values.flip(1)
-    with_end = torch.cat([values_BT, end_B.to(values_BT.dtype)[:, None]], dim=1)
-    return with_end.gather(1, next_BT)
+    end_B1 = torch.full_like(values_BT[:, :1], end)
+    return torch.cat([values_BT, end_B1], dim=1).gather(1, next_BT)
 
 
 def discounted_sum(values_BT: Tensor, *, mask_BT: Tensor, decay: float | Tensor) -> Tensor:
@@ -174,8 +174,8 @@ def check_comparable(statistics: GroupStatistics) -> None:
         )
 
 
-def whiten(values_BT: Tensor, *, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / (std + eps) over all sampled tokens of the batch [B, T]; 0 elsewhere.
+def whiten(values_BT: Tensor, *, mask_BT: Tensor) -> Tensor:
+    """(x - mean) / (std + 1e-8) over all sampled tokens of the batch [B, T]; 0 elsewhere.
 
     Needs the whole batch: whitening micro-batches one by one is another function. All 0 for one
     sampled token, for equal values and for none. Carries no gradient. Raises ValueError for shapes
@@ -187,7 +187,7 @@ def whiten(values_BT: Tensor, *, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
     if mask_BT.any():
         values_N = values_BT[mask_BT]
         statistics = group_statistics(values_N, group_N=one_group(values_N))
-        white_BT[mask_BT] = statistics.standardized(eps=eps)
+        white_BT[mask_BT] = statistics.standardized(eps=1e-8)
     return white_BT
 
 
@@ -207,31 +207,8 @@ def spread_turns_over_tokens(
     """Each turn's number at all of its sampled tokens [B, T]; 0 elsewhere.
 
     Turn n is number `turn_N[n]` (from 0) of row `sequence_N[n]`; `turn_index_BT` is the number of
-    the turn that sampled a token and -1 at all others. Raises ValueError for a turn that is given
-    twice and for a sampled token whose turn is not given.
+    the turn that sampled a token and -1 at all others. Each of these turns must be given once.
     """
-    check_vectors(values_N=values_N, sequence_N=sequence_N, turn_N=turn_N)
-    check_ids(sequence_N=sequence_N, turn_N=turn_N, turn_index_BT=turn_index_BT)
-    num_sequences, last_turn = turn_index_BT.shape[0], int(turn_N.max())
-    if int(sequence_N.min()) < 0 or int(sequence_N.max()) >= num_sequences or int(turn_N.min()) < 0:
-        raise ValueError(
-            f"sequence_N must lie in [0, {num_sequences}) and turn_N must not be negative, got"
-            f" {sequence_N.tolist()} and {turn_N.tolist()}"
-        )
-    pairs = torch.stack([sequence_N, turn_N], dim=1)
-    if len(torch.unique(pairs, dim=0)) < len(pairs):
-        raise ValueError("a turn is given twice: the pairs (sequence_N, turn_N) must differ")
-    table_BK = values_N.new_zeros(num_sequences, last_turn + 1)
-    known_BK = torch.zeros_like(table_BK, dtype=torch.bool)
+    table_BK = values_N.new_zeros(len(turn_index_BT), int(turn_N.max()) + 1)
     table_BK[sequence_N, turn_N] = values_N
-    known_BK[sequence_N, turn_N] = True
-    mask_BT = turn_index_BT >= 0
-    turn_BT = turn_index_BT.clamp(min=0, max=last_turn)
-    missing_BT = mask_BT & ~(known_BK.gather(1, turn_BT) & (turn_BT == turn_index_BT))
-    if missing_BT.any():
-        row, position = missing_BT.nonzero()[0].tolist()
-        raise ValueError(
-            f"turn {int(turn_index_BT[row, position])} of sequence {row} has sampled tokens and no"
-            " value in values_N"
-        )
-    return sampled_or_zero(table_BK.gather(1, turn_BT), mask_BT)
+    return sampled_or_zero(table_BK.gather(1, turn_index_BT.clamp(min=0)), turn_index_BT >= 0)

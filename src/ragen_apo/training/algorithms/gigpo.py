@@ -68,7 +68,7 @@ class Gigpo(GroupConfig):
         row_N = torch.tensor([row for row, _, _ in turns], device=device)
         turn_N = torch.tensor([index for _, index, _ in turns], device=device)
         to_go_BK = _returns_to_go(rollouts, gamma=self.gamma)
-        result = gigpo_advantages(
+        advantages_N = gigpo_advantages(
             rollouts.returns_B,
             group_B=rollouts.group_B,
             returns_to_go_N=to_go_BK[row_N, turn_N],
@@ -78,7 +78,7 @@ class Gigpo(GroupConfig):
             scale=self.scale,
         )
         return spread_turns_over_tokens(
-            result.advantages,
+            advantages_N,
             sequence_N=row_N,
             turn_N=turn_N,
             turn_index_BT=rollouts.turn_index_BT,

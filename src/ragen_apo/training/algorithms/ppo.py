@@ -129,7 +129,7 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         from ragen_apo.objectives.ppo import clipped_value_loss
 
         mask_BT = micro.mask_BT
-        value = clipped_value_loss(
+        value_loss_BT = clipped_value_loss(
             self._critic_values(micro),
             old_values_BT=micro.cut(targets.old_values_BT),
             returns_BT=micro.cut(targets.returns_BT),
@@ -137,14 +137,14 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
             clip=self._settings.value_clip,
         )
         value_loss = aggregate(
-            value.loss_BT,
+            value_loss_BT,
             mask_BT=mask_BT,
             aggregation="token_mean",
             num_sequences=micro.num_sequences,
             num_tokens=micro.num_tokens,
         )
         policy = self._term.loss(micro, scores, advantages_BT=micro.cut(targets.advantages_BT))
-        sums = {**policy.sums, "value_loss": value.loss_BT.detach().sum()}
+        sums = {**policy.sums, "value_loss": value_loss_BT.detach().sum()}
         # Without the policy's term no gradient reaches the policy, and its update changes nothing.
         loss = policy.loss + value_loss if targets.trains_policy else value_loss
         return replace(policy, loss=loss, sums=sums)
