@@ -236,10 +236,6 @@ class TestOverrides:
             "num_samples (2) is for new references, and none are made; set refresh_every_steps",
         ),
         (
-            "reference: {tasks_per_reference: 9}",
-            "tasks_per_reference (9) gives each new reference other tasks, and none are made; set",
-        ),
-        (
             "algorithm: grpo\nreference: {num_samples: 2, refresh_every_steps: 5}",
             "reference.num_samples is 2, and neither algorithm grpo nor distillation samples",
         ),

@@ -34,7 +34,7 @@ from ragen_apo.policy.precision import chosen_precision
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.seeding import derive_seed
-from ragen_apo.task_order import tasks_of_reference, training_tasks
+from ragen_apo.task_order import training_tasks
 from ragen_apo.tracking.run_tracking import RunTracking
 from ragen_apo.types import Task, Trajectory
 
@@ -84,11 +84,6 @@ class Session:
     def training_tasks(self) -> list[Task]:
         """See `task_order.training_tasks`."""
         return training_tasks(self.config, self.environments)
-
-    def tasks_of_reference(self, tasks: Sequence[Task], *, version: int) -> list[Task]:
-        """See `task_order.tasks_of_reference`; of all training tasks."""
-        weights = self.environments.properties.category_weights
-        return tasks_of_reference(self.config, tasks, weights, version=version)
 
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.

@@ -104,8 +104,7 @@ def epoch_slice(
 def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
     """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
 
-    Raises ConfigError if there is none, none of a category that has a weight, or if a reference may
-    have none of it.
+    Raises ConfigError if there is none, or none of a category that has a weight.
     """
     tasks = list(environment.tasks("train"))
     if not tasks:
@@ -122,29 +121,4 @@ def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
             f"no training task is of {', '.join(missing)}, which should come up by its "
             f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
         )
-    size = config.reference.tasks_per_reference
-    if weights and size is not None:
-        rarest = min(weights, key=lambda name: weights[name])
-        # n draws after m others have at least one of a category that 2 of n are due to.
-        if size * weights[rarest] < 2 * sum(weights.values()):
-            raise ConfigError(
-                f"reference.tasks_per_reference ({size}) is so small that a reference may have no "
-                f"task of {rarest}, which should come up by its weight; raise it, or leave it out"
-            )
     return tasks
-
-
-def tasks_of_reference(
-    config: RunConfig, tasks: Sequence[Task], weights: Mapping[str, float], *, version: int
-) -> list[Task]:
-    """Those of the training tasks that reference `version` plays and is trained on, in their order.
-
-    All of them, or `reference.tasks_per_reference`: consecutive pieces of a random order, so each
-    task comes up once before one does again. With weights, each category by its weight.
-    """
-    size = config.reference.tasks_per_reference
-    if size is None or size >= len(tasks):
-        return list(tasks)
-    categories = [task.category for task in tasks]
-    order = DrawOrder(categories, weights=weights, seed=config.seed, purpose="tasks-of-references")
-    return [tasks[index] for index in sorted(set(order.items(version, batch_size=size)))]

@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,11 +268,11 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
         "--values.num_samples=2",
         "--values.max_samples=4",
         "--reference.refresh_every_steps=2",
-        "--reference.tasks_per_reference=10",
         "--rollout_filter.strategy=top_fraction",
         "--rollout_filter.value=0.5",
+        "--training.max_tasks=14",
         "--training.max_steps=4",
-        "--training.tasks_per_step=4",
+        "--training.tasks_per_step=5",
         "--training.eval_every=null",
         "--training.checkpoint_every=1",
         "--evaluation.num_episodes=1",
@@ -291,14 +290,12 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
     assert rows(run.metrics) == rows(expected.metrics)
     assert_same_tensors(run.policy, expected.policy)
     assert samples(run.path) == samples(expected.path)
-    played = Counter((conditions, task_id) for conditions, task_id, *_ in samples(run.path))
-    assert len(played) == 20 == len({task_id for _, task_id in played}), "each reference its own"
     for version, steps in ((0, slice(0, 2)), (1, slice(2, 4))):
         report = document(expected.value_report_of(version))
         assert report == document(run.value_report_of(version))
         kept = report["selection"]["kept"]
         # Half of those with variance: less than half of the tasks, less than two steps.
-        assert 0 < kept <= 5 and report["num_tasks"] == 10
+        assert 0 < kept <= 7 and report["num_tasks"] == 14
         assert [row["num_training_tasks"] for row in rows(run.metrics)[steps]] == [kept, kept]
 
 

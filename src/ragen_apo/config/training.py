@@ -59,9 +59,6 @@ class ReferenceConfig(Section):
     num_samples: Size | None = None
     """Rollouts per task that Stage 1 takes of new references, in place of values.num_samples; null
     for as many as of the first."""
-    tasks_per_reference: Count | None = None
-    """Training tasks that each reference plays in Stage 1 and is trained on: the next ones of a
-    random order, so other ones each time. Null for all of them each time."""
 
     @property
     def is_refreshed(self) -> bool:
@@ -69,17 +66,11 @@ class ReferenceConfig(Section):
         return self.refresh_every_steps is not None or self.refresh_max_kl is not None
 
     @model_validator(mode="after")
-    def _new_references_are_made(self) -> ReferenceConfig:
+    def _samples_are_of_something(self) -> ReferenceConfig:
         if self.num_samples is not None and not self.is_refreshed:
             raise ValueError(
                 f"num_samples ({self.num_samples}) is for new references, and none are made; set "
                 "refresh_every_steps or refresh_max_kl, or num_samples to null"
-            )
-        if self.tasks_per_reference is not None and not self.is_refreshed:
-            raise ValueError(
-                f"tasks_per_reference ({self.tasks_per_reference}) gives each new reference other "
-                "tasks, and none are made; set refresh_every_steps or refresh_max_kl, or "
-                "training.max_tasks in its place"
             )
         return self
 

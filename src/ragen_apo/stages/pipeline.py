@@ -271,8 +271,7 @@ def _stage_one(session: Session, tasks: list[Task]) -> None:
         return
     reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):
-        first_tasks = session.tasks_of_reference(tasks, version=0)
-        report = estimate_values(session, reference, first_tasks)
+        report = estimate_values(session, reference, tasks)
     note_values(session, report, version=0)
 
 
@@ -288,8 +287,7 @@ def _distillation(
     if not position.finished:
         with session.timed(DISTILLATION):
             reference = reference_model(session, policy, version=0)
-            first_tasks = session.tasks_of_reference(tasks, version=0)
-            distil(session, policy, reference, first_tasks, start=position.step, moments=moments)
+            distil(session, policy, reference, tasks, start=position.step, moments=moments)
     if not session.has(run.distilled):
         session.save_model(policy, run.distilled)
 

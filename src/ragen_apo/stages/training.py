@@ -83,14 +83,13 @@ def _take_steps(
         refreshed = not is_last and _refresh_is_due(session, position, row)
         if refreshed:
             version += 1
-            its_tasks = session.tasks_of_reference(tasks, version=version)
             trainer.pause_rollouts()
             with session.timed("reference refresh"):
-                reference = _refresh_reference(session, policy, its_tasks, version=version)
+                reference = _refresh_reference(session, policy, tasks, version=version)
             trainer.take_reference(
                 reference,
-                tasks=selected_tasks(session, reference, its_tasks, version=version),
-                values=reference_values(session, reference, its_tasks),
+                tasks=selected_tasks(session, reference, tasks, version=version),
+                values=reference_values(session, reference, tasks),
             )
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
@@ -112,7 +111,7 @@ def make_trainer(
     position: Position,
     moments: dict[str, Tensor],
 ) -> Trainer:
-    """A trainer in the state that a checkpoint says, or in a new run's; of all training tasks."""
+    """A trainer in the state that a checkpoint says, or in a new run's."""
     config = session.config
     if config.policy.freeze_embeddings:
         policy.freeze_embeddings()
@@ -125,14 +124,13 @@ def make_trainer(
             algorithm.load_state_tensors(algorithm_tensors(moments))
     version = position.counters.get("reference_version", 0)
     reference = reference_model(session, policy, version=version)
-    its_tasks = session.tasks_of_reference(tasks, version=version)
     return Trainer(
         config,
         policy=policy,
         reference=reference,
         proxy=build_proxy(config, policy, session.environments, ranks=session.ranks),
-        tasks=selected_tasks(session, reference, its_tasks, version=version),
-        values=reference_values(session, reference, its_tasks),
+        tasks=selected_tasks(session, reference, tasks, version=version),
+        values=reference_values(session, reference, tasks),
         algorithm=algorithm,
         optimizer=optimizer,
         ahead=rollouts_ahead(config, algorithm, session.environments),

@@ -62,10 +62,7 @@ def estimate_run_values(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
             "warm start and later ones where the section reference asks for them"
         )
-    if split == "train":
-        tasks = session.tasks_of_reference(session.training_tasks(), version=version)
-    else:
-        tasks = session.environments.tasks(split)
+    tasks = session.training_tasks() if split == "train" else session.environments.tasks(split)
     with session.locked():
         reference = session.load_model(run.reference(version))
         report = estimate_values(session, reference, tasks, version=version)
