@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters
 from ragen_apo.policy.scoring import score_tokens
+from ragen_apo.stages import memory
 from ragen_apo.stages.memory import MemoryPlan, plan_memory
 from tests import factories
 
@@ -69,6 +71,19 @@ def test_a_rank_has_its_share_and_all_weights_once_while_it_plays(model: Languag
     assert shares.loaded == plan(model).loaded == size(model)
     alone = plan(model, "--machine.sharding=full")
     assert alone == plan(model), "one process has nobody to share with"
+
+
+def test_a_rollout_holds_the_packed_weights(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projection = model.model.get_output_embeddings()
+    packed = {id(model.model): 7_000, id(projection): 300}
+    monkeypatch.setattr(memory, "num_packed_bytes", lambda module: 0)
+    whole, converted = plan(model), plan(replace(model, autocast=torch.bfloat16))
+    monkeypatch.setattr(memory, "num_packed_bytes", lambda module: packed[id(module)])
+    assert plan(model).rollout == whole.rollout + 7_000
+    # In mixed precision only the projection is kept in the format of the weights.
+    assert plan(replace(model, autocast=torch.bfloat16)).rollout == converted.rollout + 300
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

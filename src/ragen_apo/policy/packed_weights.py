@@ -5,9 +5,9 @@
                                   afterwards the layers are as they were
 
 oneDNN reads a weight in an order of its own. PyTorch brings a bfloat16 weight into that order anew
-for every product. For float32 it asks MKL, which makes no use of AVX-512 on AMD's processors and is
-2.4 times slower there (benchmarks/results/packed_weights.md). The results are rounded otherwise in
-float32, and are the same bits in bfloat16 where that was looked at.
+for every product. For float32 it asks MKL, which reaches 0.4 of oneDNN's rate on AMD's processors
+(docs/log.md; a rollout's gain is in benchmarks/results/packed_weights.md). The results are rounded
+otherwise in float32, and were the same bits in bfloat16 where that was looked at.
 
 The two operators are those with which PyTorch's own compiler multiplies frozen weights
 (torch/_inductor/fx_passes/mkldnn_fusion.py).
