@@ -233,3 +233,10 @@ def test_the_clamp_bounds_what_one_segment_contributes():
 def test_a_trace_out_of_range_is_refused(trace):
     with pytest.raises(ValueError, match="trace must lie between 0 and 1"):
         Problem().turn_loss([0], trace=trace)
+
+
+def test_reference_logprobs_of_another_shape_are_refused():
+    problem = Problem()
+    problem.reference_BT = problem.reference_BT[:, :1]  # would be used for both tokens
+    with pytest.raises(ValueError, match=r"reference_logprobs_BT must have shape \(9, 2\)"):
+        problem.turn_loss(list(range(9)), trace=1.0)

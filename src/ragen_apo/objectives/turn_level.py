@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.objectives.apo import ApoLoss
-from ragen_apo.objectives.tensors import sampled_or_zero, token_log_ratio
+from ragen_apo.objectives.tensors import check_tokens, sampled_or_zero, token_log_ratio
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,12 @@ def turn_level_loss(
     `ApoLoss.residual` is the sum of the segments' residuals, which is the residual of the whole
     trajectory. Raises ValueError for shapes that do not agree.
     """
-    if not (logprobs_BT.shape == mask_BT.shape == segment_BT.shape):
-        raise ValueError(
-            "logprobs_BT, mask_BT and segment_BT must have one shape, got "
-            f"{tuple(logprobs_BT.shape)}, {tuple(mask_BT.shape)} and {tuple(segment_BT.shape)}"
-        )
+    check_tokens(
+        mask_BT,
+        logprobs_BT=logprobs_BT,
+        reference_logprobs_BT=reference_logprobs_BT,
+        segment_BT=segment_BT,
+    )
     if rewards_BS.shape != values_BS.shape or len(rewards_BS) != len(logprobs_BT):
         raise ValueError(
             f"rewards_BS and values_BS must have one shape [{len(logprobs_BT)}, S], got "
