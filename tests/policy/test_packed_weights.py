@@ -107,3 +107,16 @@ def test_other_formats_and_kinds_of_layers_are_left_alone(products: _Products) -
 
 def test_packed_weights_take_the_memory_of_the_weights() -> None:
     assert num_packed_bytes(model()) == 4 * (48 * 80 + 80 * 24)
+
+
+@torch.no_grad()
+def test_a_model_that_is_too_large_to_have_twice_is_left_alone(
+    products: _Products, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = model()
+    for limit, number in ((num_packed_bytes(layers), 2), (num_packed_bytes(layers) - 1, 2)):
+        monkeypatch.setattr(module, "MAX_BYTES", limit)
+        with packed_weights(layers):
+            layers(torch.randn(48))
+        assert products.number == number
+    assert num_packed_bytes(layers) == 0

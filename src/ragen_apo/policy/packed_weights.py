@@ -16,7 +16,7 @@ The two operators are those with which PyTorch's own compiler multiplies frozen 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeGuard
 
 import torch
@@ -27,6 +27,8 @@ from ragen_apo.policy.precision import multiplies_bfloat16, processor_has
 _FEATURE = "avx512_f"
 """Of processors on which packing was measured; others multiply as PyTorch does."""
 _FORMATS = (torch.float32, torch.bfloat16)
+MAX_BYTES = 2 * 2**30
+"""Of weights that are packed: a second copy of more is worth less than the memory that it takes."""
 
 
 @contextlib.contextmanager
@@ -34,9 +36,9 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
     """Inside, no weight may change. Products that need a gradient are computed as ever.
 
     Layers that are packed already stay so. Until the end, each takes the memory of its weight once
-    more, in the format of its products.
+    more, in the format of its products; a model of more than `MAX_BYTES` is left as it is.
     """
-    layers = [each for each in model.modules() if _can_be_packed(each)]
+    layers = _packable_layers(model)
     try:
         for layer in layers:
             layer.forward = _packed_forward(layer)  # pyright: ignore[reportAttributeAccessIssue]
@@ -48,9 +50,16 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
 
 def num_packed_bytes(model: nn.Module | None) -> int:
     """What the packed weights take in the format of the weights; 0 for None."""
-    layers = model.modules() if model is not None else ()
-    weights = [each.weight for each in layers if _can_be_packed(each)]
-    return sum(weight.numel() * weight.element_size() for weight in weights)
+    return 0 if model is None else _num_bytes(_packable_layers(model))
+
+
+def _packable_layers(model: nn.Module) -> list[nn.Linear]:
+    layers = [each for each in model.modules() if _can_be_packed(each)]
+    return layers if _num_bytes(layers) <= MAX_BYTES else []
+
+
+def _num_bytes(layers: Sequence[nn.Linear]) -> int:
+    return sum(each.weight.numel() * each.weight.element_size() for each in layers)
 
 
 def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
