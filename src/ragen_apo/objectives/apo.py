@@ -95,13 +95,16 @@ def apo_loss(
     not agree, no sequences, a return or V* that is not finite, and num_sequences < 1.
     """
     check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
-    num_tokens_B = mask_BT.sum(dim=1)
-    check_vectors(num_tokens_B=num_tokens_B, returns_B=returns_B, v_star_B=v_star_B)
+    for name, vector in {"returns_B": returns_B, "v_star_B": v_star_B}.items():
+        check_vectors(**{name: vector})
+        if len(vector) != len(mask_BT):
+            raise ValueError(f"{name} must have {len(mask_BT)} entries, got {len(vector)}")
     if num_sequences < 1:
         raise ValueError(f"num_sequences counts the whole batch, at least 1, got {num_sequences}")
     log_ratio_B = sequence_log_ratio(
         logprobs_BT, reference_logprobs_BT=reference_logprobs_BT, mask_BT=mask_BT
     )
+    num_tokens_B = mask_BT.sum(dim=1)
     regressed_B = regressed_log_ratio(log_ratio_B, num_tokens_B, settings.length_normalization)
     residual_B = residual(regressed_B, returns_B=returns_B, v_star_B=v_star_B, beta2=settings.beta2)
     if settings.loss == "regression":
