@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragen_apo.policy import packed_weights as module
 from ragen_apo.policy.packed_weights import num_packed_bytes, packed_weights
@@ -18,22 +19,22 @@ pytestmark = pytest.mark.skipif(
 CPU = torch.device("cpu")
 
 
-class _Products:
-    """Counts the packed products while it is open."""
+class Products(TorchDispatchMode):
+    """Counts the packed products."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.number, multiply = 0, module._multiply
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
 
-        def counted(*arguments: torch.Tensor | None) -> torch.Tensor:
-            self.number += 1
-            return multiply(*arguments)
-
-        monkeypatch.setattr(module, "_multiply", counted)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func is torch.ops.mkldnn._linear_pointwise.default
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> _Products:
-    return _Products(monkeypatch)
+def products() -> Iterator[Products]:
+    with Products() as counted:
+        yield counted
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def model() -> nn.Sequential:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(48,), (1, 48), (5, 1, 48), (1, 300, 48)])
 def test_products_are_those_of_the_layers(
-    shape: tuple[int, ...], dtype: torch.dtype | None, products: _Products
+    shape: tuple[int, ...], dtype: torch.dtype | None, products: Products
 ) -> None:
     if dtype is torch.bfloat16 and not multiplies_bfloat16(CPU):
         pytest.skip("this processor does not multiply bfloat16, so nothing is packed in it")
@@ -67,7 +68,7 @@ def test_products_are_those_of_the_layers(
 
 
 @torch.no_grad()
-def test_a_weight_that_changed_is_packed_again_the_next_time(products: _Products) -> None:
+def test_a_weight_that_changed_is_packed_again_the_next_time(products: Products) -> None:
     layers, inputs = model(), torch.randn(3, 48)
     with packed_weights(layers):
         layers(inputs)
@@ -85,7 +86,7 @@ def test_afterwards_and_after_an_error_the_layers_are_as_they_were() -> None:
     assert all("forward" not in vars(layer) for layer in layers.modules())
 
 
-def test_what_needs_a_gradient_is_computed_as_ever(products: _Products) -> None:
+def test_what_needs_a_gradient_is_computed_as_ever(products: Products) -> None:
     layers, inputs = model(), torch.randn(3, 48, requires_grad=True)
     with packed_weights(layers):
         layers(inputs).sum().backward()
@@ -93,7 +94,7 @@ def test_what_needs_a_gradient_is_computed_as_ever(products: _Products) -> None:
 
 
 @torch.no_grad()
-def test_other_formats_and_kinds_of_layers_are_left_alone(products: _Products) -> None:
+def test_other_formats_and_kinds_of_layers_are_left_alone(products: Products) -> None:
     class Own(nn.Linear):
         pass
 
@@ -111,7 +112,7 @@ def test_packed_weights_take_the_memory_of_the_weights() -> None:
 
 @torch.no_grad()
 def test_a_model_that_is_too_large_to_have_twice_is_left_alone(
-    products: _Products, monkeypatch: pytest.MonkeyPatch
+    products: Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = model()
     for limit, number in ((num_packed_bytes(layers), 2), (num_packed_bytes(layers) - 1, 2)):

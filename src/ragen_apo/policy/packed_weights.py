@@ -75,7 +75,7 @@ def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 def _packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     """The layer's product with what it packs at the first one, in each format that is asked for."""
-    as_ever, packed = layer.forward, dict[torch.dtype, Tensor]()
+    as_ever, packed = layer.forward, dict[torch.dtype, tuple[Tensor, Tensor | None] | None]()
 
     def forward(inputs: Tensor) -> Tensor:
         dtype = inputs.dtype
@@ -83,19 +83,23 @@ def _packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
             dtype = torch.get_autocast_dtype("cpu")
         elif dtype != layer.weight.dtype:
             return as_ever(inputs)
-        if not _is_fast(dtype) or (inputs.requires_grad and torch.is_grad_enabled()):
+        if inputs.requires_grad and torch.is_grad_enabled():
             return as_ever(inputs)
         if dtype not in packed:
-            weight = layer.weight.detach().to(dtype)
-            packed[dtype] = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        bias = None if layer.bias is None else layer.bias.detach().to(dtype)
-        return _multiply(inputs.to(dtype), packed[dtype], bias)
+            packed[dtype] = _pack(layer, dtype) if _is_fast(dtype) else None
+        parts = packed[dtype]
+        if parts is None:
+            return as_ever(inputs)
+        weight, bias = parts
+        return torch.ops.mkldnn._linear_pointwise(inputs.to(dtype), weight, bias, "none", [], "")
 
     return forward
 
 
-def _multiply(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
+def _pack(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias for products of this format."""
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype), None)
+    return weight, None if layer.bias is None else layer.bias.detach().to(dtype)
 
 
 def _is_fast(dtype: torch.dtype) -> bool:
