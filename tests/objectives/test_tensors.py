@@ -100,6 +100,24 @@ def test_numbers_of_sequences_and_of_turns_come_to_their_tokens():
     assert turns_BT.tolist() == [[1, 1, 0, 2], [0, 3, 0, 0]]
 
 
+@pytest.mark.parametrize(
+    ("sequence", "turn", "message"),
+    [
+        ([0, 0], [0, 0], "given twice"),
+        ([0, 1], [0, 0], "turn 1 of sequence 0 has sampled tokens"),
+        ([0, 2], [0, 1], r"must lie in \[0, 2\)"),
+    ],
+)
+def test_turns_that_do_not_fit_the_tokens_are_an_error(sequence, turn, message):
+    with pytest.raises(ValueError, match=message):
+        spread_turns_over_tokens(
+            torch.tensor([1.0, 2.0]),
+            sequence_N=torch.tensor(sequence),
+            turn_N=torch.tensor(turn),
+            turn_index_BT=torch.tensor([[0, 1], [0, -1]]),
+        )
+
+
 def test_refusals_name_the_tensor_and_what_was_expected():
     mask_BT = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"rewards_BT must have shape \(2, 3\), got \(2, 4\)"):

@@ -95,10 +95,7 @@ def apo_loss(
     not agree, no sequences, a return or V* that is not finite, and num_sequences < 1.
     """
     check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
-    for name, vector in {"returns_B": returns_B, "v_star_B": v_star_B}.items():
-        check_vectors(**{name: vector})
-        if len(vector) != len(mask_BT):
-            raise ValueError(f"{name} must have {len(mask_BT)} entries, got {len(vector)}")
+    check_vectors(len(mask_BT), returns_B=returns_B, v_star_B=v_star_B)
     if num_sequences < 1:
         raise ValueError(f"num_sequences counts the whole batch, at least 1, got {num_sequences}")
     log_ratio_B = sequence_log_ratio(

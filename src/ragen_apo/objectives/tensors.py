@@ -36,9 +36,11 @@ def check_finite_tokens(mask_BT: Tensor, **tensors_BT: Tensor) -> None:
             raise ValueError(f"{name} must be finite at sampled tokens, {num_bad} values are not")
 
 
-def check_vectors(**tensors_N: Tensor) -> None:
-    """Raise ValueError unless the named tensors are finite vectors of one length, at least 1."""
-    length = None
+def check_vectors(length: int | None = None, **tensors_N: Tensor) -> None:
+    """Raise ValueError unless the named tensors are finite vectors of one length, at least 1.
+
+    It is `length` if given, otherwise that of the first one.
+    """
     for name, tensor in tensors_N.items():
         if tensor.ndim != 1 or len(tensor) == 0:
             raise ValueError(
@@ -207,8 +209,31 @@ def spread_turns_over_tokens(
     """Each turn's number at all of its sampled tokens [B, T]; 0 elsewhere.
 
     Turn n is number `turn_N[n]` (from 0) of row `sequence_N[n]`; `turn_index_BT` is the number of
-    the turn that sampled a token and -1 at all others. Each of these turns must be given once.
+    the turn that sampled a token and -1 at all others. Raises ValueError for a turn that is given
+    twice and for a sampled token whose turn is not given.
     """
-    table_BK = values_N.new_zeros(len(turn_index_BT), int(turn_N.max()) + 1)
+    check_vectors(values_N=values_N, sequence_N=sequence_N, turn_N=turn_N)
+    check_ids(sequence_N=sequence_N, turn_N=turn_N, turn_index_BT=turn_index_BT)
+    num_sequences, last_turn = turn_index_BT.shape[0], int(turn_N.max())
+    if int(sequence_N.min()) < 0 or int(sequence_N.max()) >= num_sequences or int(turn_N.min()) < 0:
+        raise ValueError(
+            f"sequence_N must lie in [0, {num_sequences}) and turn_N must not be negative, got"
+            f" {sequence_N.tolist()} and {turn_N.tolist()}"
+        )
+    pairs = torch.stack([sequence_N, turn_N], dim=1)
+    if len(torch.unique(pairs, dim=0)) < len(pairs):
+        raise ValueError("a turn is given twice: the pairs (sequence_N, turn_N) must differ")
+    table_BK = values_N.new_zeros(num_sequences, last_turn + 1)
+    known_BK = torch.zeros_like(table_BK, dtype=torch.bool)
     table_BK[sequence_N, turn_N] = values_N
-    return sampled_or_zero(table_BK.gather(1, turn_index_BT.clamp(min=0)), turn_index_BT >= 0)
+    known_BK[sequence_N, turn_N] = True
+    mask_BT = turn_index_BT >= 0
+    turn_BT = turn_index_BT.clamp(min=0, max=last_turn)
+    missing_BT = mask_BT & ~(known_BK.gather(1, turn_BT) & (turn_BT == turn_index_BT))
+    if missing_BT.any():
+        row, position = missing_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"turn {int(turn_index_BT[row, position])} of sequence {row} has sampled tokens and no"
+            " value in values_N"
+        )
+    return sampled_or_zero(table_BK.gather(1, turn_BT), mask_BT)
