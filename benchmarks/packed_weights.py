@@ -16,10 +16,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from benchmarks.rollout_engines import in_turns
+from benchmarks.rollout_engines import compare_without, load_engine, parts_of
 from benchmarks.tables import write_page
 
-from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.api import read_config
 from ragen_apo.policy import language_model
 
@@ -39,23 +38,17 @@ def main() -> None:
     torch.set_num_threads(1)
     untrained = {"warm_start": {"enabled": False}, "distillation": {"enabled": False}}
     config = read_config(given.config, policy={"path": str(given.folder)}, **untrained)
-    environments = build_environments(config.environment, config.agent)
-    tasks, size = environments.tasks("train"), given.episodes
-    parts = [tasks[start : start + size] for start in range(0, (REPEATS + 1) * size, size)]
     unpacked = functools.partial(patch.object, language_model, "packed_weights", nullcontext)
     rows = []
-    for name, autocast in {"float32": None, "bfloat16": torch.bfloat16}.items():
-        model = language_model.load_language_model(
-            given.folder, device=torch.device("cpu"), autocast=autocast
-        )
-        proxy = build_proxy(config, model, environments)
-        before, after = in_turns(proxy, parts, {"not": unpacked, "packed": nullcontext}).values()
-        rows.append([name, f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"])
+    for name, precision in {"float32": "none", "bfloat16": "bfloat16"}.items():
+        _, proxy, tasks = load_engine(config, precision=precision)
+        parts = parts_of(tasks, size=given.episodes, repeats=REPEATS)
+        rows.append([name, *compare_without(unpacked, proxy, parts)])
     write_page(
         "packed_weights",
         title="Packed weights in the engine",
         notes=NOTES.format(
-            folder=given.folder, config=given.config, episodes=size, repeats=REPEATS
+            folder=given.folder, config=given.config, episodes=given.episodes, repeats=REPEATS
         ),
         header=["products in", "episodes/s, not packed", "episodes/s, packed", "ratio"],
         rows=rows,

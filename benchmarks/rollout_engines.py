@@ -12,6 +12,7 @@ server. They never compute at the same time.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,8 @@ from benchmarks.tables import write_page
 from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.api import read_config
-from ragen_apo.policy.language_model import load_language_model
+from ragen_apo.config import RunConfig
+from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task, Trajectory
 
@@ -66,30 +68,78 @@ def rates(played: Sequence[Trajectory], *, seconds: float) -> Rates:
     )
 
 
+def load_engine(
+    config: RunConfig, *, precision: str
+) -> tuple[LanguageModel, AgentProxy, Sequence[Task]]:
+    """The configured model folder, what plays it here, and the training tasks."""
+    autocast = None if precision == "none" else torch.bfloat16
+    path = config.policy.path
+    assert path is not None
+    model = load_language_model(path, device=torch.device("cpu"), autocast=autocast)
+    environments = build_environments(config.environment, config.agent)
+    return model, build_proxy(config, model, environments), environments.tasks("train")
+
+
+def parts_of(tasks: Sequence[Task], *, size: int, repeats: int) -> list[Sequence[Task]]:
+    """Other tasks for each time, as a server keeps what it has read; one time more, the first.
+
+    Ends the program where there are too few.
+    """
+    needed = size * (repeats + 1)
+    if needed > len(tasks):
+        raise SystemExit(
+            f"{size} tasks, {repeats} times and a first time that does not count need {needed}, "
+            f"and the environment has {len(tasks)}"
+        )
+    return [tasks[start : start + size] for start in range(0, needed, size)]
+
+
 def in_turns(
+    parts: Sequence[Sequence[Task]], players: Mapping[str, Callable[..., Rates]]
+) -> dict[str, list[Rates]]:
+    """What each player measures of each part but the first: `player(tasks, repeat=number)`.
+
+    All play a part before the next one begins.
+    """
+    found: dict[str, list[Rates]] = {name: [] for name in players}
+    for repeat, tasks in enumerate(parts):
+        for name, player in players.items():
+            measured = player(tasks, repeat=repeat)
+            if repeat > 0:
+                found[name].append(measured)
+    return found
+
+
+def compare_without(
+    without: Callable[[], AbstractContextManager[object]],
     proxy: AgentProxy,
     parts: Sequence[Sequence[Task]],
-    variants: Mapping[str, Callable[[], AbstractContextManager[object]]],
-) -> dict[str, float]:
-    """The median episodes per second inside each variant, at temperature 1.
+) -> list[str]:
+    """Median episodes per second at temperature 1 without something and with it, and their ratio.
 
-    All play a part before the next one begins; the first part does not count.
+    `without` makes a context inside which the engine lacks it.
     """
-    found: dict[str, list[float]] = {name: [] for name in variants}
-    for repeat, tasks in enumerate(parts):
-        for name, variant in variants.items():
-            with variant():
-                measured = measure(proxy, tasks, temperature=1.0, repeat=repeat)
-            if repeat > 0:
-                found[name].append(measured.episodes_per_second)
-    return {name: statistics.median(rates) for name, rates in found.items()}
+    play = functools.partial(measure, proxy, temperature=1.0)
+
+    def play_without(tasks: Sequence[Task], *, repeat: int) -> Rates:
+        with without():
+            return play(tasks, repeat=repeat)
+
+    found = in_turns(parts, {"without": play_without, "with": play})
+    before, after = (median_rate(each) for each in found.values())
+    return [f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"]
+
+
+def median_rate(found: Sequence[Rates]) -> float:
+    """Episodes per second."""
+    return statistics.median(each.episodes_per_second for each in found)
 
 
 def row(name: str, found: Sequence[Rates]) -> list[str]:
     """Medians over the times."""
     return [
         name,
-        f"{statistics.median(each.episodes_per_second for each in found):.2f}",
+        f"{median_rate(found):.2f}",
         f"{statistics.median(each.tokens_per_second for each in found):.0f}",
         f"{statistics.fmean(each.success_rate for each in found):.0%}",
     ]
@@ -112,34 +162,17 @@ def main() -> None:
     precision = arguments.mixed_precision
     config = read_config(CONFIG, policy={"path": str(arguments.folder)})
     remote = {"engine": "vllm", "base_url": arguments.base_url}
-    model = load_language_model(
-        arguments.folder,
-        device=torch.device("cpu"),
-        autocast=None if precision == "none" else torch.bfloat16,
-    )
-    environments = build_environments(config.environment, config.agent)
-    tasks = environments.tasks("train")
-    size = arguments.episodes
-    if size * (arguments.repeats + 1) > len(tasks):
-        parser.error(
-            f"--episodes {size} with --repeats {arguments.repeats} and a first time that does not "
-            f"count need {size * (arguments.repeats + 1)} tasks, and the shop has {len(tasks)}"
-        )
-    proxies = {
-        "local": build_proxy(config, model, environments),
-        "vLLM": build_proxy(read_config(config, rollouts=remote), model, environments),
+    model, local, tasks = load_engine(config, precision=precision)
+    parts = parts_of(tasks, size=arguments.episodes, repeats=arguments.repeats)
+    served = build_proxy(read_config(config, rollouts=remote), model, local.environments)
+    players = {
+        name: functools.partial(measure, proxy, temperature=arguments.temperature)
+        for name, proxy in {"local": local, "vLLM": served}.items()
     }
-    found: dict[str, list[Rates]] = {name: [] for name in proxies}
-    for repeat in range(arguments.repeats + 1):
-        # Each time other tasks: a server keeps what it has read.
-        part = tasks[repeat * size : (repeat + 1) * size]
-        for name, proxy in proxies.items():
-            measured = measure(proxy, part, temperature=arguments.temperature, repeat=repeat)
-            if repeat > 0:
-                found[name].append(measured)
+    found = in_turns(parts, players)
     notes = NOTES.format(
         model=f"`{arguments.folder.name}` of `{arguments.folder.parent.name}`",
-        episodes=size,
+        episodes=arguments.episodes,
         rows=config.training.num_rows,
         repeats=arguments.repeats,
         threads=arguments.threads,

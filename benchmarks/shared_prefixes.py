@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from benchmarks.rollout_engines import in_turns
+from benchmarks.rollout_engines import compare_without, load_engine, parts_of
 from benchmarks.tables import write_page
 
-from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.api import read_config
 from ragen_apo.policy import rows as engine_rows
-from ragen_apo.policy.language_model import load_language_model
 
 EPISODES = 64
 REPEATS = 3
@@ -43,21 +40,15 @@ def main() -> None:
     torch.set_num_threads(1)
     untrained = {"warm_start": {"enabled": False}, "distillation": {"enabled": False}}
     config = read_config(given.config, policy={"path": str(given.folder)}, **untrained)
-    autocast = None if given.mixed_precision == "none" else torch.bfloat16
-    model = load_language_model(given.folder, device=torch.device("cpu"), autocast=autocast)
-    environments = build_environments(config.environment, config.agent)
-    proxy = build_proxy(config, model, environments)
-    tasks = environments.tasks("train")
+    _, proxy, tasks = load_engine(config, precision=given.mixed_precision)
+    unshared = functools.partial(patch.object, engine_rows, "SHARED_TOKENS", NEVER)
     rows = []
     for group_size in (1, 8):
-        num_tasks = EPISODES // group_size
         parts = [
-            [task for task in tasks[start : start + num_tasks] for _ in range(group_size)]
-            for start in range(0, (REPEATS + 1) * num_tasks, num_tasks)
+            [task for task in part for _ in range(group_size)]
+            for part in parts_of(tasks, size=EPISODES // group_size, repeats=REPEATS)
         ]
-        never = functools.partial(patch.object, engine_rows, "SHARED_TOKENS", NEVER)
-        alone, shared = in_turns(proxy, parts, {"alone": never, "shared": nullcontext}).values()
-        rows.append([group_size, f"{alone:.2f}", f"{shared:.2f}", f"{shared / alone:.2f}"])
+        rows.append([group_size, *compare_without(unshared, proxy, parts)])
     write_page(
         "shared_prefixes",
         title="Prompts with a common beginning",
