@@ -75,6 +75,11 @@ def test_evaluate_returns_what_it_writes(run: ragen_apo.Run) -> None:
     assert len(ragen_apo.episodes(run)) == 2
 
 
+def test_evaluating_waits_for_nobody_who_works_on_the_run(run: ragen_apo.Run) -> None:
+    with run.files.locked(), pytest.raises(RunDirectoryError, match="another process is working"):
+        ragen_apo.evaluate(run, episodes=2, progress=False)
+
+
 def test_episodes_are_records_that_print_turn_by_turn(run: ragen_apo.Run) -> None:
     ragen_apo.evaluate(run, progress=False)
     episodes = ragen_apo.episodes(run.files.path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory, clear_failed_start, create_run
 from tests.command_line import snapshot
 
@@ -68,3 +69,19 @@ def test_a_folder_with_something_else_is_refused_and_stays_as_it_is(tmp_path: Pa
     with pytest.raises(RunDirectoryError, match="exists already"):
         create_run(tmp_path, config_yaml="seed: 1\n")
     assert snapshot(tmp_path) == before
+
+
+def test_results_are_never_beside_the_episodes_of_another_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_evaluation({"success_rate": 0.0}, [{"episode": 0, "success": False}])
+
+    def killed(path: Path, value: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ragen_apo.run_directory.write_json_atomically", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.write_evaluation({"success_rate": 1.0}, [{"episode": 0, "success": True}])
+    assert not run.results.exists()
+    assert read_json_lines(run.episodes) == [{"episode": 0, "success": True}]

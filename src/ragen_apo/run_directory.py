@@ -16,6 +16,7 @@ tracking.json      what trackers have of the run       trackers/           what 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,11 @@ from ragen_apo.files import (
     locked,
     make_directory,
     partial_files,
+    partial_path,
     read_json,
     remove_partial_files,
     write_json_atomically,
+    write_json_lines_atomically,
     write_text_atomically,
 )
 
@@ -125,8 +128,18 @@ class RunDirectory:
             entry[name] = round(entry.get(name, 0.0) + spent, 3)
         self.note(phases=phases)
 
+    def write_evaluation(
+        self, results: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Replaces both files; where it is killed, there are no results, never those of others."""
+        written = partial_path(self.episodes)
+        write_json_lines_atomically(written, episodes)
+        self.results.unlink(missing_ok=True)
+        written.replace(self.episodes)
+        write_json_atomically(self.results, results)
+
     def locked(self) -> AbstractContextManager[None]:
-        """Refuses a second process that would train the same run."""
+        """Refuses a second process that would train or evaluate the same run."""
         reason = f"another process is working on {self.path}; wait for it or stop it first."
         return locked(self.lock, RunDirectoryError(reason))
 

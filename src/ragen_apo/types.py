@@ -36,7 +36,7 @@ class TurnFlag(str, Enum):
     """Events of one turn. An environment may add flags of its own as plain strings."""
 
     FORMAT_ERROR = "format_error"
-    """The response was not `<think>...</think><answer>...</answer>`; no action could be read."""
+    """The response did not have the form of `agent.response_format`; no action could be read."""
     INVALID_ACTION = "invalid_action"
     """An action was read, and the environment could not execute it."""
     RESPONSE_TRUNCATED = "response_truncated"

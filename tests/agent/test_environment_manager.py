@@ -132,6 +132,8 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
         ((b"heard", 0.0, False, False, {}), "b'heard' is no text"),
         (("heard", 0.0, False, False, {"flags": 5}), r"info\['flags'\] is 5; expected a list"),
         (("heard", 0.0, False, False, {"flags": "seen"}), r"info\['flags'\] is 'seen'"),
+        (("heard", 0.0, False, False, {"flags": ["mistake"]}), r"info\['flags'\] has mistake"),
+        (("heard", 0.0, False, False, {"flags": ["format_error"]}), "info.*has format_error"),
         (("heard", 0.0, False, False, None), "info is None"),
         (("heard", None, False, False, {}), "the reward is None; expected a finite number"),
         (("heard", "1", False, False, {}), "the reward is '1'"),

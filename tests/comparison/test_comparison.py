@@ -392,6 +392,15 @@ def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
     assert "Budget of a run: 2,000 tokens." in (tmp_path / "comparison.md").read_text()
 
 
+@pytest.mark.parametrize("share_values", [False, True])
+def test_a_page_says_whose_costs_have_no_stage_one(share_values: bool, tmp_path: Path) -> None:
+    settings = load_comparison(SHIPPED).settings
+    sharing = settings.model_copy(update={"share_values": share_values, "runs": {"A*-PO": {}}})
+    write_comparison([MEASUREMENT], tmp_path, settings=sharing)
+    said = "the costs of the others have no Stage 1" in (tmp_path / "comparison.md").read_text()
+    assert said is share_values
+
+
 def table_of(page: Path) -> list[dict[str, str]]:
     """The rows of the table in comparison.md, by column."""
     lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from huggingface_hub import ModelCard
 
 from ragen_apo.report.load import load_run
@@ -39,3 +40,26 @@ def test_the_card_does_not_say_whose_home_directory_it_was(build_run: Callable[.
     config.write_text(f"{config.read_text().rstrip()}\n  path: {Path.home()}/models/mine\n")
     card = model_card(load_run(directory))
     assert "path: ~/models/mine" in card
+
+
+@pytest.mark.parametrize("home", ["/", "/home/ann", "/models"])
+def test_a_home_directory_is_left_out_only_where_a_path_begins_with_it(
+    home: str, build_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    paths = ["https://host/home/ann", "/home/ann/mine", "/home/anna/mine", "/data/models/mine"]
+    config.write_text(f"{config.read_text().rstrip()}\n  path: {' '.join(paths)}\n")
+    monkeypatch.setenv("HOME", home)
+    expected = ["~/mine" if home == "/home/ann" and path == paths[1] else path for path in paths]
+    assert f"path: {' '.join(expected)}\n" in model_card(load_run(directory))
+
+
+def test_the_card_says_how_the_model_answers(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    assert "with `<think>...</think><answer>one action</answer>`." in model_card(
+        load_run(directory)
+    )
+    config = directory / "config.yaml"
+    config.write_text(f"{config.read_text().rstrip()}\nagent:\n  response_format: tool_call\n")
+    assert "with a thought and a call of one of the tools" in model_card(load_run(directory))

@@ -63,8 +63,8 @@ FAULTS = {
         "4-training-000004",
     ),
     "while the trained policy is saved": (SAVE_MODEL, 1, "4-training-000006"),
-    "between the files of the evaluation": (
-        "ragen_apo.stages.evaluation:write_json_atomically",
+    "between the episodes and the results of the evaluation": (
+        "ragen_apo.run_directory:RunDirectory.write_evaluation",
         1,
         "4-training-000006",
     ),

@@ -60,6 +60,13 @@ def test_turns_without_a_state_are_no_moves() -> None:
     assert move_advantages([episode((None, "left", 1.0))], beta=BETA) == {}
 
 
+def test_what_leads_to_a_turn_without_a_state_has_no_known_gain() -> None:
+    found = move_advantages(
+        [episode(("a", "left", 0.0), (None, "on", 0.0), ("b", "go", 1.0))], beta=BETA
+    )
+    assert found == {Move("b", "go", True): pytest.approx(0.0)}
+
+
 @given(
     st.lists(
         st.lists(st.sampled_from(["left", "right"]), min_size=3, max_size=3), min_size=1, max_size=6

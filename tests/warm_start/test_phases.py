@@ -12,6 +12,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.session import Session
+from ragen_apo.training.checkpoint import Position
 from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
 from ragen_apo.warm_start import phases as supervised
 from ragen_apo.warm_start.batches import (
@@ -23,7 +24,11 @@ from ragen_apo.warm_start.batches import (
     relabel,
 )
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
-from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
+from ragen_apo.warm_start.supervised import (
+    SupervisedBatch,
+    accumulate_supervised_gradients,
+    run_supervised_phase,
+)
 from tests.factories import Sayings, with_keys, with_progress
 
 CONFIG = CopyConfig(batch_size=16, sequence_length=20)
@@ -202,6 +207,19 @@ def test_the_supervised_gradient_does_not_depend_on_how_a_batch_is_cut(session: 
         logprobs = model.model(input_ids=ids).logits.log_softmax(-1)
     chosen = logprobs[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2)[mask[:, 1:]]
     assert results[0].loss == pytest.approx(-chosen.mean().item(), rel=1e-5)
+
+
+def test_no_checkpoint_is_written_twice(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[str] = []
+
+    def save(directory: Path, *, position: Position, **_: object) -> None:
+        saved.append(position.name)
+
+    monkeypatch.setattr("ragen_apo.warm_start.supervised.save_checkpoint", save)
+    model = session.load_model(session.run.initial)
+    phase = demonstrations_phase(session, model)
+    run_supervised_phase(session, model, phase, start=0, moments={})
+    assert saved == [f"2-demonstrations-0000{step}" for step in (10, 20, 30, 40)]
 
 
 def test_an_unknown_teacher_is_refused_with_the_names_there_are(session: Session) -> None:

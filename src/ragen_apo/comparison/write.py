@@ -119,8 +119,8 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
     )
     return [
         f"Means over seeds {', '.join(map(str, settings.seeds))}.",
-        "Seconds and generated tokens include Stage 1, not the warm start and the evaluations."
-        + _budget(settings.budget),
+        "Seconds and generated tokens include Stage 1 and distillation, not the warm start and the"
+        " evaluations." + _shared_values(settings) + _budget(settings.budget),
         f"{percent(common)} is what every run reached.",
         "Mean success: area under the curve of success against tokens, up to"
         f" {compact(shortest)} tokens, where the shortest run ends.",
@@ -186,6 +186,16 @@ def _rows_of_runs(
     return rows
 
 
+def _shared_values(settings: ComparisonConfig) -> str:
+    """A sentence on whose Stage 1 is missing in the costs; empty where nobody's is."""
+    if not settings.share_values:
+        return ""
+    return (
+        " Of the runs of a seed whose Stage 1 is the same, only the first paid for it: the costs of"
+        " the others have no Stage 1."
+    )
+
+
 def _budget(budget: BudgetConfig) -> str:
     """A sentence on the limits of a run; empty where there are none."""
     limits = [duration(budget.seconds)] if budget.seconds is not None else []
@@ -229,7 +239,7 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     """
     figure = Figure(figsize=(8.0, 5.0), facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
-    style_axes(axes, f"Success against {axis}, Stage 1 included")
+    style_axes(axes, f"Success against {axis}")
     names = list(dict.fromkeys(run.name for run in measurements))
     for index, name in enumerate(names):
         lap, color_index = divmod(index, len(COLORS))

@@ -6,10 +6,14 @@ from typing import Any, SupportsFloat
 
 from ragen_apo.environments.base import EnvironmentProperties
 from ragen_apo.printable import shortened
+from ragen_apo.types import TurnFlag
 
 MAX_UNDECLARED_TURNS = 1_000
 """The turn limit of an environment that declares no `max_turns`."""
 MAX_SHOWN_CHARACTERS = 80
+_FLAGS_OF_RESPONSES = frozenset(
+    flag.value for flag in (TurnFlag.FORMAT_ERROR, TurnFlag.RESPONSE_TRUNCATED, TurnFlag.MISTAKE)
+)
 
 
 def turn_limit(properties: EnvironmentProperties) -> int:
@@ -51,13 +55,18 @@ def problem_with_reward(reward: object) -> str | None:
 
 
 def problem_with_flags(info: object) -> str | None:
-    """`flags`, where there are any, are a list or tuple of texts."""
+    """`flags`, where there are any, are a list or tuple of texts, and none of the agent's own."""
     if not isinstance(info, Mapping):
         return f"info is {_shown(info)}; expected a dictionary"
     flags = info.get("flags", ())
-    if isinstance(flags, (list, tuple)) and all(isinstance(flag, str) for flag in flags):
-        return None
-    return f"info['flags'] is {_shown(flags)}; expected a list of texts"
+    if not isinstance(flags, (list, tuple)) or not all(isinstance(flag, str) for flag in flags):
+        return f"info['flags'] is {_shown(flags)}; expected a list of texts"
+    if taken := [str(flag) for flag in flags if flag in _FLAGS_OF_RESPONSES]:
+        return (
+            f"info['flags'] has {', '.join(taken)}, which says something about the agent's "
+            "response that no environment can know; give the flag another name"
+        )
+    return None
 
 
 def _shown(value: Any) -> str:

@@ -61,8 +61,8 @@ NEUTRAL_WORDS: Mapping[FailurePattern, PatternWords] = {
     ),
     FailurePattern.UNREADABLE: PatternWords(
         name="unreadable",
-        meaning="Half or more of the turns failed, most of them because the response was not "
-        "`<think>…</think><answer>…</answer>`, so that no action could be read.",
+        meaning="Half or more of the turns failed, most of them because the response did not have "
+        "the form of `agent.response_format`, so that no action could be read.",
         advice="If responses are cut off, raise `agent.max_response_tokens`. A pretrained model "
         "has to be told the form: `agent.system_prompt: rules_and_format`. Otherwise warm-start "
         "longer (`warm_start.demonstrations.num_steps`), or set `agent.format_penalty` further "

@@ -6,6 +6,7 @@ the report.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -39,7 +40,7 @@ def model_card(run: RunData) -> str:
 {_table(run)}
 
 The model reads and writes with the chat template that its tokenizer has. It answers every message
-with `<think>...</think><answer>one action</answer>`.
+with {_response_form(run)}.
 
 Trained with ragen-apo from this configuration:
 
@@ -92,6 +93,15 @@ def _table(run: RunData) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _response_form(run: RunData) -> str:
+    if run.option("agent", "response_format") == "tool_call":
+        return "a thought and a call of one of the tools, as that template writes calls"
+    return "`<think>...</think><answer>one action</answer>`"
+
+
 def _without_home(text: str) -> str:
     """The card may be public: paths below the home directory do not say whose it is."""
-    return text.replace(str(Path.home()), "~")
+    home = Path.home()
+    if home == Path(home.anchor):  # of a user without one, every path is below it
+        return text
+    return re.sub(rf"(?<![\w/]){re.escape(str(home))}(?![\w.-])", "~", text)

@@ -33,8 +33,6 @@ from ragen_apo.evaluation.summary import episode_rows, results_document
 from ragen_apo.files import (
     check_writable,
     partial_files,
-    write_json_atomically,
-    write_json_lines_atomically,
     write_text_atomically,
 )
 from ragen_apo.policy.chat_api.address import Address
@@ -264,8 +262,7 @@ def _write(
         for turn, answer in zip(row["turns"], episode.answers, strict=True):
             turn["num_prompt_tokens"] = answer.prompt_tokens
             turn["num_response_tokens"] = answer.completion_tokens
-    write_json_lines_atomically(run.episodes, rows)
-    write_json_atomically(run.results, results)
+    run.write_evaluation(results, rows)
     write_text_atomically(run.evaluation, _yaml(config))
     versions = {
         "ragen_apo": ragen_apo.__version__,

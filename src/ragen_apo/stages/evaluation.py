@@ -18,10 +18,10 @@ from ragen_apo.evaluation.evaluate import (
 )
 from ragen_apo.evaluation.search import search_summary, summary_with_tokens
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
-from ragen_apo.files import check_writable, write_json_atomically, write_json_lines_atomically
+from ragen_apo.files import check_writable
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.session import open_session
+from ragen_apo.session import Session, open_session
 from ragen_apo.stages.origin import require_same_origin
 from ragen_apo.stages.search import require_searchable, search_episodes
 
@@ -30,17 +30,23 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     """Plays what the section `evaluation` asks for; writes results.json and episodes.jsonl.
 
     Returns the results. Before anything is played it raises RunDirectoryError if the run has no
-    trained policy yet, OSError if the results could not be written, and ConfigError where
-    `evaluation.search` cannot be done.
+    trained policy yet or another process works on it, OSError if the results could not be
+    written, and ConfigError where `evaluation.search` cannot be done.
     """
     if not run.policy.exists():
         raise RunDirectoryError(
             f"{run.path} has no trained policy yet; finish it with "
             f"`ragen-apo train --run-dir {run.path} --resume`"
         )
+    session = open_session(config, run, progress)
+    with session.locked():
+        return _evaluate(session)
+
+
+def _evaluate(session: Session) -> dict[str, Any]:
+    config, run, progress = session.config, session.run, session.progress
     section = config.evaluation
     plan = EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
-    session = open_session(config, run, progress)
     ranks = session.ranks
     is_phase_of_run = not run.results.exists()
     if ranks.is_first:
@@ -85,8 +91,7 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     )
     results["evaluation"] = section.model_dump(mode="json")
     if ranks.is_first:
-        write_json_lines_atomically(run.episodes, episode_rows(trajectories, policy=policy))
-        write_json_atomically(run.results, results)
+        run.write_evaluation(results, episode_rows(trajectories, policy=policy))
         if is_phase_of_run:  # a later one is none of what the run took
             run.add_seconds("evaluation", time.perf_counter() - session.opened)
     return results

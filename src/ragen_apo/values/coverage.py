@@ -135,7 +135,7 @@ def _advice(
     if unreadable_share is not None and unreadable_share > MAX_UNREADABLE_SHARE:
         return (
             f"{finding} In {unreadable_share:.0%} of the turns the response held no readable "
-            "answer. The prompt must state the form <think>...</think><answer>...</answer>: "
+            "answer. The prompt must state the form (agent.response_format): "
             "agent.system_prompt: rules does not, agent.system_prompt: rules_and_format does. "
             "A model that is built on the spot learns it from more demonstrations "
             "(warm_start.demonstrations.num_steps). If responses are cut off, raise "

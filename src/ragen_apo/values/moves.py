@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import fmean
 
 from ragen_apo.types import Trajectory, TurnFlag
@@ -31,7 +32,8 @@ class Move:
 
 
 def move_advantages(trajectories: Iterable[Trajectory], *, beta: float) -> Mapping[Move, float]:
-    """A_hat of every move that a trajectory has made; turns without a state key count for none.
+    """A_hat of every move that a trajectory has made; a turn without a state key counts for none,
+    and so does one before it.
 
     `beta` as in `soft_value`.
     """
@@ -39,12 +41,11 @@ def move_advantages(trajectories: Iterable[Trajectory], *, beta: float) -> Mappi
     values = state_values(sampled, beta=beta, min_visits=1)
     gains: dict[Move, list[float]] = defaultdict(list)
     for trajectory in sampled:
-        following = [turn.state_key for turn in trajectory.turns[1:]]
-        for turn, next_key in zip(trajectory.turns, [*following, None], strict=True):
-            if turn.state_key is None:
+        for turn, after in zip_longest(trajectory.turns, trajectory.turns[1:]):
+            if turn.state_key is None or (after is not None and after.state_key is None):
                 continue
             readable = TurnFlag.FORMAT_ERROR.value not in turn.flags
-            after = 0.0 if next_key is None else values[next_key]
-            gain = turn.reward + after - values[turn.state_key]
+            value_after = 0.0 if after is None else values[after.state_key]
+            gain = turn.reward + value_after - values[turn.state_key]
             gains[Move(turn.state_key, turn.action, readable)].append(gain)
     return {move: fmean(each) for move, each in gains.items()}

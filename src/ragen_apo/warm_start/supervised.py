@@ -125,7 +125,8 @@ def run_supervised_phase(
             session.note_row(phase.curve, row)
         if reached:
             break
-        if (step + 1) % session.config.warm_start.checkpoint_every == 0:
+        is_last = step + 1 == phase.num_steps  # saved below, as finished
+        if not is_last and (step + 1) % session.config.warm_start.checkpoint_every == 0:
             _save(session, model, optimizer, position, phase)
     _save(session, model, optimizer, replace(position, finished=True), phase)
 

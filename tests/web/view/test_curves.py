@@ -33,6 +33,12 @@ def test_a_long_series_is_drawn_by_its_means() -> None:
     assert float(pairs[-1][0]) == 100_000
 
 
+def test_last_is_the_last_value_and_no_mean() -> None:
+    drawn = curve(LOSS, (list(range(1, 1001)), [0.0] * 999 + [1.0]))
+    assert drawn is not None
+    assert drawn.lines[0].latest == "1"
+
+
 def test_two_series_share_an_axis() -> None:
     panel = Panel("Success", "success_rate", second="eval_success_rate", share=True)
     drawn = curve(panel, ([1, 2], [0.5, 0.6]), ([2], [1.0]))

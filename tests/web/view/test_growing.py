@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,33 @@ def test_metrics_that_are_appended_are_added(tmp_path: Path) -> None:
     assert metrics.series("loss") == ([1.0], [2.0])
     assert metrics.series("entropy") == ([2.0], [0.5])
     assert metrics.series("unknown") == ([], [])
+
+
+def test_a_series_is_whole_while_another_thread_adds_rows(tmp_path: Path) -> None:
+    path, found = tmp_path / "metrics.jsonl", []
+
+    class Slow(Metrics):
+        def take(self, line: bytes, start: int) -> None:
+            super().take(line, start)
+            self._phases.pop()  # as far as the columns, in the middle of a row
+            begun.set()
+            reader.join(timeout=0.2)  # it has to wait for the row
+            self._phases.append("stage 2")
+
+    def read() -> None:
+        begun.wait()
+        try:
+            found.append(metrics.series("loss", phase="stage 2"))
+        except IndexError as error:
+            found.append(error)
+
+    metrics, begun = Slow(), threading.Event()
+    reader = threading.Thread(target=read)
+    append_json_line(path, {"step": 1, "loss": 2.0, "phase": "stage 2"})
+    reader.start()
+    metrics.refresh(path)
+    reader.join()
+    assert found == [([1.0], [2.0])]
 
 
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path: Path) -> None:

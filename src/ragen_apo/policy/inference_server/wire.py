@@ -134,6 +134,8 @@ class Request:
     def _next_chunk(
         self, connected: socket.socket, response: http.client.HTTPResponse, deadline: float
     ) -> bytes:
+        if response.isclosed():  # by newer Pythons with the last byte, and its socket with it
+            return b""
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError

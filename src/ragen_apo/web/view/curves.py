@@ -82,18 +82,19 @@ def curve(panel: Panel, first: Series, second: Series = ((), ())) -> Curve | Non
 
     write = percent if panel.share else compact
     lines: list[Line] = []
-    for label, (own_steps, own_values) in zip(("training", panel.second_title), drawn, strict=True):
+    labels = ("training", panel.second_title)
+    for label, whole, (own_steps, own_values) in zip(labels, (first, second), drawn, strict=True):
         if not own_steps:
             continue
-        drawn = [point(*each) for each in zip(own_steps, own_values, strict=True)]
+        dots = [point(*each) for each in zip(own_steps, own_values, strict=True)]
         shown = [f"{s:g}:{v:.4g}" for s, v in zip(own_steps, own_values, strict=True)]
         lines.append(
             Line(
                 label=label,
-                points=" ".join(f"{x},{y}" for x, y in drawn),
-                dots=tuple(drawn) if len(drawn) <= 40 else (),
+                points=" ".join(f"{x},{y}" for x, y in dots),
+                dots=tuple(dots) if len(dots) <= 40 else (),
                 values=" ".join(shown),
-                latest=write(own_values[-1]),
+                latest=write(whole[1][-1]),
             )
         )
     ticks = [low + (high - low) * part / NUM_TICKS for part in range(NUM_TICKS + 1)]

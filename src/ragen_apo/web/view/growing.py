@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ragen_apo.errors import RunDirectoryError
@@ -32,9 +33,13 @@ MAX_METRICS = 300
 
 
 class GrowingFile:
-    """Follows a file; a subclass takes its whole lines, in order, each once."""
+    """Follows a file; a subclass takes its whole lines, in order, each once.
+
+    Several threads may use one: what reads more than one of its columns holds `lock`.
+    """
 
     def __init__(self) -> None:
+        self.lock = Lock()
         self._identity: tuple[int, int] | None = None
         self._end = 0
         """Of the last line that was taken, in bytes."""
@@ -45,13 +50,14 @@ class GrowingFile:
 
         Raises RunDirectoryError for a line that is no JSON object, unless it is the last one.
         """
-        status = path.stat()
-        identity = (status.st_dev, status.st_ino)
-        if identity != self._identity or status.st_size < self._end:
-            self._identity, self._end, self._taken = identity, 0, 0
-            self.clear()
-        if status.st_size > self._end and (num_lines is None or self._taken < num_lines):
-            self._read(path, num_lines)
+        with self.lock:
+            status = path.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity != self._identity or status.st_size < self._end:
+                self._identity, self._end, self._taken = identity, 0, 0
+                self.clear()
+            if status.st_size > self._end and (num_lines is None or self._taken < num_lines):
+                self._read(path, num_lines)
 
     @property
     def end(self) -> int:
@@ -126,13 +132,14 @@ class Metrics(GrowingFile):
 
         With a phase those of its rows alone.
         """
-        values = self._columns.get(name, array("d"))
-        steps = self._columns.get("step", array("d"))
-        pairs = [
-            (number if not steps or math.isnan(step := steps[number - 1]) else step, value)
-            for number, value in enumerate(values, 1)
-            if not math.isnan(value) and phase in ("", self._phases[number - 1])
-        ]
+        with self.lock:
+            values = self._columns.get(name, array("d"))
+            steps = self._columns.get("step", array("d"))
+            pairs = [
+                (number if not steps or math.isnan(step := steps[number - 1]) else step, value)
+                for number, value in enumerate(values, 1)
+                if not math.isnan(value) and phase in ("", self._phases[number - 1])
+            ]
         return [float(step) for step, _ in pairs], [value for _, value in pairs]
 
 

@@ -60,8 +60,8 @@ class RunReader:
         self.folder = folder
         self._data: Recent[RunData] = Recent(NUM_RUNS)
         self._progress: Recent[Progress] = Recent(NUM_RUNS)
-        self._metrics: Recent[tuple[Metrics, Lock]] = Recent(NUM_METRICS)
-        self._indexes: Recent[tuple[EpisodeIndex, Lock]] = Recent(NUM_INDEXES)
+        self._metrics: Recent[Metrics] = Recent(NUM_METRICS)
+        self._indexes: Recent[EpisodeIndex] = Recent(NUM_INDEXES)
         self._decoders: Recent[Decode] = Recent(NUM_TOKENIZERS)
         self.computed: Recent[Any] = Recent(NUM_INDEXES)
         """What pages compute of whole files, by the state of these files."""
@@ -82,9 +82,8 @@ class RunReader:
         path = self.folder.readable(getattr(self.folder.run(name), file))
         if path is None:
             return Metrics()
-        metrics, lock = self._metrics.get(_identity(path), lambda: (Metrics(), Lock()))
-        with lock:
-            metrics.refresh(path)
+        metrics = self._metrics.get(_identity(path), Metrics)
+        metrics.refresh(path)
         return metrics
 
     def progress(self, name: str, file: str = "metrics") -> Progress:
@@ -104,9 +103,8 @@ class RunReader:
         path = self.folder.readable(getattr(self.folder.run(name), file))
         if path is None:
             return None
-        index, lock = self._indexes.get(_identity(path), lambda: (EpisodeIndex(), Lock()))
-        with lock:
-            index.refresh(path, num_lines=num_episodes)
+        index = self._indexes.get(_identity(path), EpisodeIndex)
+        index.refresh(path, num_lines=num_episodes)
         return index, path
 
     def decoder(self, name: str) -> Decode:
