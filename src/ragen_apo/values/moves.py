@@ -41,11 +41,15 @@ def move_advantages(trajectories: Iterable[Trajectory], *, beta: float) -> Mappi
     values = state_values(sampled, beta=beta, min_visits=1)
     gains: dict[Move, list[float]] = defaultdict(list)
     for trajectory in sampled:
-        for turn, after in zip_longest(trajectory.turns, trajectory.turns[1:]):
-            if turn.state_key is None or (after is not None and after.state_key is None):
+        for turn, following in zip_longest(trajectory.turns, trajectory.turns[1:]):
+            if turn.state_key is None:
                 continue
+            value_after = 0.0
+            if following is not None:
+                if following.state_key is None:
+                    continue
+                value_after = values[following.state_key]
             readable = TurnFlag.FORMAT_ERROR.value not in turn.flags
-            value_after = 0.0 if after is None else values[after.state_key]
             gain = turn.reward + value_after - values[turn.state_key]
             gains[Move(turn.state_key, turn.action, readable)].append(gain)
     return {move: fmean(each) for move, each in gains.items()}
