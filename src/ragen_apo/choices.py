@@ -93,9 +93,9 @@ Schedule = Literal["constant", "linear", "cosine"]
 """Learning rate after the warm-up."""
 
 ScoreStatistic = Literal["std", "variance", "mean"]
-"""What makes the numbers of a task's rollouts into its score: the sample standard deviation, 0 for
-one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it); its square, which
-ranks alike but moves what top_p keeps; the mean."""
+"""How the numbers of a task's rollouts become its score. `std`: their sample standard deviation, 0
+for one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it). `variance`: its
+square, which ranks alike but changes what `top_p` keeps. `mean`: their mean."""
 
 SearchMethod = Literal["beam", "best_of_n"]
 """How an episode is searched for: the best branches turn by turn, or the best of whole episodes."""

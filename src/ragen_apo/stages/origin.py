@@ -48,7 +48,7 @@ MAY_CHANGE = (
     "tracking",
 )
 """Keys that say how a run uses the machine, what it keeps for people, or how much is measured after
-it. Another value adds up or rounds the same numbers in another way at most."""
+it. A change alters the result by rounding at most."""
 
 
 def note_origin(session: Session) -> None:

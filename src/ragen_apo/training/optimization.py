@@ -17,7 +17,7 @@ from ragen_apo.training.named_tensors import check_tensors
 def learning_rate_at(
     step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: Schedule
 ) -> float:
-    """The learning rate of the update number `step`, counted from 0.
+    """The learning rate at `step`, counted from 0; all updates of a step of Stage 2 share it.
 
     Rises linearly over the warm-up, then follows the schedule, which reaches 0 after `num_steps`.
     """

@@ -9,7 +9,7 @@ The model reads training samples, several of a trajectory where a window moved; 
 rows, one a trajectory, in which the sampled tokens of all its samples stand in their order. Losses
 are functions of rows, so they do not know of windows.
 
-Axes: B trajectories, T token positions of a row, S samples, L token positions of a sample.
+Axes: B trajectories, T token positions of a row, M samples, L token positions of a sample.
 Everything here is constant to the gradient, except what goes through `MicroBatch.in_rows`.
 """
 

@@ -48,8 +48,8 @@ class _Played:
 class RolloutsAhead:
     """Plays the rollouts of requested steps in a thread of its own.
 
-    While a requested step is not taken, the sampler's weights may not change; and the servers are
-    the thread's, but for the time between `pause` and the next `request`.
+    Between `request` and taking its step, do not change the sampler's weights. Only this thread may
+    use the servers, except between `pause` and the next `request`.
     """
 
     def __init__(self, proxy: AgentProxy, engine: ServerEngine, *, temperature: float) -> None:

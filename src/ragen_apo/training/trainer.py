@@ -1,4 +1,4 @@
-"""Stage 2: one step of any algorithm of the family.
+"""Stage 2: one step of any algorithm of the family. `stages.training` repeats it.
 
 Sampling and scoring both run in evaluation mode: dropout would make them two different policies.
 
@@ -98,7 +98,7 @@ class Trainer:
     def take_reference(
         self, reference: LanguageModel, *, tasks: Sequence[Task], values: ReferenceValues
     ) -> None:
-        """Goes on from this reference: with its values, on these tasks in a fresh order."""
+        """Goes on from this reference: with its values, on these tasks, drawn anew from the seed."""
         if self._ahead:
             self._ahead.forget()
         self.reference, self.tasks, self.values = reference, tasks, values

@@ -1,4 +1,4 @@
-"""The warm start: what makes a reference policy out of randomly initialised weights.
+"""The batches of the copy curriculum and of the demonstrations.
 
 1. Copy curriculum. Shopping is copying: words of the task into the search, ids of the page into the
    action. A model from nothing forms that circuit (induction heads) in a sudden transition, quickly

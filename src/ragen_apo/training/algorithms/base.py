@@ -56,8 +56,8 @@ class Algorithm(ABC, Generic[Targets]):
     def sampler(self) -> LanguageModel | None:
         """What `sampling` puts in the policy's place, as a model of its own.
 
-        None where it does not stay the same for several steps. Both have the same tensors: while
-        this model plays, nobody may be inside `sampling`.
+        None if what samples changes every step. The model shares its tensors with what `sampling`
+        puts in, so it must not play while anyone is inside `sampling`.
         """
         return None
 
