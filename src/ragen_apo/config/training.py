@@ -162,7 +162,7 @@ class TrainingConfig(Section):
     """Newest checkpoints to keep."""
     keep_episodes: CountOrZero = 4
     """Episodes of each step to keep in rollouts.jsonl, with the log-probabilities of their tokens:
-    the best, the worst, and the first. `ragen-apo view` shows them; training never reads them back."""
+    the best, the worst, and the first. `ragen-apo view` shows them; training never reads them."""
     shuffle_returns: bool = False
     """Control experiment: give each trajectory another one's return."""
     early_stop: EarlyStopConfig = EarlyStopConfig()

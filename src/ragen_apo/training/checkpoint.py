@@ -8,8 +8,9 @@ A checkpoint is a folder that appears by one rename, so it is whole or it is not
       algorithm.safetensors   what the algorithm trains besides the policy: the critic of PPO
       SHA256SUMS              what all these files were when they were written
 
-What a killed writer left is removed; nothing else in `checkpoints/` is touched. A checkpoint is taken as it was written or not at
-all: a file with other bytes, or a tensor that is missing, too many or of another form, is an error.
+What a killed writer left is removed; nothing else in `checkpoints/` is touched. A checkpoint is
+taken as it was written or not at all: a file with other bytes, or a tensor that is missing, too
+many or of another form, is an error.
 
 All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also
 the state of every generator, of the task order and of the schedule.
@@ -130,7 +131,7 @@ def save_checkpoint(
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """The folders that are named like checkpoints, oldest first; loading one checks what it holds."""
+    """The folders named like checkpoints, oldest first; loading one checks what it holds."""
     if not directory.is_dir():
         return []
     found = [(_position_in(path.name), path) for path in directory.iterdir() if path.is_dir()]
