@@ -90,8 +90,8 @@ class Turn:
     response_token_ids: tuple[int, ...]
     """Exactly the sampled tokens, the turn's end token included."""
     logprobs: tuple[float, ...]
-    """log pi of each sampled token under the policy that sampled it, at the sampling temperature; at
-    temperature 1 for a greedy turn."""
+    """log pi of each sampled token under the policy that sampled it, at the sampling temperature (1
+    for a greedy turn)."""
     response: str
     """The response as text, for people; never tokenised again."""
     thought: str

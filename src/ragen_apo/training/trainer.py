@@ -98,7 +98,7 @@ class Trainer:
     def take_reference(
         self, reference: LanguageModel, *, tasks: Sequence[Task], values: ReferenceValues
     ) -> None:
-        """Goes on from this reference, with its values, on these tasks, drawn anew from the seed."""
+        """Goes on from this reference with its values, on these tasks, drawn anew from the seed."""
         if self._ahead:
             self._ahead.forget()
         self.reference, self.tasks, self.values = reference, tasks, values
