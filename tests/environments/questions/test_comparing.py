@@ -36,6 +36,60 @@ def test_without_math_verify_numbers_are_compared_as_numbers_and_the_rest_as_tex
     assert WITHOUT["auto"].is_right(answer, right) is is_right
 
 
+@pytest.mark.parametrize("mode", ["auto", "number", "text"])
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("5", ".5"),
+        ("5", "5!"),
+        ("103", "10\u00b3"),
+        ("x2", "x\u00b2"),
+        ("10112", "1011\u2082"),
+        ("11/2", "1\u00bd"),
+        ("x <= 7", "x >= 7"),
+        ("7", "x != 7"),
+        ("2x = 7", "x = 7"),
+        ("x^2 = 7", "7"),
+    ],
+)
+def test_a_sign_that_changes_the_number_is_no_decoration(
+    mode: Mode, answer: str, right: str
+) -> None:
+    assert not WITHOUT[mode].is_right(answer, right)
+    assert not WITHOUT[mode].is_right(right, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("0.5", ".5"),
+        ("3/2", "1\u00bd"),
+        ("1.5", "1\u00bd"),
+        ("5 m\u00b2", "5 m\u00b2"),
+        ("x = 7", "7"),
+        ("the answer = 7", "7"),
+        ("f(2) = 7", "7"),
+        ("3 + 4 = 7", "7"),
+        ("x = 3 + 4 = 7", "7"),
+        ("5 m + 3 m = 8 m", "8"),
+        ("7 apples + 2 apples = 9 apples", "9"),
+        (r"\frac{1}{2} \times 4 = 2", "2"),
+        ("Yes!", "yes"),
+        ("5!", "5!"),
+    ],
+)
+def test_a_number_may_be_written_as_the_end_of_its_computation(answer: str, right: str) -> None:
+    assert WITHOUT["auto"].is_right(answer, right)
+
+
+@needs_math_verify
+@pytest.mark.parametrize(
+    ("answer", "right"), [("120", "5!"), ("1000", "10\u00b3"), ("4", "2\u00b2"), ("x^2", "x\u00b2")]
+)
+def test_math_verify_reads_raised_digits_and_factorials(answer: str, right: str) -> None:
+    assert comparison("auto").is_right(answer, right)
+
+
 @pytest.mark.parametrize("mode", ["auto", "number"])
 @pytest.mark.parametrize(
     ("answer", "right", "is_right"),
@@ -120,5 +174,5 @@ def test_asking_for_math_verify_without_it_says_what_to_install(
 @needs_math_verify
 def test_the_version_says_whether_and_which_math_verify_judges(mode: Mode) -> None:
     used = comparison(mode)
-    assert used.version == f"2-{mode}-math-verify{used.library_version}"
-    assert Comparison(mode, None).version == f"2-{mode}"
+    assert used.version == f"3-{mode}-math-verify{used.library_version}"
+    assert Comparison(mode, None).version == f"3-{mode}"

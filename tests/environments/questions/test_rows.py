@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,17 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
         ({"question": "Which?", "anwser": "Lima"}, "has no 'answer'; its keys: question, anwser"),
         ({"answer": "Lima"}, "has no 'question'"),
         ({"question": "Which?", "answer": None}, "has no 'answer'"),
-        ({"question": "Which?", "answer": "  "}, "'answer' is empty"),
-        ({"question": "Which?", "answer": "a way\n####  "}, "'answer' is empty"),
+        ({"question": "Which?", "answer": "  "}, "'answer' is no right answer: it is empty"),
+        (
+            {"question": "Which?", "answer": "a way\n####  "},
+            "'answer' is no right answer: it is empty",
+        ),
         ({"question": " ", "answer": "Lima"}, "'question' is empty"),
+        ({"question": "Which?", "answer": math.nan}, "'answer' is nan, expected text or a number"),
+        ({"question": "Which?", "answer": "a\u0007b"}, "it has control characters"),
         ({"question": "Which?", "answer": ["Lima"]}, r"'answer' is \['Lima'\], expected text"),
         ({"question": "Which?", "answer": True}, "'answer' is True, expected text"),
-        ({"question": "Which?", "answer": "x" * 501}, "has 501 characters, expected at most 500"),
+        ({"question": "Which?", "answer": "x" * 501}, "it has 501 characters, and 500 are allowed"),
         ({"question": "\ud800", "answer": "Lima"}, "lone surrogate"),
         ("not an object", "expected a JSON object"),
         ({"question": "Which?", "answer": "Lima", "id": 3}, "the id '3' of .*line 4"),

@@ -3,7 +3,7 @@
     auto     text, then numbers where the right answer is one, else math-verify where it is
              installed and the right answer has a digit, a sign or a command of LaTeX
     number   numbers, exactly, and their units where both have one (`numbers.read_quantity`)
-    text     text without regard to case, spaces and the full stop
+    text     text without regard to case, spaces and the full stop; an exponent is one, also raised
     math     math-verify: `x(x+1)` is `x^2+x`
 
 An answer that is a sum is no number: `3 + 4` does not answer what 3 + 4 is, except under `math`.
@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ragen_apo.environments.questions.math_process import equal_as_mathematics
-from ragen_apo.environments.questions.numbers import read_quantity, unwrapped
+from ragen_apo.environments.questions.numbers import read_quantity, spelled_out, unwrapped
 from ragen_apo.errors import ConfigError
 
 Mode = Literal["auto", "math", "text", "number"]
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Raise it whenever the same answer to the same question would earn something else."""
 LIBRARY = "math-verify"
 
 _MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}()\[\]|]|^\s*[A-Za-z]\s*$")
 _DOLLAR = re.compile(r"(?<!\d)\$|\$(?!\d)")
+_END_OF_SENTENCE = re.compile(r"(?:(?<=[^\W\d_][^\W\d_])[.!]+|\.+)$")
+"""A full stop, and an exclamation mark behind a word: elsewhere it is a factorial."""
 _ONE_CHOICE = re.compile(r"\(?([a-z])\)?")
 
 
@@ -58,7 +60,7 @@ class Comparison:
             return False
         if self.mode == "auto" and not _MATHEMATICAL.search(right):
             return False
-        return equal_as_mathematics(answer, right)
+        return equal_as_mathematics(spelled_out(answer), spelled_out(right))
 
 
 def comparison(mode: Mode) -> Comparison:
@@ -79,8 +81,9 @@ def comparable_text(text: str) -> str:
 
     A dollar sign between two digits stays: `4$2` is not 42.
     """
-    plain = _DOLLAR.sub("", unwrapped(unicodedata.normalize("NFKC", text)))
-    plain = " ".join(plain.casefold().split()).strip("\"'.!").strip()
+    plain = _DOLLAR.sub("", unwrapped(unicodedata.normalize("NFKC", spelled_out(text))))
+    plain = " ".join(plain.casefold().split()).strip("\"'")
+    plain = _END_OF_SENTENCE.sub("", plain).strip("\"' ")
     choice = _ONE_CHOICE.fullmatch(plain)
     return choice[1] if choice else plain
 

@@ -6,7 +6,6 @@ data set. Deterministic: seeds are not used.
 """
 
 import functools
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,13 +28,13 @@ from ragen_apo.environments.questions.options import (
     QuestionOptions,
 )
 from ragen_apo.environments.questions.rows import (
-    MAX_ANSWER_CHARACTERS,
     NAME,
     Columns,
     Contradictions,
     Row,
     distinct,
     divided,
+    problem_with_answer,
     read_rows,
 )
 from ragen_apo.environments.questions.scripted import arithmetic_policies, known_answer_policies
@@ -76,7 +75,7 @@ class QuestionGame:
         return f"QUESTION: {self._question}"
 
     def play(self, text: str) -> Answer:
-        if problem := _problem_with_answer(text):
+        if problem := problem_with_answer(text):
             return Answer(f"Invalid answer: {problem}.", invalid=True)
         if self._compare.is_right(text, self._right):
             self._answered = "right"
@@ -87,16 +86,6 @@ class QuestionGame:
     def key(self) -> str:
         """Whether the answer was right; nothing depends on what a wrong one was."""
         return self._answered or "open"
-
-
-def _problem_with_answer(text: str) -> str | None:
-    if not text.strip():
-        return "it is empty"
-    if len(text) > MAX_ANSWER_CHARACTERS:
-        return f"it has more than {MAX_ANSWER_CHARACTERS} characters"
-    if any(unicodedata.category(each) in ("Cc", "Cs") and each not in "\n\r\t" for each in text):
-        return "it has control characters"
-    return None
 
 
 def make_questions(**options: object) -> GameEnvironment:

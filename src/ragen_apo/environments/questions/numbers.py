@@ -8,6 +8,7 @@ million`, `7x`, `2 pi`) and one beside another number (`7 or 8`, `4%2`) are not 
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,7 +19,15 @@ _SEPARATORS = {"{,}": ",", "\\,": "", "\\!": "", "\\ ": " ", "~": " ", "\u00a0":
 _SIGNS = {"\u2212": "-", "\u2013": "-", "\u2044": "/"}
 _COMMANDS = re.compile(r"\\(?:left|right|displaystyle)")
 _MARK = r"(?:\\%|\\\$|[$%\u20ac\u00a3\u00b0]|\^\\circ|\^\{\\circ\})"
-_ENDS = re.compile(rf"^(?:{_MARK}|\s)+|(?:{_MARK}|[\s.!])+$")
+_ENDS = re.compile(rf"^(?:{_MARK}|\s)+|(?:{_MARK}|[\s.])+$")
+_ONE_CHARACTER_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
+_RAISED = re.compile("(?<=[\\w)\\]}])[\u207b\u00b9\u00b2\u00b3\u2070\u2074-\u2079]+")
+_LOWERED = re.compile("(?<=[\\w)])[\u2080-\u2089]+")
+_EQUALS = re.compile(r"(?<![<>!~])=")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_CALL = re.compile(r"\b[A-Za-z]\([^()]*\)")
+_UNKNOWN = re.compile(r"(?<!\d )(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_COMPUTED = re.compile(r"[\d+*/^-]")
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))")
 _NUMBER = re.compile(
@@ -90,14 +99,42 @@ def unwrapped(text: str) -> str:
     return _UNWRAPPED.sub(r"\1", unboxed(text))
 
 
+def spelled_out(text: str) -> str:
+    """With fractions, raised and lowered digits in ASCII: `1 1/2`, `10^3`, `x_1`.
+
+    Unicode's own normalisation makes such digits like the others: ten to the third would be 103.
+    """
+    text = _with_plain_fractions(text)
+    text = _RAISED.sub(lambda found: f"^{_ascii_digits(found[0])}", text)
+    return _LOWERED.sub(lambda found: f"_{_ascii_digits(found[0])}", text)
+
+
+def _with_plain_fractions(text: str) -> str:
+    def plain(found: re.Match[str]) -> str:
+        return " " + unicodedata.normalize("NFKC", found[0]).replace("\u2044", "/")
+
+    return _ONE_CHARACTER_FRACTION.sub(plain, text)
+
+
+def _ascii_digits(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).replace("\u2212", "-")
+
+
 def _simplified(text: str) -> str:
     """One line without LaTeX; after an equals sign, what is equal."""
-    text = unwrapped(text)
+    text = _with_plain_fractions(unwrapped(text))
     for written, meant in {**_SEPARATORS, **_SIGNS}.items():
         text = text.replace(written, meant)
     text = _FRACTION.sub(_plain_fraction, text)
     text = _COMMANDS.sub(" ", text)
-    return " ".join(text.rpartition("=")[2].split())
+    *before, last = _EQUALS.split(text)
+    return text if any(map(_is_equation, before)) else " ".join(last.split())
+
+
+def _is_equation(left: str) -> bool:
+    """Whether what stands before an equals sign computes with an unknown, as in `2x = 7`."""
+    plain = _CALL.sub("", _COMMAND.sub("", left))
+    return bool(_UNKNOWN.search(plain) and _COMPUTED.search(plain))
 
 
 def _plain_fraction(found: re.Match[str]) -> str:

@@ -4,7 +4,9 @@ A row has `question` and `answer`, and may have `category` and `id`. The answer 
 derivation, then `#### 42`; that of MATH ends in `\boxed{42}`. Then the rest is the row's solution.
 """
 
+import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -103,14 +105,10 @@ def row_of(values: Mapping[str, Any], columns: Columns, *, place: str) -> Row:
             there = ", ".join(map(str, values)) or "none"
             raise EnvironmentDataError(f"{place} has no {key!r}; its keys: {there}")
     answer, solution = _final_answer(_text(values, columns.answer, place))
-    if not answer:
+    if problem := problem_with_answer(answer):
         raise EnvironmentDataError(
-            f"{place}: {columns.answer!r} is empty; every question needs its right answer"
-        )
-    if len(answer) > MAX_ANSWER_CHARACTERS:
-        raise EnvironmentDataError(
-            f"{place}: {columns.answer!r} has {len(answer):,} characters, expected at most "
-            f"{MAX_ANSWER_CHARACTERS}; a derivation may stand before `#### ` and the answer"
+            f"{place}: {columns.answer!r} is no right answer: {problem}. A derivation may "
+            "stand before `#### ` and the answer"
         )
     question = _text(values, columns.question, place).strip()
     if not question:
@@ -125,10 +123,22 @@ def row_of(values: Mapping[str, Any], columns: Columns, *, place: str) -> Row:
     )
 
 
+def problem_with_answer(text: str) -> str | None:
+    """Why this is no answer, right or wrong; None where it is one."""
+    if not text.strip():
+        return "it is empty"
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        return f"it has {len(text):,} characters, and {MAX_ANSWER_CHARACTERS} are allowed"
+    if any(unicodedata.category(each) in ("Cc", "Cs") and each not in "\n\r\t" for each in text):
+        return "it has control characters"
+    return None
+
+
 def _text(values: Mapping[str, Any], key: str, place: str) -> str:
     """The text under a key; a number is text, too."""
     value = values[key]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and math.isfinite(value):
         return str(value)
     if not isinstance(value, str):
         found = shortened(repr(value), 80)
