@@ -2,8 +2,9 @@
 
     python examples/compare_algorithms.py [CONFIG [FOLDER]]
 
-The same call goes on with runs that are there already. `ragen-apo compare` does this with seeds, a
-budget, curves and a table (docs/comparison.md).
+RLOO plays each task eight times, so it gets an eighth of the tasks in each step: both play as many
+episodes. The same call goes on with runs that are there already. `ragen-apo compare` does this with
+seeds, a budget, curves and a table (docs/comparison.md).
 """
 
 import sys
@@ -17,7 +18,8 @@ SHOP = Path(__file__).resolve().parents[1] / "configs" / "shop.yaml"
 def main(config=SHOP, folder="runs/example_algorithms"):
     path = Path(folder, "reference")
     first = ragen_apo.train(config, path, until="reference", resume=path.exists())
-    for algorithm in ("apo", "rloo"):
+    tasks_per_step = first.config.training.tasks_per_step
+    for algorithm, share in (("apo", 1), ("rloo", 8)):
         path = Path(folder, algorithm)
         run = ragen_apo.train(
             config,
@@ -26,6 +28,7 @@ def main(config=SHOP, folder="runs/example_algorithms"):
             policy={"path": first.files.reference(0).absolute()},
             warm_start={"enabled": False},
             algorithm={"name": algorithm},
+            training={"tasks_per_step": max(1, tasks_per_step // share)},
         )
         results = ragen_apo.evaluate(run)
         low, high = results["success_ci95"]

@@ -47,6 +47,7 @@ class _Status(BaseModel, extra="allow"):
 
     phases: dict[str, _Phase] = {}
     peak_memory_bytes: int = 0
+    stage_one_tokens: list[int] | None = None
     mixed_precision: Literal["none", "bfloat16"] | None = None
 
 

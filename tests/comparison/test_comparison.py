@@ -13,7 +13,15 @@ from pptx.enum.shapes import MSO_SHAPE_TYPE
 from pptx.util import Inches
 
 from ragen_apo import api
-from ragen_apo.comparison.measure import Measurement, Point, measure, stage_one_tokens
+from ragen_apo.comparison import write
+from ragen_apo.comparison.measure import (
+    DISTILLED,
+    REFERENCE,
+    Measurement,
+    Point,
+    measure,
+    stage_one_tokens,
+)
 from ragen_apo.comparison.plan import BudgetConfig, load_comparison
 from ragen_apo.comparison.write import write_comparison
 from ragen_apo.config import RunConfig
@@ -32,7 +40,7 @@ RIVALS = ["apo", "apo_turn", "ppo", "grpo", "rloo", "gigpo"]
 MEASUREMENT = Measurement(
     name="A*-PO",
     seed=0,
-    points=[Point(0.0, 0, 0.4), Point(60.0, 1000, 0.95)],
+    points=[Point(0.0, 0, 0.4, REFERENCE), Point(60.0, 1000, 0.95, 1)],
     seconds=120.0,
     tokens=2000,
     success=0.97,
@@ -41,6 +49,7 @@ MEASUREMENT = Measurement(
     kl_per_sequence=1.5,
     entropy=0.25,
     pass_at_most=None,
+    pass_k=None,
     peak_memory_bytes=2**29,
 )
 
@@ -119,6 +128,19 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
         (
             "base: base.yaml\nseeds: [0]\nruns: {a: {}, b: {evaluation: {split: train}}}",
             "run 'b': evaluation.split is not that of run 'a'",
+        ),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {}, b: {training: {eval_episodes: 5}}}",
+            r"run 'b': training\.eval_episodes is not that of run 'a'",
+        ),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {}, b: {environment: {max_turns: 3}}}",
+            "run 'b': environment is not that of run 'a'",
+        ),
+        (
+            "base: base.yaml\nseeds: [0]\nruns: {a: {evaluation: {pass_k: 2}}, b: {}, "
+            "c: {evaluation: {pass_k: 8}}}",
+            r"evaluation\.pass_k is 2 or 8",
         ),
         (
             "base: base.yaml\nseeds: [0]\nruns: {a: {evaluation: {search: {}}}, b: {}}",
@@ -231,6 +253,8 @@ def test_only_samples_of_training_tasks_are_counted(session: Session) -> None:
     before = stage_one_tokens(session.run)
     api.estimate_values(session.run.path, samples=1, split="test", progress=False)
     assert stage_one_tokens(session.run) == before
+    api.estimate_values(session.run.path, samples=3, progress=False)
+    assert stage_one_tokens(session.run) == before, "no training has used what came later"
     with ValueStore(session.run.values) as store:
         assert sum(store.num_response_tokens(split="test")) > 0
 
@@ -260,7 +284,7 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     assert distilled.tokens == plain.tokens
     first, sampled, point, *rest = distilled.points
     assert (first, sampled) == tuple(plain.points[:2])
-    assert point == Point(pytest.approx(sampled.seconds + 7.5), sampled.tokens, 0.75)
+    assert point == Point(pytest.approx(sampled.seconds + 7.5), sampled.tokens, 0.75, DISTILLED)
     assert [each.tokens for each in rest] == [each.tokens for each in plain.points[2:]]
 
 
@@ -286,7 +310,11 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
         MEASUREMENT,
         seed=1,
         success=0.5,
-        points=[Point(0.0, 0, 0.4), Point(30.0, 500, 0.5), Point(90.0, 1500, 0.6)],
+        points=[
+            Point(0.0, 0, 0.4, REFERENCE),
+            Point(30.0, 500, 0.5, 1),
+            Point(90.0, 1500, 0.6, 2),
+        ],
     )
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(
@@ -355,7 +383,9 @@ def test_the_slides_of_a_comparison_have_the_curves_and_the_table(tmp_path: Path
 def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
-    write_comparison([replace(MEASUREMENT, pass_at_most=0.99)], tmp_path, settings=settings)
+    write_comparison(
+        [replace(MEASUREMENT, pass_at_most=0.99, pass_k=8)], tmp_path, settings=settings
+    )
     lines = (tmp_path / "comparison.md").read_text().splitlines()
     header, row = (
         next(line.split(" | ") for line in lines if line.startswith(start))
@@ -363,7 +393,7 @@ def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Pa
     )
     cells = dict(zip(header, row, strict=True))
     assert cells["time to 50%"] == cells["time to 90%"] == "1 min 00 s"
-    assert (cells["pass@k"], cells["entropy"]) == ("99.0%", "0.250")
+    assert (cells["pass@8"], cells["entropy"]) == ("99.0%", "0.250")
 
 
 def test_targets_that_differ_by_half_a_point_have_columns_of_their_own(tmp_path: Path) -> None:
@@ -435,7 +465,7 @@ def test_a_name_with_a_bar_stays_in_its_cell(tmp_path: Path) -> None:
 def test_distillation_which_costs_no_tokens_does_not_lift_what_came_before_it() -> None:
     """Half of the tokens at the reference's success, the other half at that of the distilled."""
     heights = [(0, 0.5), (1000, 0.5), (1000, 0.9), (2000, 0.9)]
-    points = [Point(0.0, tokens, success) for tokens, success in heights]
+    points = [Point(0.0, tokens, success, step) for step, (tokens, success) in enumerate(heights)]
     run = replace(MEASUREMENT, points=points)
     assert run.mean_success(2000) == pytest.approx(0.7)
     assert run.mean_success(1000) == pytest.approx(0.5)
@@ -462,3 +492,13 @@ def test_what_makes_the_shared_reference_cannot_differ_between_runs(
     (tmp_path / "compare.yaml").write_text(f"base: base.yaml\nseeds: [0]\nruns: {{a: {own}}}")
     with pytest.raises(ConfigError, match=f"run 'a': {key} cannot differ between runs"):
         load_comparison(tmp_path / "compare.yaml")
+
+
+def test_the_mean_over_seeds_is_of_the_same_evaluations() -> None:
+    """Although one seed has none of what was distilled, and another stopped early."""
+    whole = {REFERENCE: (0.0, 0.1), DISTILLED: (5.0, 0.5), 1: (9.0, 0.6), 2: (11.0, 0.8)}
+    others = {REFERENCE: (0.0, 0.3), 1: (7.0, 0.2), 3: (20.0, 0.4)}
+    assert write.mean_line([whole, others]) == [
+        (0.0, pytest.approx(0.2)),
+        (8.0, pytest.approx(0.4)),
+    ]

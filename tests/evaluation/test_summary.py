@@ -61,6 +61,7 @@ def test_the_summary_of_four_episodes_equals_the_one_worked_out_by_hand() -> Non
         "success_rate": 0.5,  # 2 / 4
         "success_ci95": list(wilson_interval(2, 4)),
         "avg_reward": pytest.approx(0.5625),  # (1.5 - 0.25 + 0 + 1) / 4
+        "tasks": 4,
         "avg_steps": 2.0,  # (2 + 1 + 3 + 2) / 4
     }
 

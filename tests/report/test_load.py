@@ -38,7 +38,17 @@ def test_a_missing_evaluation_is_refused_with_the_command_that_makes_it(
 ) -> None:
     directory = build_run()
     (directory / "evaluation" / missing).unlink()
+    (directory / "policy").mkdir()
     with pytest.raises(RunDirectoryError, match=f"ragen-apo evaluate {directory}"):
+        load_run(directory)
+
+
+def test_a_run_that_is_not_trained_yet_is_refused_with_the_command_that_goes_on(
+    build_run: Callable[..., Path],
+) -> None:
+    directory = build_run()
+    (directory / "evaluation" / "results.json").unlink()
+    with pytest.raises(RunDirectoryError, match=f"ragen-apo train --run-dir {directory} --resume"):
         load_run(directory)
 
 

@@ -117,3 +117,24 @@ def test_what_was_distilled_is_the_evaluation_before_the_first_step(
     assert figure is not None
     (points,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "evaluation"]
     assert np.array_equal(points.get_xydata(), [[0, 0.75], [2, 0.9]])
+
+
+@pytest.mark.parametrize(
+    ("played", "is_drawn"),
+    [
+        ({}, True),
+        ({"num_episodes": 7}, True),
+        ({"split": "train"}, False),
+        ({"temperature": 1}, False),
+    ],
+)
+def test_the_reference_is_drawn_beside_evaluations_of_the_same_kind_only(
+    played: dict[str, object], is_drawn: bool, build_run: Callable[..., Path]
+) -> None:
+    run = load_run(build_run())
+    config = {**run.config, "evaluation": {"split": "test", "temperature": 0.0}}
+    results = {**run.results, "evaluation": {"split": "test", "temperature": 0.0, **played}}
+    figure = plots.learning_curves(dataclasses.replace(run, config=config, results=results))
+    assert figure is not None
+    labels = {line.get_label() for axes in figure.axes for line in axes.lines}
+    assert ("reference" in labels) is is_drawn

@@ -151,6 +151,12 @@ def test_findings_without_numbers_are_left_out(build_run: Callable[..., Path]) -
     assert key_sentences(run) == []
 
 
+def test_tasks_that_were_played_again_are_not_counted_twice(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    again = dataclasses.replace(run, results={**run.results, "episodes": 100, "tasks": 13})
+    assert "of 100 episodes of 13 held-out tasks (95% interval" in headline(again)
+
+
 def test_categories_are_ordered_by_success(build_run: Callable[..., Path]) -> None:
     rates = [summary["success_rate"] for _, summary in category_rows(load_run(build_run()))]
     assert rates == sorted(rates, reverse=True)
@@ -165,6 +171,17 @@ def test_monitors_compare_the_first_and_the_last_tenth_of_the_steps(
     assert monitor_rows(dataclasses.replace(run, metrics=rows)) == [
         ("success rate (training rollouts)", "7.5%", "97.5%")
     ]
+
+
+def test_a_monitor_that_was_not_recorded_in_a_tenth_says_of_which_step_it_is(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    rows: list[dict[str, float]] = [{"step": n} for n in range(1, 41)]
+    rows[10]["mutual_information"] = 1.25
+    rows[30]["mutual_information"] = 1.5
+    ((_, *shown),) = monitor_rows(dataclasses.replace(run, metrics=rows))
+    assert shown == ["1.25 (step 11)", "1.5 (step 31)"]
 
 
 def test_numbers_are_written_for_people() -> None:

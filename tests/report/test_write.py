@@ -50,6 +50,7 @@ def test_a_run_without_evaluation_is_refused_and_nothing_is_written(
 ) -> None:
     directory = build_run()
     (directory / "evaluation" / "results.json").unlink()
+    (directory / "policy").mkdir()
     with pytest.raises(RunDirectoryError, match="Run `ragen-apo evaluate"):
         write_report(directory)
     assert not (directory / "report").exists()

@@ -67,6 +67,9 @@ class _Reference:
         return self.sampling_seconds + self.distillation_seconds
 
 
+REFERENCE, STAGE_ONE, DISTILLED = -2, -1, 0
+
+
 @dataclass(frozen=True)
 class Point:
     """One evaluation during training."""
@@ -74,6 +77,8 @@ class Point:
     seconds: float
     tokens: int
     success: float
+    moment: int
+    """The steps of Stage 2 before it; `REFERENCE`, `STAGE_ONE` or `DISTILLED` before the first."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ class Measurement:
     """Of the last step's tokens, in nats."""
     pass_at_most: float | None
     """pass@k at the largest k, where the evaluation measured it (`evaluation.pass_k`)."""
+    pass_k: int | None
+    """That k."""
     peak_memory_bytes: int | None
 
     @property
@@ -139,17 +146,17 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     first, *later = _references(phases, stage_one_tokens(run), rows, distilled)
     seconds, tokens = first.sampling_seconds, first.tokens
     reference_success = results.baselines.reference.success_rate
-    points = [Point(0.0, 0, reference_success)]
+    points = [Point(0.0, 0, reference_success, REFERENCE)]
     if tokens > 0 and _within(budget, seconds, tokens):
         # After Stage 1 the policy is still the reference.
-        points.append(Point(seconds, tokens, reference_success))
+        points.append(Point(seconds, tokens, reference_success, STAGE_ONE))
     seconds += first.distillation_seconds
     for update in distilled:
         is_evaluated = "eval_success_rate" in update.model_fields_set
         if is_evaluated and update.reference_version == 0 and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, update.eval_success_rate))
+            points.append(Point(seconds, tokens, update.eval_success_rate, DISTILLED))
     version = 0
-    for row in rows:
+    for step, row in enumerate(rows, 1):
         for reference in later[version : row.reference_version]:
             seconds += reference.seconds
             tokens += reference.tokens
@@ -157,12 +164,13 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         seconds += row.rollout_seconds + row.training_seconds
         tokens += row.num_generated_tokens
         if "eval_success_rate" in row.model_fields_set and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, row.eval_success_rate))
+            points.append(Point(seconds, tokens, row.eval_success_rate, step))
     for reference in later[version:]:  # no step came after them
         seconds += reference.seconds
         tokens += reference.tokens
     updated = [row for row in rows if "kl_per_sequence" in row.model_fields_set]
     low, high = results.success_ci95
+    pass_k = max(results.pass_at_k, default=None)
     return Measurement(
         name=name,
         seed=seed,
@@ -174,7 +182,8 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         success_high=high,
         kl_per_sequence=updated[-1].kl_per_sequence if updated else None,
         entropy=updated[-1].entropy if updated else None,
-        pass_at_most=results.pass_at_k[max(results.pass_at_k)] if results.pass_at_k else None,
+        pass_at_most=results.pass_at_k[pass_k] if pass_k is not None else None,
+        pass_k=pass_k,
         peak_memory_bytes=status.get("peak_memory_bytes"),
     )
 
@@ -210,13 +219,13 @@ def _shared(seconds: float, *, by: Sequence[float]) -> list[float]:
 
 
 def stage_one_tokens(run: RunDirectory) -> list[int]:
-    """Generated tokens of the training tasks' trajectories in the run's own value store, for each
-    of its references.
+    """Generated tokens of Stage 1 under each reference of a run, as they were when training ended.
 
-    Those of other splits, which `ragen-apo estimate-values --split` adds, no training has used.
+    Of a run that noted none, those of the training tasks' trajectories in its value store.
     """
-    if not run.values.exists():
-        return []
+    noted = run.read_status().get("stage_one_tokens")
+    if noted is not None or not run.values.exists():
+        return noted or []
     with ValueStore(run.values, create=False) as store:
         return store.num_response_tokens(split="train")
 

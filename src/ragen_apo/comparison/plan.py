@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,6 +85,17 @@ class ComparisonConfig(Section):
     share_values: bool = False
     """Of the runs of a seed whose Stage 1 is the same, the first samples it, and the others take V*
     from its store: their costs have no Stage 1."""
+
+
+EVALUATED_BY: Mapping[str, Callable[[RunConfig], Any]] = {
+    "environment": lambda config: config.environment,
+    "training.eval_episodes": lambda config: config.training.eval_episodes,
+    "evaluation.split": lambda config: config.evaluation.split,
+    "evaluation.num_episodes": lambda config: config.evaluation.num_episodes,
+    "evaluation.temperature": lambda config: config.evaluation.temperature,
+    "evaluation.search": lambda config: config.evaluation.search,
+}
+"""What success is measured on and by: the same in all runs."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +166,11 @@ def load_comparison(path: Path) -> Comparison:
     for name, config in configs.items():
         if problem := _problem_with_evaluation(config, configs[first], name_of_other=first):
             raise ConfigError(f"{path}, run {name!r}: {problem}")
+    if len(ks := {config.evaluation.pass_k for config in configs.values()} - {None}) > 1:
+        raise ConfigError(
+            f"{path}: evaluation.pass_k is {' or '.join(map(str, sorted(ks)))}, and the column of "
+            "pass@k has one k; set it in base or shared, or leave it out in a run"
+        )
     if settings.share_values:
         return replace(comparison, values_of=_values_of(configs))
     return comparison
@@ -187,12 +203,11 @@ def _problem_with_evaluation(
             "evaluation.search ranks by reward, an upper bound that no agent reaches; set rank_by "
             "to values or likelihood, or search to null"
         )
-    # pass@k is a column of its own, which may be empty.
-    for key in ("split", "num_episodes", "temperature", "search"):
-        if getattr(evaluation, key) != getattr(other.evaluation, key):
+    for key, read in EVALUATED_BY.items():
+        if read(config) != read(other):
             return (
-                f"evaluation.{key} is not that of run {name_of_other!r}, so that their success "
-                "cannot be compared; set it in base or shared"
+                f"{key} is not that of run {name_of_other!r}, so that their success cannot be "
+                "compared; set it in base or shared"
             )
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
@@ -136,12 +136,12 @@ def rows_of_algorithms(
     """The header, then one row an algorithm, as text."""
     common, shortest = _common(measurements)
     targets = [_goal(target) for target in settings.target]
-    has_pass = any(run.pass_at_most is not None for run in measurements)
+    pass_k = max((run.pass_k for run in measurements if run.pass_k is not None), default=None)
     costs = [f"{what} to {goal}" for goal in (percent(common), *targets) for what in _COSTS]
     header = ["run", *costs, "mean success"]
     header += ["success within the budget (range)"] if settings.budget.is_set else []
     header += ["success after training (range)"]
-    header += ["pass@k"] if has_pass else []
+    header += [f"pass@{pass_k}"] if pass_k is not None else []
     header += ["KL", "entropy", "peak memory"]
     rows = [header]
     for name in settings.runs:
@@ -157,7 +157,7 @@ def rows_of_algorithms(
         if settings.budget.is_set:
             cells.append(_range([run.success_within_budget for run in runs]))
         cells.append(_range([run.success for run in runs]))
-        if has_pass:
+        if pass_k is not None:
             cells.append(percent(fmean(passes)) if passes else ABSENT)
         cells += [
             compact(fmean(kl) if kl else None),
@@ -231,10 +231,20 @@ def _range(shares: Sequence[float]) -> str:
     return f"{percent(fmean(shares))} ({percent(min(shares))} to {percent(max(shares))})"
 
 
+def mean_line(lines: Sequence[Mapping[int, tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The mean cost and success of the evaluations that every seed has, by their moment."""
+    common = set(lines[0]).intersection(*lines[1:])
+    return [
+        (fmean(line[moment][0] for line in lines), fmean(line[moment][1] for line in lines))
+        for moment in sorted(common)
+    ]
+
+
 def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
     """Success of evaluations during training against seconds or tokens, as PNG.
 
-    A thick line through the means over seeds, evaluation by evaluation; a faint one for each seed.
+    A thick line through the means over seeds, of the evaluations that all seeds have; a faint one
+    for each seed.
     Where there are more runs than colours, those that repeat one are dashed, with other markers.
     """
     figure = Figure(figsize=(8.0, 5.0), facecolor=PAPER, layout="constrained")
@@ -245,18 +255,14 @@ def curves(measurements: Sequence[Measurement], *, axis: str) -> bytes:
         lap, color_index = divmod(index, len(COLORS))
         color, (line_style, marker) = COLORS[color_index], _LAPS[lap % len(_LAPS)]
         lines = [
-            [(float(getattr(point, axis)), point.success) for point in run.points]
+            {point.moment: (float(getattr(point, axis)), point.success) for point in run.points}
             for run in measurements
             if run.name == name
         ]
         for line in lines if len(lines) > 1 else []:
-            axes.plot(*zip(*line, strict=True), color=color, linewidth=0.8, alpha=0.3)
-        mean = [
-            [fmean(values) for values in zip(*points, strict=True)]
-            for points in zip(*lines, strict=False)  # only as far as all seeds come
-        ]
+            axes.plot(*zip(*line.values(), strict=True), color=color, linewidth=0.8, alpha=0.3)
         axes.plot(
-            *zip(*mean, strict=True),
+            *zip(*mean_line(lines), strict=True),
             color=color,
             linestyle=line_style,
             marker=marker,

@@ -36,6 +36,7 @@ def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     successes = sum(trajectory.success for trajectory in trajectories)
     return {
         "episodes": episodes,
+        "tasks": len({trajectory.task.task_id for trajectory in trajectories}),
         "successes": successes,
         "success_rate": successes / episodes,
         "success_ci95": list(wilson_interval(successes, episodes)),

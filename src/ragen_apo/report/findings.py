@@ -36,10 +36,17 @@ def headline(run: RunData) -> str:
     if asked is not None:
         subject = f"{one_line(asked.name, 40)} solves"
     rate, bounds = percent(run.results.get("success_rate")), run.results.get("success_ci95")
-    sentence = f"{subject} {rate} of {run.num_episodes:,} {evaluated_tasks(run)}"
+    sentence = f"{subject} {rate} of {evaluated(run)}"
     if interval(bounds) == ABSENT:
         return sentence
     return f"{sentence} (95% interval {interval(bounds)})"
+
+
+def evaluated(run: RunData) -> str:
+    """What was played: `100 held-out tasks`, or `100 episodes of 13 held-out tasks`."""
+    num_tasks = int(finite(run.results.get("tasks")) or run.num_episodes)
+    episodes = f"{run.num_episodes:,} episodes of " if num_tasks < run.num_episodes else ""
+    return f"{episodes}{num_tasks:,} {evaluated_tasks(run)}"
 
 
 def evaluated_tasks(run: RunData) -> str:

@@ -22,7 +22,7 @@ from ragen_apo.report.coverage import coverage_facts, coverage_rows
 from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.failure_analysis import examples, target_note
 from ragen_apo.report.findings import (
-    evaluated_tasks,
+    evaluated,
     key_sentences,
     phase_seconds,
     total_seconds,
@@ -62,7 +62,7 @@ def page(
         asked=api_model(run),
         policy=run.results.get("policy"),
         split=run.results.get("split"),
-        task_noun=evaluated_tasks(run),
+        evaluated=evaluated(run),
         headline=_headline(run),
         sentences=key_sentences(run),
         methods=[_bar_row(row.method, row.summary, row.evaluated) for row in method_rows(run)],

@@ -227,11 +227,20 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
         if evaluations[0]:
             style = {"color": WARM, "markersize": 5, "linewidth": 1.0}
             axes.plot(*evaluations, "o--", label="evaluation", clip_on=False, **style)
-    if panel.key == "success_rate":
+    if panel.key == "success_rate" and _is_evaluated_as_while_training(run):
         baselines = mapping(run.results.get("baselines"))
         rate = finite(mapping(baselines.get("reference")).get("success_rate"))
         if rate is not None:
             axes.axhline(rate, color=MUTED, linewidth=1.2, linestyle=":", label="reference")
+
+
+def _is_evaluated_as_while_training(run: RunData) -> bool:
+    """Whether the results are of the split and temperature of the evaluations during training."""
+    played = mapping(run.results.get("evaluation"))
+    return all(
+        played.get(key, run.option("evaluation", key)) == run.option("evaluation", key)
+        for key in ("split", "temperature")
+    )
 
 
 def smoothed(values: Sequence[float]) -> list[float] | None:

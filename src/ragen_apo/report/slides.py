@@ -18,7 +18,7 @@ from ragen_apo.report import plots
 from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings_of
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.drawing import png_bytes
-from ragen_apo.report.findings import evaluated_tasks, headline, key_sentences, total_seconds
+from ragen_apo.report.findings import evaluated, headline, key_sentences, total_seconds
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.shapes import (
     Box,
@@ -130,7 +130,7 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
         ("Advantage", _advantage(run)),
         ("Loss", settings.formula() if (settings := settings_of(run)) else ""),
         ("Checkpoint", resume if steps else "Not trained in this run"),
-        ("Evaluation", f"{run.num_episodes:,} {evaluated_tasks(run)}: {success} success"),
+        ("Evaluation", f"{evaluated(run)}: {success} success"),
     ]
 
 

@@ -191,17 +191,28 @@ def num_failures(run: RunData) -> int:
 
 
 def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
-    """Each recorded monitor: its name, its mean over the first and over the last tenth of steps."""
+    """Each recorded monitor: its name, its mean over the first and over the last tenth of steps.
+
+    Of a monitor that was not recorded in such a tenth, the first or the last that was, and where.
+    """
     traits = algorithm_of(run)
     own = VALUE_MONITORS if traits.has_values else RATIO_MONITORS
     critic = CRITIC_MONITORS if traits.has_critic else {}
+    last = int(max([len(run.metrics), *series(run.metrics, "step")[1]]))
+    tenth = max(1, last // 10)
     rows: list[tuple[str, str, str]] = []
     for key, label in {**MONITORS, **own, **critic}.items():
-        _, values = series(run.metrics, key)
+        steps, values = series(run.metrics, key)
         if values:
-            tenth = max(1, len(values) // 10)
+            recorded = list(zip(steps, values, strict=True))
             write = percent if key.endswith(_SHARES) else compact_mean
-            rows.append((label, write(fmean(values[:tenth])), write(fmean(values[-tenth:]))))
+            early = [value for step, value in recorded if step <= tenth]
+            late = [value for step, value in recorded if step > last - tenth]
+            first, newest = (
+                write(fmean(part)) if part else f"{write(value)} (step {step:g})"
+                for part, (step, value) in ((early, recorded[0]), (late, recorded[-1]))
+            )
+            rows.append((label, first, newest))
     return rows
 
 

@@ -52,7 +52,7 @@ from ragen_apo.stages.origin import (
     require_same_origin,
 )
 from ragen_apo.stages.training import reference_model, run_stage_two
-from ragen_apo.stages.values import estimate_values, note_values
+from ragen_apo.stages.values import estimate_values, note_stage_one_tokens, note_values
 from ragen_apo.training.checkpoint import (
     DISTILLATION,
     PHASES,
@@ -155,6 +155,8 @@ def _play_from(
         run_stage_two(session, policy, tasks, position=position, moments=moments)
     if session.ranks.is_first:
         _note_peak_memory(run, session.device)
+        if run.values.exists():
+            note_stage_one_tokens(run)
     if session.config.policy.lora is not None:
         session.save_adapters(policy)
     session.save_model(policy, run.policy)

@@ -80,6 +80,15 @@ def note_values(session: Session, report: Mapping[str, Any], *, version: int) ->
     session.tracking.note(path, {"phase": "stage_1", "step": version, **report})
 
 
+def note_stage_one_tokens(run: RunDirectory) -> None:
+    """Writes down what Stage 1 of each reference cost, in generated tokens.
+
+    For when training ends: what `ragen-apo estimate-values` adds later, no training has used.
+    """
+    with ValueStore(run.values, create=False) as store:
+        run.note(stage_one_tokens=store.num_response_tokens(split="train"))
+
+
 def estimate_values(
     session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int = 0
 ) -> dict[str, Any]:
