@@ -229,7 +229,7 @@ def test_a_directory_in_use_is_refused_and_says_how_to_continue(run: ragen_apo.R
 
 def test_a_run_is_resumed_as_it_is_or_not_at_all(run: ragen_apo.Run, new: Path) -> None:
     path = run.files.path
-    with pytest.raises(RunDirectoryError, match="started with another configuration"):
+    with pytest.raises(RunDirectoryError, match="another configuration.*: seed was 0 and is 1"):
         ragen_apo.train(TINY, path, resume=True, seed=1)
     with pytest.raises(ConfigError, match="leave seed out"):
         ragen_apo.train(None, path, resume=True, seed=1)

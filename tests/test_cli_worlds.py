@@ -14,6 +14,7 @@ from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.gymnasium import GymnasiumTextEnv
 from ragen_apo.environments.human.recordings import read_recordings
+from ragen_apo.errors import ConfigError
 from tests import factories
 from tests.command_line import Command
 
@@ -45,7 +46,9 @@ def test_an_environment_in_a_file_is_checked_without_being_a_package(
     status, out, err = command("check", name, "--max_turns", 4, "--num-tasks", 4)
     assert (status, err) == (0, "")
     assert out.count("ok  ") == len(PROMISES)
+    assert "scripted policies on the first tasks of the split train" in out
     assert "oracle" in out
+    assert "no scripted policy" not in out
 
 
 def test_an_environment_in_a_file_is_played_and_mixed_and_is_there_in_gymnasium(
@@ -79,6 +82,17 @@ def test_files_beside_the_environment_can_be_imported_by_it(command: Command, fo
     text = (folder / "guess.py").read_text()
     (folder / "guess.py").write_text(f"from numbers_to_guess import TOP\n{text}")
     assert command("check", "guess.py:make_guess_number")[0] == 0
+
+
+def test_an_environment_does_not_get_the_file_that_lies_beside_another(folder: Path) -> None:
+    text = (folder / "guess.py").read_text()
+    for name, top in (("one", 10), ("two", 20)):
+        (folder / name).mkdir()
+        (folder / name / "tops_of_numbers.py").write_text(f"TOP = {top}\n")
+        (folder / name / "world.py").write_text(f"from tops_of_numbers import TOP\n{text}")
+    assert make_environment("one/world.py:make_guess_number", {}).tasks("train")
+    with pytest.raises(ConfigError, match=r"'tops_of_numbers'.*another environment.*one"):
+        make_environment("two/world.py:make_guess_number", {})
 
 
 NOT_AN_ENVIRONMENT = {

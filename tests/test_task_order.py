@@ -1,12 +1,15 @@
+import dataclasses
 import json
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ragen_apo.errors import ConfigError
 from ragen_apo.session import Session
-from ragen_apo.task_order import DrawOrder, epoch_slice
+from ragen_apo.task_order import DrawOrder, epoch_slice, training_tasks
+from tests import factories
 from tests.factories import with_keys
 
 WEIGHTS = {"many": 2, "few": 1}
@@ -76,3 +79,14 @@ def test_a_part_without_a_training_task_is_an_error(session: Session) -> None:
     parts = {"countdown": {"weight": 3}, "bandit": {}}
     with pytest.raises(ConfigError, match="no training task is of bandit.*max_tasks .now 1"):
         on_a_mixture(session, 1, **parts).training_tasks()
+
+
+def test_different_tasks_with_one_id_are_refused() -> None:
+    tasks = [factories.task(instruction) for instruction in ("a mug", "a pen")]
+    shared = [dataclasses.replace(task, task_id="same") for task in tasks]
+    properties = SimpleNamespace(category_weights={})
+    environment = SimpleNamespace(tasks=lambda split: shared, properties=properties)
+    with pytest.raises(ConfigError, match="different training tasks with the id 'same'"):
+        training_tasks(factories.config(), environment)
+    environment.tasks = lambda split: [tasks[0], tasks[0]]
+    assert training_tasks(factories.config(), environment) == [tasks[0], tasks[0]]

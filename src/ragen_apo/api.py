@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
+from ragen_apo.config.overrides import differences
 from ragen_apo.config.references import code_named_by, is_reference
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
@@ -153,10 +154,14 @@ def _continued(
             )
         return open_run(path, environment=environment, trust_remote_code=trust_remote_code)
     given, files = read_config(config, environment=environment, **sections), open_directory(path)
-    if given != load_run_config(files.config):
+    began, asked = load_run_config(files.config).model_dump(), given.model_dump()
+    changes = [f"{key} was {was!r} and is {now!r}" for key, was, now in differences(began, asked)]
+    if changes:
         raise RunDirectoryError(
-            f"{path} was started with another configuration than the one given. Leave that out to "
-            "continue the run as it is (see config.yaml in it), or choose another run directory."
+            f"{path} was started with another configuration than the one given: "
+            f"{'; '.join(changes[:5])}. Leave that out to continue the run as it is. Some keys may "
+            "be edited in its config.yaml (docs/troubleshooting.md); for another value of the "
+            "others, choose another run directory."
         )
     return Run(files, _trusting(given, trust_remote_code or given.policy.trust_remote_code))
 
@@ -459,7 +464,7 @@ def read_config(
     environment: Environment | None = None,
     **sections: Any,
 ) -> RunConfig:
-    """The configuration with the changes; `train` says what they may be.
+    """The configuration with the changes; `train` says what they may be. None changes nothing.
 
     Raises ConfigError with everything that is wrong.
     """
@@ -481,6 +486,7 @@ def read_config(
             # The options so far are those of another environment.
             values = {key: value for key, value in values.items() if key != "environment"}
         sections["environment"] = section
+    sections = {name: section for name, section in sections.items() if section is not None}
     return config_of([_plain(values), _plain(sections)], source=source, problems=problems)
 
 

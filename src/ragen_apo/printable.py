@@ -5,6 +5,7 @@ episodes and recordings keep the text as it is; only output for people goes thro
 """
 
 import reprlib
+import traceback
 import unicodedata
 
 _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -40,3 +41,10 @@ def shortened(text: str, max_characters: int) -> str:
 def exception_in_words(error: BaseException) -> str:
     """Type and message of an exception in bounded length, also where its own `repr` raises."""
     return _EXCEPTIONS.repr(error)
+
+
+def raised_in_words(error: BaseException) -> str:
+    """The same, with the file and line where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    return f"{exception_in_words(error)}{where}"

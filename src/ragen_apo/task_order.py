@@ -112,6 +112,7 @@ def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
             f"the environment {config.environment.name!r} has no task in the split "
             "'train' with these options; change them (section environment) or its data"
         )
+    _refuse_shared_ids(tasks, config)
     limit = config.training.max_tasks
     weights = environment.properties.category_weights
     if limit is not None and limit < len(tasks):
@@ -122,3 +123,14 @@ def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
             f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
         )
     return tasks
+
+
+def _refuse_shared_ids(tasks: Sequence[Task], config: RunConfig) -> None:
+    """Returns are stored by task: two tasks of one id would get each other's V*."""
+    by_id: dict[str, Task] = {}
+    for task in tasks:
+        if by_id.setdefault(task.task_id, task) != task:
+            raise ConfigError(
+                f"the environment {config.environment.name!r} has different training tasks with "
+                f"the id {task.task_id!r}; expected an id for each, as `make_task` computes it"
+            )

@@ -135,6 +135,13 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
         (("heard", 0.0, False, False, {"flags": ["mistake"]}), r"info\['flags'\] has mistake"),
         (("heard", 0.0, False, False, {"flags": ["format_error"]}), "info.*has format_error"),
         (("heard", 0.0, False, False, None), "info is None"),
+        (("heard", 0.0, False, False, {"success": "false"}), r"info\['success'\] is 'false'"),
+        (
+            ("heard", 0.0, False, False, {"success": 0.5}),
+            r"info\['success'\] is 0.5; expec",
+        ),
+        (("heard", 0.0, "no", False, {}), "terminated is 'no'; expected true or false"),
+        (("heard", 0.0, False, {}), "step answered .*; expected .observation, reward"),
         (("heard", None, False, False, {}), "the reward is None; expected a finite number"),
         (("heard", "1", False, False, {}), "the reward is '1'"),
         (("heard", math.nan, False, False, {}), "the reward is nan"),
@@ -151,8 +158,20 @@ def test_an_answer_that_would_make_trouble_later_is_refused_by_name(
 
     manager = EnvironmentManager(Odd, format_penalty=0.0, invalid_action_penalty=0.0)
     environment, _ = manager.start(TASK, seed=0)
-    with pytest.raises(EnvironmentFaultError, match=f"the environment 'echo': {words}"):
+    with pytest.raises(EnvironmentFaultError, match=f"the environment 'echo': {words}") as caught:
         manager.step(environment, act("go"))
+    assert f"(task {TASK.task_id}, seed 0, turn 1, action 'go')" in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [None, "start", ("start",), (b"start", {})])
+def test_a_reset_that_answers_something_else_is_refused(answer: object) -> None:
+    class Odd(Echo):
+        def reset(self, task: Task, *, seed: int) -> Any:
+            return answer
+
+    manager = EnvironmentManager(Odd, format_penalty=0.0, invalid_action_penalty=0.0)
+    with pytest.raises(EnvironmentFaultError, match=rf"\(task {TASK.task_id}, seed 3\)"):
+        manager.start(TASK, seed=3)
 
 
 def test_an_environment_that_exits_in_a_step_does_not_end_training_with_status_0() -> None:
@@ -199,8 +218,8 @@ def test_an_error_of_the_system_in_an_environment_does_not_pass_for_one_of_this_
     with pytest.raises(EnvironmentFaultError) as caught:
         play()
     message = str(caught.value)
-    assert f"the environment 'echo': it raised {type(error).__name__} ({error})" in message
-    assert f"in {__file__}, line {fails.__code__.co_firstlineno + 1}." in message
+    assert f"the environment 'echo': it raised {error!r}" in message
+    assert f"in {__file__}, line {fails.__code__.co_firstlineno + 1}" in message
     assert caught.value.__cause__ is error
 
 

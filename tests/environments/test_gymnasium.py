@@ -182,3 +182,8 @@ def test_the_documented_random_baseline_plays_an_episode(
             exec(block, names)
     assert names["over"] is True
     assert isinstance(names["environment"].task.payload["secret"], int)
+
+
+def test_an_environment_is_made_from_its_class_with_its_options() -> None:
+    adapter = GymnasiumTextEnv(ShopEnvironment, max_turns=3)
+    assert adapter.text_environment.properties == ShopEnvironment(max_turns=3).properties

@@ -67,8 +67,8 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
         ("metrics.jsonl", "3\n", "line 1 must hold a JSON object"),
         ("config.yaml", "a: [1", "is not YAML"),
         ("config.yaml", "", "has no section `algorithm`: it was emptied or cut off"),
-        ("evaluation/episodes.jsonl", "", "is empty, and .*results.json counts 100 episodes"),
-        ("evaluation/episodes.jsonl", '{"episode": 1, "tu', "is empty, and .*counts 100"),
+        ("evaluation/episodes.jsonl", "", "has 0 episodes, and .*results.json counts 100"),
+        ("evaluation/episodes.jsonl", '{"episode": 1, "tu', "has 0 episodes, and .*counts 100"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(

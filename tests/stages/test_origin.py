@@ -79,3 +79,8 @@ def test_a_run_that_began_in_bfloat16_goes_on_in_it_on_another_machine(
     origin.require_same_origin(session)
     fresh = RunDirectory(tmp_path / "fresh")
     assert open_session(config, fresh, SilentProgress()).precision == "none"
+
+
+def test_what_may_be_edited_before_a_run_goes_on_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").read_text()
+    assert [key for key in origin.MAY_CHANGE if f"`{key}`" not in page] == []

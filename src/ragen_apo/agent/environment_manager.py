@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +16,15 @@ from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.agent.tool_calls import expected_calls
 from ragen_apo.environments.answers import (
     endlessness,
-    problem_with_flags,
-    problem_with_reward,
-    problem_with_text,
+    problem_with_reset,
+    problem_with_step,
     turn_limit,
 )
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, TextEnvironment
+from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.tools import Tool
-from ragen_apo.errors import ConfigError, EnvironmentFaultError
-from ragen_apo.printable import shortened
+from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
+from ragen_apo.printable import raised_in_words, shortened
 from ragen_apo.types import Task, TurnFlag
 
 FORMAT_HINT = "Answer with <think>...</think><answer>action</answer>."
@@ -53,6 +52,23 @@ def tools_to_call(properties: EnvironmentProperties) -> tuple[Tool, ...]:
     return properties.tools
 
 
+@dataclass
+class _Episode:
+    """Where an episode is, for messages."""
+
+    task_id: str
+    seed: int
+    num_turns: int = 0
+    action: str | None = None
+    """The last; None before the first."""
+
+    def __str__(self) -> str:
+        where = f"task {self.task_id}, seed {self.seed}"
+        if self.action is None:
+            return where
+        return f"{where}, turn {self.num_turns}, action {shortened(repr(self.action), 80)}"
+
+
 class EnvironmentManager:
     """A pool of environments, one for each episode in progress."""
 
@@ -71,13 +87,13 @@ class EnvironmentManager:
         self.tools = tools_to_call(self.properties) if calls_tools else ()
         self._hint = expected_calls(self.tools) if calls_tools else FORMAT_HINT
         self._idle: list[TextEnvironment] = []
-        self._num_turns: dict[int, int] = {}
-        """Turns of the present episode of each environment, by the identity of the object."""
+        self._episodes: dict[int, _Episode] = {}
+        """The present episode of each environment, by the identity of the object."""
 
     def with_own_pool(self) -> EnvironmentManager:
         """The same kind of environments at the same costs, none of them shared: for a thread."""
         other = copy.copy(self)
-        other._idle, other._num_turns = [], {}
+        other._idle, other._episodes = [], {}
         return other
 
     @property
@@ -86,7 +102,7 @@ class EnvironmentManager:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The environment's tasks of a split in their fixed order."""
-        with self._stays_alive():
+        with self._in_its_name():
             return self._prototype.tasks(split)
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
@@ -96,16 +112,16 @@ class EnvironmentManager:
     def start(self, task: Task, *, seed: int) -> tuple[TextEnvironment, str]:
         """An environment in which this task has begun, and its first observation.
 
-        Here and in `step`, EnvironmentFaultError is raised for an environment that ends the
-        process, raises OSError, answers something else than text and a finite reward, or never ends
-        an episode.
+        Here and in `step`, EnvironmentFaultError is raised for an environment that raises
+        something, ends the process, answers something else than text and a finite reward, or never
+        ends an episode. It names the task, the seed, the turn and the action.
         """
         environment = self._idle.pop() if self._idle else self._make_environment()
-        with self._stays_alive():
-            observation, _ = environment.reset(task, seed=seed)
-        self._refuse(problem_with_text(observation))
-        self._num_turns[id(environment)] = 0
-        return environment, observation
+        self._episodes[id(environment)] = episode = _Episode(task.task_id, seed)
+        with self._in_its_name(episode):
+            answer = environment.reset(task, seed=seed)
+        self._refuse(problem_with_reset(answer), episode)
+        return environment, answer[0]
 
     def release(self, environment: TextEnvironment) -> None:
         """Gives an environment back for another episode."""
@@ -137,36 +153,38 @@ class EnvironmentManager:
         self, environment: TextEnvironment, action: str
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """The environment's answer in Python's types, checked, also for an end of the episode."""
-        with self._stays_alive():
-            observation, reward, terminated, truncated, info = environment.step(action)
-        self._refuse(
-            problem_with_text(observation)
-            or problem_with_reward(reward)
-            or problem_with_flags(info)
-        )
-        num_turns = self._num_turns.get(id(environment), 0) + 1
-        self._num_turns[id(environment)] = num_turns
-        if num_turns >= turn_limit(self.properties) and not (terminated or truncated):
-            self._refuse(endlessness(self.properties))
+        episode = self._episodes[id(environment)]
+        episode.num_turns, episode.action = episode.num_turns + 1, action
+        with self._in_its_name(episode):
+            answer = environment.step(action)
+        self._refuse(problem_with_step(answer), episode)
+        observation, reward, terminated, truncated, info = answer
+        if episode.num_turns >= turn_limit(self.properties) and not (terminated or truncated):
+            self._refuse(endlessness(self.properties), episode)
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     @contextlib.contextmanager
-    def _stays_alive(self) -> Iterator[None]:
-        """Says whose fault it is where the error would pass for one of this process."""
+    def _in_its_name(self, episode: _Episode | None = None) -> Iterator[None]:
+        """Says whose fault an exception is, where it was raised and in which episode."""
         try:
             yield
         except SystemExit as error:
-            self._refuse(f"it tried to end the process ({error!r:.80})", cause=error)
-        except OSError as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raised = f"{type(error).__name__} ({shortened(str(error), 300)})"
-            where = f"{frame.filename}, line {frame.lineno}"
-            self._refuse(f"it raised {raised} in {where}", cause=error)
+            self._refuse(f"it tried to end the process ({error!r:.80})", episode, cause=error)
+        except RagenApoError:
+            raise
+        except FOREIGN_FAILURES as error:
+            self._refuse(f"it raised {raised_in_words(error)}", episode, cause=error)
 
-    def _refuse(self, problem: str | None, *, cause: BaseException | None = None) -> None:
+    def _refuse(
+        self,
+        problem: str | None,
+        episode: _Episode | None,
+        *,
+        cause: BaseException | None = None,
+    ) -> None:
         if problem is not None:
-            name = self.properties.name
+            where = "" if episode is None else f" ({episode})"
             raise EnvironmentFaultError(
-                f"the environment {name!r}: {problem}. `ragen-apo check` says what else it does "
-                "that no environment may"
+                f"the environment {self.properties.name!r}: {problem}{where}. `ragen-apo check` "
+                "says what else it does that no environment may"
             ) from cause

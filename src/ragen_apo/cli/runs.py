@@ -120,7 +120,8 @@ def _train(
     if config is None and overrides:
         raise ConfigError(
             "--resume continues with the run's own configuration; overrides are not possible. "
-            "Start another run with --config and another --run-dir."
+            "Some keys may be edited in its config.yaml (docs/troubleshooting.md); for others, "
+            "start another run with --config and another --run-dir."
         )
     return api.train(
         None if config is None else load_config(config, overrides),

@@ -121,7 +121,16 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             console.print(f"       {indented}", highlight=False, soft_wrap=True)
     if any(found.values()):
         return 1
-    print_policies("scripted policies on training tasks", table)
+    made = make()
+    split = next(name for name in ("train", *made.properties.splits) if made.tasks(name))
+    print_policies(f"scripted policies on the first tasks of the split {split}", table)
+    if split != "train":
+        console.print("The split train has no task, so nothing can be trained here.")
+    elif "teacher" not in made.scripted_policies():
+        console.print(
+            "There is no scripted policy `teacher`: to train a small model, name another as "
+            "warm_start.demonstrations.teacher."
+        )
     return 0
 
 

@@ -12,8 +12,8 @@ from ragen_apo.config.section import CountOrZero, Positive, Section, one_or_more
 
 
 class RolloutsConfig(Section):
-    """Who samples the tokens of Stage 1, Stage 2 and evaluations. All of it may change when a run
-    is resumed.
+    """Who samples the tokens of Stage 1, Stage 2 and evaluations. All of it may be edited in a
+    run's `config.yaml` before it is resumed.
     """
 
     engine: Literal["local", "vllm"] = "local"

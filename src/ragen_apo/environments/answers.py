@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
+import numpy as np
+
 from ragen_apo.environments.base import EnvironmentProperties
 from ragen_apo.printable import shortened
 from ragen_apo.types import TurnFlag
@@ -54,8 +56,35 @@ def problem_with_reward(reward: object) -> str | None:
     return None if is_finite else f"the reward is {_shown(reward)}; expected a finite number"
 
 
-def problem_with_flags(info: object) -> str | None:
-    """`flags`, where there are any, are a list or tuple of texts, and none of the agent's own."""
+def problem_with_reset(answer: object) -> str | None:
+    """A reset answers with the first observation and a dictionary."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return f"reset answered {_shown(answer)}; expected (observation, info)"
+    return problem_with_text(answer[0])
+
+
+def problem_with_step(answer: object) -> str | None:
+    """A step answers with text, a finite reward, two truth values and a dictionary."""
+    if not isinstance(answer, tuple) or len(answer) != 5:
+        return (
+            f"step answered {_shown(answer)}; expected (observation, reward, terminated, truncated,"
+            " info)"
+        )
+    observation, reward, terminated, truncated, info = answer
+    return (
+        problem_with_text(observation)
+        or problem_with_reward(reward)
+        or _problem_with_truth("terminated", terminated)
+        or _problem_with_truth("truncated", truncated)
+        or problem_with_info(info)
+    )
+
+
+def problem_with_info(info: object) -> str | None:
+    """A dictionary, in which `success` and `invalid_action` are truth values.
+
+    `flags`, where there are any, are a list or tuple of texts, none of them the agent's own.
+    """
     if not isinstance(info, Mapping):
         return f"info is {_shown(info)}; expected a dictionary"
     flags = info.get("flags", ())
@@ -66,7 +95,17 @@ def problem_with_flags(info: object) -> str | None:
             f"info['flags'] has {', '.join(taken)}, which says something about the agent's "
             "response that no environment can know; give the flag another name"
         )
-    return None
+    problems = (
+        _problem_with_truth(f"info[{name!r}]", info.get(name, False))
+        for name in ("success", "invalid_action")
+    )
+    return next(filter(None, problems), None)
+
+
+def _problem_with_truth(name: str, value: object) -> str | None:
+    """Python's or NumPy's, or the numbers 0 and 1: the text `false` would count as true."""
+    is_truth = isinstance(value, bool | int | np.bool_) and value in (0, 1)
+    return None if is_truth else f"{name} is {_shown(value)}; expected true or false"
 
 
 def _shown(value: Any) -> str:

@@ -21,14 +21,14 @@ import numpy as np
 
 from ragen_apo.environments.answers import (
     endlessness,
-    problem_with_flags,
+    problem_with_info,
     problem_with_text,
     turn_limit,
 )
 from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
-from ragen_apo.printable import exception_in_words, shortened
+from ragen_apo.printable import raised_in_words, shortened
 from ragen_apo.types import Task, make_task
 
 Factory = Callable[[], TextEnvironment]
@@ -226,7 +226,7 @@ def any_text_is_answered(make: Factory) -> None:
         try:
             answer = environment.step(text)
         except FOREIGN_FAILURES as error:
-            raised = exception_in_words(error)
+            raised = raised_in_words(error)
             raise ContractError(f"the text {text[:40]!r} made step raise {raised}") from error
         observation, reward, terminated, truncated, info = answer
         kinds = (observation, str), (reward, float), (terminated, bool), (truncated, bool)
@@ -277,7 +277,7 @@ def answers_can_be_written_down(make: Factory) -> None:
     for name, episode in episodes(make):
         problems = [problem_with_text(episode.first_observation)]
         for step in episode.steps:
-            problems += [problem_with_text(step.observation), problem_with_flags(step.info)]
+            problems += [problem_with_text(step.observation), problem_with_info(step.info)]
         if problem := next(filter(None, problems), None):
             raise ContractError(f"{name!r} in task {episode.task.task_id}: {problem}")
 
@@ -327,7 +327,7 @@ def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
     try:
         twin = pickle.loads(pickle.dumps(environment))
     except FOREIGN_FAILURES as error:
-        raise ContractError(f"pickling raised {exception_in_words(error)}") from error
+        raise ContractError(f"pickling raised {raised_in_words(error)}") from error
     if (twin.state_key(), twin.properties) != (environment.state_key(), environment.properties):
         raise ContractError("the pickled environment has another state or other properties")
     if twin.step(NO_ACTION) != environment.step(NO_ACTION):
@@ -376,7 +376,7 @@ def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
             try:
                 action = policy.act(observation).action
             except FOREIGN_FAILURES as error:
-                raised, read = exception_in_words(error), shortened(repr(observation), 200)
+                raised, read = raised_in_words(error), shortened(repr(observation), 200)
                 raise ContractError(f"{name!r} raised {raised} at {read}") from error
             if not isinstance(action, str):
                 raise ContractError(f"{name!r} replied {action!r} to {observation!r}")
@@ -426,7 +426,7 @@ def check_environment(make: Factory) -> dict[str, str | None]:
     except RagenApoError:
         raise
     except FOREIGN_FAILURES as error:
-        return {CAN_BE_MADE: f"raised {exception_in_words(error)}"}
+        return {CAN_BE_MADE: f"raised {raised_in_words(error)}"}
     return {
         promise.__name__.replace("_", " "): _problem_against(promise, make) for promise in PROMISES
     }
@@ -438,7 +438,7 @@ def _problem_against(promise: Promise, make: Factory) -> str | None:
     except ContractError as error:
         return shortened(str(error), MAX_PROBLEM_CHARACTERS)
     except FOREIGN_FAILURES as error:
-        return f"raised {exception_in_words(error)}"
+        return f"raised {raised_in_words(error)}"
     return None
 
 
@@ -462,7 +462,7 @@ def policy_table(environment: TextEnvironment, *, num_tasks: int) -> dict[str, P
                 for seed, task in enumerate(tasks)
             ]
         except FOREIGN_FAILURES as error:
-            raise ContractError(f"{name!r} raised {exception_in_words(error)}") from error
+            raise ContractError(f"{name!r} raised {raised_in_words(error)}") from error
         values = [(each.success, each.episode_return, len(each.steps)) for each in played]
         table[name] = PolicyResult(*np.mean(values, axis=0).tolist())
     return table

@@ -22,7 +22,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
@@ -33,13 +32,15 @@ from typing import Any
 import ragen_apo
 from ragen_apo.config.references import file_of
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
-from ragen_apo.printable import exception_in_words
+from ragen_apo.printable import exception_in_words, raised_in_words
 
 FOREIGN_FAILURES = (Exception, SystemExit)
 """Exceptions of foreign code; SystemExit would end this process, perhaps with status 0."""
 MEMBERS = ("properties", "tasks", "reset", "step", "state_key", "scripted_policies")
 """Those of `TextEnvironment`."""
 OURS = Path(ragen_apo.__file__).resolve().parent
+_FOLDERS: set[Path] = set()
+"""Of the files that were imported as environments."""
 _HAS_TO_BE = "expected a function or class that takes the options and makes an environment"
 _provided: dict[str, Callable[..., object]] = {}
 """What this process was handed, by the reference under which configurations keep it."""
@@ -168,14 +169,8 @@ def _refuse_what_makes_no_environment(path: Path, function: str, reference: str)
             f"environment.name: {path} defines no function or class {function!r}; "
             f"{instead if defined else 'it defines none'}"
         )
-    imported = {
-        name
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in ([each.name for each in node.names] + [getattr(node, "module", None) or ""])
-    }
     is_ours = path.resolve().is_relative_to(OURS)
-    if is_ours or not any(name.split(".")[0] == ragen_apo.__name__ for name in imported):
+    if is_ours or ragen_apo.__name__ not in _imported_names(tree):
         raise ConfigError(
             f"environment.name: {reference!r} is no environment: "
             + (
@@ -196,15 +191,42 @@ def _imported_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None, "the path ends in .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look for it there
+    _FOLDERS.add(path.parent)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that files beside it hide no other module
     try:
         with _in_one_sentence(str(path), "importing it"):
             spec.loader.exec_module(module)
+        _refuse_neighbours_of_others(path)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _refuse_neighbours_of_others(path: Path) -> None:
+    """Python keeps one module of a name: two folders with a `words.py` cannot both have theirs."""
+    for name in _imported_names(ast.parse(path.read_bytes())):
+        beside = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
+        found = getattr(sys.modules.get(name), "__file__", None)
+        if found is None or not any(file.exists() for file in beside):
+            continue
+        if Path(found) not in beside and any(map(Path(found).is_relative_to, _FOLDERS)):
+            raise ConfigError(
+                f"environment.name: {path} imports {name!r}, and the one that is loaded is that of "
+                f"another environment, {found}; give one of the two files another name"
+            )
+
+
+def _imported_names(tree: ast.Module) -> set[str]:
+    """The modules that code imports, without those inside of packages."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 @contextlib.contextmanager
@@ -220,10 +242,9 @@ def _in_one_sentence(name: str, doing: str) -> Iterator[None]:
             "what is missing"
         ) from error
     except FOREIGN_FAILURES as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise EnvironmentFaultError(
-            f"the environment {name!r}: {doing} raised {exception_in_words(error)} in "
-            f"{frame.filename}, line {frame.lineno}; its code has to be repaired"
+            f"the environment {name!r}: {doing} raised {raised_in_words(error)}; its code has to "
+            "be repaired"
         ) from error
 
 

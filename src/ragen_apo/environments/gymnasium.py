@@ -7,6 +7,7 @@ the environment. `action_space.sample()` is noise; the scripted policy `random` 
 """
 
 import string
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -48,6 +49,8 @@ class FreeText(Text):
 class GymnasiumTextEnv(gymnasium.Env[str, str]):
     """Plays tasks of one split, each chosen with the adapter's seeded generator.
 
+    The environment is given by name or as what makes it, with its options, or made already.
+
     `reset(options=...)` takes `split` for this and later episodes' choice, and one particular task
     by `task_id`, whatever its split, or by `task_index`, its number in the split from 0. `info` of
     a reset holds `task_id`, `split` and `category`.
@@ -57,7 +60,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
 
     def __init__(
         self,
-        environment: TextEnvironment | str = "shop",
+        environment: TextEnvironment | Callable[..., TextEnvironment] | str = "shop",
         *,
         split: str = "train",
         render_mode: str | None = None,
@@ -65,6 +68,8 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
     ) -> None:
         if isinstance(environment, str):
             environment = make_environment(environment, options)
+        elif callable(environment):
+            environment = environment(**options)
         elif options:
             raise ConfigError(
                 f"got the options {', '.join(options)} beside an environment that exists already; "

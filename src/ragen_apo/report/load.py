@@ -134,10 +134,11 @@ def load_run(run_directory: Path) -> RunData:
         results=_read_object(run.results, _Results, "evaluate"),
         episodes=_read_rows(run.episodes, _Episode),
     )
-    if data.num_episodes and not data.episodes:
+    if len(data.episodes) != data.num_episodes:
         raise RunDirectoryError(
-            f"{run.episodes} is empty, and {run.results} counts {data.num_episodes} episodes. Put "
-            f"an undamaged copy in its place, or write both anew with `{evaluation_command(run)}`."
+            f"{run.episodes} has {len(data.episodes)} episodes, and {run.results} counts "
+            f"{data.num_episodes}. Put an undamaged copy in its place, or write both anew with "
+            f"`{evaluation_command(run)}`."
         )
     return data
 

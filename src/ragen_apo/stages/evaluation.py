@@ -70,6 +70,8 @@ def _evaluate(session: Session) -> dict[str, Any]:
     if (k := section.pass_k) is not None:
         pass_at = sampled_pass_at(proxy, plan, k=k, temperature=config.sampling.temperature)
     progress.update(2, "pass@k")
+    if not session.has(run.reference(0)):
+        progress.say(f"{run.reference(0)} is missing, so its results are left out")
     for name, folder in (("reference", run.reference(0)), ("distilled", run.distilled)):
         if session.has(folder):
             model = session.load_model(folder)

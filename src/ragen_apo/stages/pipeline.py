@@ -202,13 +202,13 @@ def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str
     if session.ranks.is_first:
         require_references(run, position)
         require_checkpoints(run, position, every=session.config.training.checkpoint_every)
-        _cut_back_curves(run, position)
+        _cut_back_curves(run, position, session.progress)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")
     return position, moments
 
 
-def _cut_back_curves(run: RunDirectory, position: Position) -> None:
+def _cut_back_curves(run: RunDirectory, position: Position, progress: Progress) -> None:
     reached = (PHASES.index(position.phase), position.step)
     if not run.reference(0).exists():
         _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)
@@ -221,6 +221,12 @@ def _cut_back_curves(run: RunDirectory, position: Position) -> None:
     )
     for path in (run.metrics, run.rollouts):
         _keep_rows(path, lambda row: (PHASES.index(STAGE_TWO), row["step"]) <= reached)
+    steps = position.step if position.phase == STAGE_TWO else 0
+    if (num_rows := len(read_json_lines(run.metrics))) < steps:
+        progress.say(
+            f"{run.metrics} has rows of {num_rows} of the {steps} steps so far: the others are "
+            "lost, and curves will lack them"
+        )
 
 
 def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:

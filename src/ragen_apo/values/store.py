@@ -376,7 +376,7 @@ def _advice(error: str) -> str:
     if "locked" in error:
         return "Another process kept it busy for longer than the timeout; try again later."
     if "not a database" in error:
-        return "Give the path of a value store, or of a file that does not exist yet."
+        return f"Give the path of a value store, or of a new file. If it was one: {_RESTORE}"
     if "malformed" in error:
         return f"The file is damaged. {_RESTORE}"
     return "Check that the path is on a local disk and that this user may write there."
