@@ -166,7 +166,8 @@ def load_comparison(path: Path) -> Comparison:
     for name, config in configs.items():
         if problem := _problem_with_evaluation(config, configs[first], name_of_other=first):
             raise ConfigError(f"{path}, run {name!r}: {problem}")
-    if len(ks := {config.evaluation.pass_k for config in configs.values()} - {None}) > 1:
+    ks = {k for config in configs.values() if (k := config.evaluation.pass_k) is not None}
+    if len(ks) > 1:
         raise ConfigError(
             f"{path}: evaluation.pass_k is {' or '.join(map(str, sorted(ks)))}, and the column of "
             "pass@k has one k; set it in base or shared, or leave it out in a run"
