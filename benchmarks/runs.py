@@ -10,14 +10,16 @@ from statistics import fmean, stdev
 from rich.console import Console
 
 from ragen_apo.agent.assembly import build_proxy
+from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.console import ConsoleProgress
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory, create_run, open_run
+from ragen_apo.seeding import derive_seed
 from ragen_apo.session import open_session
 from ragen_apo.stages.pipeline import train
-from ragen_apo.types import Trajectory
+from ragen_apo.types import Task, Trajectory
 
 
 def finished_run(path: Path, config: RunConfig) -> RunDirectory:
@@ -34,6 +36,15 @@ def greedy_episodes(
 ) -> list[Trajectory]:
     """What a model folder does on the first tasks of a split, with the run's configuration."""
     return _episodes(run, folder, EvaluationPlan(split, num_episodes, 0.0, _seed(run)), repeats=[0])
+
+
+def greedy_episodes_on(run: RunDirectory, folder: Path, tasks: Sequence[Task]) -> list[Trajectory]:
+    """What a model folder does on these tasks, with the run's configuration."""
+    config = load_config(run.config)
+    session = open_session(config, run, SilentProgress())
+    proxy = build_proxy(config, session.load_model(folder), session.environments)
+    requests = [EpisodeRequest(task, derive_seed(config.seed, task.task_id)) for task in tasks]
+    return proxy.rollout(requests, temperature=0.0, policy_version="benchmark")
 
 
 def sampled_episodes(
