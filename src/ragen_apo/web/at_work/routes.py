@@ -30,7 +30,7 @@ from ragen_apo.report.style import compact, decimal, signed
 from ragen_apo.web.at_work.episode import Choice
 from ragen_apo.web.at_work.policies import REFERENCE
 from ragen_apo.web.at_work.shown import TextLinks, episode_shown, row_of, written_so_far
-from ragen_apo.web.at_work.worker import Visit, Workplace
+from ragen_apo.web.at_work.worker import Visit, Workplace, told
 from ragen_apo.web.forms import OLD_PAGE, Form, read_form
 from ragen_apo.web.pages import page, templates
 from ragen_apo.web.view import query
@@ -205,7 +205,7 @@ class _Pages:
         try:
             played = workplace.world.begin(self._choice(form))
         except RagenApoError as error:
-            return self._choose(request, notice=str(error))
+            return self._choose(request, notice=told(error))
         return workplace.visits.come_in(request, lambda: workplace.open(played), to="/work")
 
     def _choice(self, form: Form) -> Choice:

@@ -18,7 +18,7 @@ import torch
 
 from ragen_apo.agent.assembly import build_context, sampling_conditions
 from ragen_apo.config import RunConfig
-from ragen_apo.errors import RagenApoError
+from ragen_apo.errors import EnvironmentFaultError, RagenApoError
 from ragen_apo.policy.engine import Response
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
@@ -35,6 +35,14 @@ MAX_VISITS = 50
 MAX_UNWATCHED_SECONDS = 60.0
 """Without a request of the visitor, before playing to the end stops."""
 FAULT = "This could not be done; the terminal of the server shows why."
+
+
+def told(error: RagenApoError) -> str:
+    """What a visitor reads of an error. Of what foreign code raised, the terminal alone has it."""
+    if isinstance(error, EnvironmentFaultError) and error.__cause__ is not None:
+        traceback.print_exception(error)
+        return FAULT
+    return str(error)
 
 
 @dataclass(eq=False)
@@ -140,7 +148,7 @@ class Workplace:
         try:
             played = self._after(visit.played, writing)
         except RagenApoError as error:
-            notice = str(error)
+            notice = told(error)
         except Exception:  # noqa: BLE001 - of an environment or a model; the thread is everybody's
             traceback.print_exc()
             notice = FAULT
