@@ -44,7 +44,7 @@ def exception_in_words(error: BaseException) -> str:
 
 
 def raised_in_words(error: BaseException) -> str:
-    """The same, with the file and line where it was raised."""
+    """As `exception_in_words`, with the file and line where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     return f"{exception_in_words(error)}{where}"

@@ -209,9 +209,10 @@ def _refuse_neighbours_of_others(path: Path) -> None:
     for name in _imported_names(ast.parse(path.read_bytes())):
         beside = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
         found = getattr(sys.modules.get(name), "__file__", None)
-        if found is None or not any(file.exists() for file in beside):
+        there = [file for file in beside if file.exists()]
+        if found is None or not there or any(file.samefile(found) for file in there):
             continue
-        if Path(found) not in beside and any(map(Path(found).is_relative_to, _FOLDERS)):
+        if any(map(Path(found).is_relative_to, _FOLDERS)):
             raise ConfigError(
                 f"environment.name: {path} imports {name!r}, and the one that is loaded is that of "
                 f"another environment, {found}; give one of the two files another name"

@@ -104,4 +104,4 @@ def _without_home(text: str) -> str:
     home = Path.home()
     if home == Path(home.anchor):  # of a user without one, every path is below it
         return text
-    return re.sub(rf"(?<![\w/]){re.escape(str(home))}(?![\w.-])", "~", text)
+    return re.sub(rf"(?<!\w){re.escape(str(home))}(?![\w.-])", "~", text)
