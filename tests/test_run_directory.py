@@ -85,3 +85,19 @@ def test_results_are_never_beside_the_episodes_of_another_evaluation(
         run.write_evaluation({"success_rate": 1.0}, [{"episode": 0, "success": True}])
     assert not run.results.exists()
     assert read_json_lines(run.episodes) == [{"episode": 0, "success": True}]
+
+
+@pytest.mark.parametrize(
+    ("config", "trust"),
+    [
+        ("environment: {name: shop}", ""),
+        ("environment: {name: ./mine.py:make}", " --trust-remote-code"),
+        ("environment: {name: mixture, parts: {a: {name: worlds:make}}}", " --trust-remote-code"),
+        ("environment: [", ""),
+    ],
+)
+def test_what_goes_on_with_a_run_trusts_its_environments_code(
+    config: str, trust: str, tmp_path: Path
+) -> None:
+    run = create_run(tmp_path / "my run", config_yaml=config)
+    assert run.resume_command == f"ragen-apo train --run-dir '{run.path}' --resume{trust}"

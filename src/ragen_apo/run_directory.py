@@ -16,6 +16,7 @@ tracking.json      what trackers have of the run       trackers/           what 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter
 
-from ragen_apo.errors import RunDirectoryError
+from ragen_apo.config.load import read_values
+from ragen_apo.config.references import code_named_by
+from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import (
     locked,
     make_directory,
@@ -128,6 +131,17 @@ class RunDirectory:
         for name, spent in {"seconds": seconds, **parts}.items():
             entry[name] = round(entry.get(name, 0.0) + spent, 3)
         self.note(phases=phases)
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with training, for messages; it trusts the code of the run's environment."""
+        try:
+            section = read_values(self.config)[0].get("environment")
+        except ConfigError:
+            section = None
+        options = section if isinstance(section, Mapping) else {}
+        trust = " --trust-remote-code" if code_named_by(str(options.get("name")), options) else ""
+        return f"ragen-apo train --run-dir {shlex.quote(str(self.path))} --resume{trust}"
 
     def write_evaluation(
         self, results: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]

@@ -108,7 +108,7 @@ def load_run(run_directory: Path) -> RunData:
     if not _is_of_api(run) and not run.policy.exists() and not run.results.exists():
         raise RunDirectoryError(
             f"{run_directory} has no trained policy yet, and a report is made from its evaluation. "
-            f"Finish it with `ragen-apo train --run-dir {shlex.quote(str(run_directory))} --resume`"
+            f"Finish it with `{run.resume_command}`"
         )
     for file in (run.results, run.episodes):
         if not file.exists():

@@ -29,7 +29,7 @@ def push_to_hub(
     if not run.trained or not files.policy.exists():
         raise RunDirectoryError(
             f"{run_directory} has no trained policy to publish; finish it with "
-            f"`ragen-apo train --run-dir {run_directory} --resume`"
+            f"`{files.resume_command}`"
         )
     try:
         check_checksums(files.policy)

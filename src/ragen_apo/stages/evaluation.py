@@ -35,8 +35,7 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
     """
     if not run.policy.exists():
         raise RunDirectoryError(
-            f"{run.path} has no trained policy yet; finish it with "
-            f"`ragen-apo train --run-dir {run.path} --resume`"
+            f"{run.path} has no trained policy yet; finish it with `{run.resume_command}`"
         )
     session = open_session(config, run, progress)
     with session.locked():

@@ -49,10 +49,7 @@ def policies_of(run: RunDirectory) -> Mapping[str, Policy]:
     initial = [Policy("initial", run.initial)] if run.initial.is_dir() else []
     found = [*others, *references, *initial]
     if not found:
-        raise RunDirectoryError(
-            f"{run.path} has no model yet; go on with `ragen-apo train --run-dir {run.path} "
-            "--resume`"
-        )
+        raise RunDirectoryError(f"{run.path} has no model yet; go on with `{run.resume_command}`")
     return {policy.name: policy for policy in found}
 
 
