@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from rich.console import Console
 
 from ragen_apo.agent.assembly import build_proxy
-from ragen_apo.agent.proxy import EpisodeRequest
+from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.console import ConsoleProgress
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
@@ -40,11 +40,9 @@ def greedy_episodes(
 
 def greedy_episodes_on(run: RunDirectory, folder: Path, tasks: Sequence[Task]) -> list[Trajectory]:
     """What a model folder does on these tasks, with the run's configuration."""
-    config = load_config(run.config)
-    session = open_session(config, run, SilentProgress())
-    proxy = build_proxy(config, session.load_model(folder), session.environments)
-    requests = [EpisodeRequest(task, derive_seed(config.seed, task.task_id)) for task in tasks]
-    return proxy.rollout(requests, temperature=0.0, policy_version="benchmark")
+    seed = _seed(run)
+    requests = [EpisodeRequest(task, derive_seed(seed, task.task_id)) for task in tasks]
+    return _proxy(run, folder).rollout(requests, temperature=0.0, policy_version="benchmark")
 
 
 def sampled_episodes(
@@ -56,6 +54,12 @@ def sampled_episodes(
     return _episodes(run, folder, plan, repeats=range(1, num_samples + 1))
 
 
+def _proxy(run: RunDirectory, folder: Path) -> AgentProxy:
+    config = load_config(run.config)
+    session = open_session(config, run, SilentProgress())
+    return build_proxy(config, session.load_model(folder), session.environments)
+
+
 def _seed(run: RunDirectory) -> int:
     return load_config(run.config).seed
 
@@ -63,9 +67,7 @@ def _seed(run: RunDirectory) -> int:
 def _episodes(
     run: RunDirectory, folder: Path, plan: EvaluationPlan, *, repeats: Iterable[int]
 ) -> list[Trajectory]:
-    config = load_config(run.config)
-    session = open_session(config, run, SilentProgress())
-    proxy = build_proxy(config, session.load_model(folder), session.environments)
+    proxy = _proxy(run, folder)
     return [
         episode
         for repeat in repeats

@@ -40,6 +40,8 @@ def shortened(text: str, max_characters: int) -> str:
 
 def exception_in_words(error: BaseException) -> str:
     """Type and message of an exception in bounded length, also where its own `repr` raises."""
+    if isinstance(error, OSError):  # the file is in its text alone
+        return f"{type(error).__name__} ({shortened(OSError.__str__(error), 300)})"
     return _EXCEPTIONS.repr(error)
 
 

@@ -218,7 +218,7 @@ def test_an_error_of_the_system_in_an_environment_does_not_pass_for_one_of_this_
     with pytest.raises(EnvironmentFaultError) as caught:
         play()
     message = str(caught.value)
-    assert f"the environment 'echo': it raised {error!r}" in message
+    assert f"the environment 'echo': it raised {type(error).__name__} ({error})" in message
     assert f"in {__file__}, line {fails.__code__.co_firstlineno + 1}" in message
     assert caught.value.__cause__ is error
 

@@ -104,14 +104,20 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
 
     from ragen_apo.config.overrides import parse_options
     from ragen_apo.environments.base import make_environment
-    from ragen_apo.environments.contract import ContractError, check_environment, policy_table
+    from ragen_apo.environments.contract import (
+        ContractError,
+        check_environment,
+        first_split,
+        policy_table,
+    )
 
     make = partial(make_environment, environment, parse_options(options))
     found = check_environment(make)
     table = {}
     if not any(found.values()):
         try:
-            table = policy_table(make(), num_tasks=num_tasks)
+            played = make()
+            table = policy_table(played, num_tasks=num_tasks)
         except ContractError as error:
             found["scripted policies play the first training tasks"] = str(error)
     for promise, problem in found.items():
@@ -121,12 +127,11 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             console.print(f"       {indented}", highlight=False, soft_wrap=True)
     if any(found.values()):
         return 1
-    made = make()
-    split = next(name for name in ("train", *made.properties.splits) if made.tasks(name))
+    split = first_split(played)
     print_policies(f"scripted policies on the first tasks of the split {split}", table)
     if split != "train":
         console.print("The split train has no task, so nothing can be trained here.")
-    elif "teacher" not in made.scripted_policies():
+    elif "teacher" not in table:
         console.print(
             "There is no scripted policy `teacher`: to train a small model, name another as "
             "warm_start.demonstrations.teacher."

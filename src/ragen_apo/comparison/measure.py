@@ -40,7 +40,7 @@ class _Step(BaseModel):
     rollout_seconds: float
     training_seconds: float
     num_generated_tokens: int
-    step: int = 0
+    step: int
     reference_version: int = 0
     eval_success_rate: float = 0.0
     kl_per_sequence: float = 0.0
@@ -157,7 +157,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         if is_evaluated and update.reference_version == 0 and _within(budget, seconds, tokens):
             points.append(Point(seconds, tokens, update.eval_success_rate, DISTILLED))
     version = 0
-    for number, row in enumerate(rows, 1):
+    for row in rows:
         for reference in later[version : row.reference_version]:
             seconds += reference.seconds
             tokens += reference.tokens
@@ -165,7 +165,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         seconds += row.rollout_seconds + row.training_seconds
         tokens += row.num_generated_tokens
         if "eval_success_rate" in row.model_fields_set and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, row.eval_success_rate, row.step or number))
+            points.append(Point(seconds, tokens, row.eval_success_rate, row.step))
     for reference in later[version:]:  # no step came after them
         seconds += reference.seconds
         tokens += reference.tokens

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,14 +87,14 @@ class ComparisonConfig(Section):
     from its store: their costs have no Stage 1."""
 
 
-EVALUATED_BY: Mapping[str, Callable[[RunConfig], Any]] = {
-    "environment": lambda config: config.environment,
-    "training.eval_episodes": lambda config: config.training.eval_episodes,
-    "evaluation.split": lambda config: config.evaluation.split,
-    "evaluation.num_episodes": lambda config: config.evaluation.num_episodes,
-    "evaluation.temperature": lambda config: config.evaluation.temperature,
-    "evaluation.search": lambda config: config.evaluation.search,
-}
+EVALUATED_BY = (
+    "environment",
+    "training.eval_episodes",
+    "evaluation.split",
+    "evaluation.num_episodes",
+    "evaluation.temperature",
+    "evaluation.search",
+)
 """What success is measured on and by: the same in all runs."""
 
 
@@ -204,8 +204,8 @@ def _problem_with_evaluation(
             "evaluation.search ranks by reward, an upper bound that no agent reaches; set rank_by "
             "to values or likelihood, or search to null"
         )
-    for key, read in EVALUATED_BY.items():
-        if read(config) != read(other):
+    for key in EVALUATED_BY:
+        if value_at(config.model_dump(), key) != value_at(other.model_dump(), key):
             return (
                 f"{key} is not that of run {name_of_other!r}, so that their success cannot be "
                 "compared; set it in base or shared"

@@ -115,9 +115,15 @@ def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
 
 
 def _tasks(environment: TextEnvironment, number: int) -> Sequence[Task]:
-    """The first tasks of `train`, or of the first split that has any."""
-    listed = (environment.tasks(split) for split in ("train", *environment.properties.splits))
-    return next(tasks for tasks in listed if tasks)[:number]
+    """The first tasks of `first_split`."""
+    return environment.tasks(first_split(environment))[:number]
+
+
+def first_split(environment: TextEnvironment) -> str:
+    """`train`, or where that has no task the first split that has any."""
+    return next(
+        name for name in ("train", *environment.properties.splits) if environment.tasks(name)
+    )
 
 
 def _first_task(environment: TextEnvironment) -> Task:

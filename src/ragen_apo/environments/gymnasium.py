@@ -8,13 +8,14 @@ the environment. `action_space.sample()` is noise; the scripted policy `random` 
 
 import string
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
 from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
+from ragen_apo.environments.foreign import call_factory
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
 
@@ -69,7 +70,9 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         if isinstance(environment, str):
             environment = make_environment(environment, options)
         elif callable(environment):
-            environment = environment(**options)
+            environment = cast(
+                "TextEnvironment", call_factory(repr(environment), environment, options)
+            )
         elif options:
             raise ConfigError(
                 f"got the options {', '.join(options)} beside an environment that exists already; "

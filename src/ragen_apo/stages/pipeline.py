@@ -219,17 +219,22 @@ def _cut_back_curves(run: RunDirectory, position: Position, progress: Progress) 
     _keep_rows(
         run.distillation, lambda row: row["reference_version"] <= version and row["step"] <= last
     )
-    for path in (run.metrics, run.rollouts):
-        _keep_rows(path, lambda row: (PHASES.index(STAGE_TWO), row["step"]) <= reached)
+
+    def is_reached(row: dict[str, Any]) -> bool:
+        return (PHASES.index(STAGE_TWO), row["step"]) <= reached
+
+    num_rows = _keep_rows(run.metrics, is_reached)
+    _keep_rows(run.rollouts, is_reached)
     steps = position.step if position.phase == STAGE_TWO else 0
-    if (num_rows := len(read_json_lines(run.metrics))) < steps:
+    if num_rows < steps:
         progress.say(
             f"{run.metrics} has rows of {num_rows} of the {steps} steps so far: the others are "
             "lost, and curves will lack them"
         )
 
 
-def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """How many it has kept."""
     kept: list[dict[str, Any]] = []
     for number, row in enumerate(read_json_lines(path), 1):
         try:
@@ -238,6 +243,7 @@ def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
             raise broken_line(path, number, f"does not say which step it is ({error!r})") from error
     if path.exists():
         write_json_lines_atomically(path, kept)
+    return len(kept)
 
 
 def _warm_start(

@@ -63,6 +63,7 @@ def test_a_sign_that_changes_the_number_is_no_decoration(
     ("answer", "right"),
     [
         ("0.5", ".5"),
+        ("0.5", "\u00bd"),
         ("3/2", "1\u00bd"),
         ("1.5", "1\u00bd"),
         ("5 m\u00b2", "5 m\u00b2"),

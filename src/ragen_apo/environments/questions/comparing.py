@@ -3,7 +3,7 @@
     auto     text, then numbers where the right answer is one, else math-verify where it is
              installed and the right answer has a digit, a sign or a command of LaTeX
     number   numbers, exactly, and their units where both have one (`numbers.read_quantity`)
-    text     text without regard to case, spaces and the full stop; an exponent is one, also raised
+    text     text without regard to case, spaces and the full stop; raised digits are exponents
     math     math-verify: `x(x+1)` is `x^2+x`
 
 An answer that is a sum is no number: `3 + 4` does not answer what 3 + 4 is, except under `math`.
