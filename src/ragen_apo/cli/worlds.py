@@ -113,10 +113,11 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
 
     make = partial(make_environment, environment, parse_options(options))
     found = check_environment(make)
-    table = {}
+    table, split = {}, "train"
     if not any(found.values()):
         try:
             played = make()
+            split = first_split(played)
             table = policy_table(played, num_tasks=num_tasks)
         except ContractError as error:
             found["scripted policies play the first training tasks"] = str(error)
@@ -127,7 +128,6 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
             console.print(f"       {indented}", highlight=False, soft_wrap=True)
     if any(found.values()):
         return 1
-    split = first_split(played)
     print_policies(f"scripted policies on the first tasks of the split {split}", table)
     if split != "train":
         console.print("The split train has no task, so nothing can be trained here.")
