@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ragen_apo
@@ -193,6 +194,21 @@ def test_a_configuration_may_be_a_path_a_mapping_or_a_record(tmp_path: Path) -> 
     assert (changed.algorithm.name, changed.warm_start.enabled) == ("grpo", False)
     assert changed.policy.path == str(tmp_path)
     assert changed.policy.small == record.policy.small
+
+
+@pytest.mark.parametrize("given", [[1, 2], 3, b"configs/shop.yaml"])
+def test_what_is_no_configuration_is_refused_and_makes_no_run(given: Any, new: Path) -> None:
+    expected = "expected the path of a YAML file .*, a mapping of its sections or a RunConfig"
+    with pytest.raises(ConfigError, match=re.escape(f"config: got {given!r}, ") + expected):
+        ragen_apo.train(given, new)
+    assert not new.exists()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = {"training": {"max_steps": np.int64(3)}, "algorithm": {"beta2": np.float32(0.5)}}
+    changed = read_config(given, values={"adaptive": np.bool_(False)})
+    assert (changed.training.max_steps, changed.algorithm.beta2) == (3, 0.5)
+    assert changed.values.adaptive is False
 
 
 def test_changes_that_cannot_be_used_are_refused_together_and_make_no_run(new: Path) -> None:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
 from ragen_apo.config.overrides import differences
@@ -27,6 +29,7 @@ from ragen_apo.config.references import code_named_by, is_reference
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.printable import shortened
 from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.run_directory import (
     RunDirectory,
@@ -474,9 +477,14 @@ def read_config(
         values: Mapping[str, Any] = config.model_dump(by_alias=True)
     elif isinstance(config, Mapping):
         values = config
-    else:
+    elif isinstance(config, str | os.PathLike):
         source = str(config)
         values, problems = read_values(config)
+    else:
+        raise ConfigError(
+            f"config: got {shortened(repr(config), 80)}, expected the path of a YAML file such as "
+            "configs/shop.yaml, a mapping of its sections or a RunConfig"
+        )
     if environment is not None:
         section = dict(environment) if isinstance(environment, Mapping) else {"name": environment}
         if not isinstance(factory := section.get("name", ""), str):
@@ -491,9 +499,13 @@ def read_config(
 
 
 def _plain(value: Any) -> Any:
-    """Values of a script as a YAML file has them: paths as text, tuples as lists."""
+    """Values of a script as a YAML file has them: paths as text, tuples as lists, a number of NumPy
+    as Python's.
+    """
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
