@@ -301,6 +301,31 @@ def test_rounding_between_sampling_and_scoring_is_small_and_larger_in_bfloat16(
     assert 1e-4 < largest["bfloat16 autocast"] < 0.1
 
 
+@pytest.mark.slow
+def test_a_table_of_environments_has_a_row_a_policy_and_plays_no_row_twice(
+    tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import other_environments
+
+    pages: list[Any] = []
+    monkeypatch.setattr(other_environments, "MAX_CONTEXT_TOKENS", 1024)
+    monkeypatch.setattr(other_environments, "write_page", lambda *_, **page: pages.append(page))
+    tiny_model.save(tmp_path / "tiny")
+    out, model = str(tmp_path / "out"), str(tmp_path / "tiny")
+    sizes = ["--environments", "shop", "--episodes", "3", "--threads", "1"]
+    given = ["--trained", f"tiny={model}", "--told", f"tiny, told={model}", "--page"]
+    monkeypatch.setattr("sys.argv", ["other_environments", out, *given, *sizes])
+    other_environments.main()
+    monkeypatch.setattr(other_environments, "play_here", lambda *_: pytest.fail("played again"))
+    other_environments.main()
+    assert pages[0] == pages[1]
+    found = {label: rest for environment, label, *rest in pages[0]["rows"]}
+    assert set(found) == {"tiny", "tiny, told", "heuristic (scripted)", "random (scripted)"}
+    assert found["tiny"][0] == "0% (0.0% to 56.1%)"
+    assert found["tiny"][3:] == ["100%", "0%"], "an untrained model writes no action"
+
+
 def test_the_page_on_models_has_every_architecture_and_what_is_measured_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
