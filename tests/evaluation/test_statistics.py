@@ -1,10 +1,16 @@
-"""The Wilson interval against numbers worked out by hand."""
+"""Intervals of success rates against numbers worked out by hand."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.evaluation.summary import wilson_interval
+from ragen_apo.evaluation.summary import (
+    independent_episodes,
+    outcome_summary,
+    wilson_interval,
+)
+from tests import factories
 
 # z = 1.959964, so z² = 3.841459 in all the arithmetic below.
 
@@ -48,3 +54,53 @@ def test_the_interval_holds_the_rate_and_stays_within_zero_and_one(counts: tuple
 def test_counts_that_cannot_be_are_refused(successes: int, episodes: int) -> None:
     with pytest.raises(ValueError, match="successes must lie in"):
         wilson_interval(successes, episodes)
+
+
+@pytest.mark.parametrize(
+    ("by_task", "expected"),
+    [
+        # Two tasks always and two never solved, deviations 2, 2, -2, -2: variance
+        # (16/16²)·4/3 = 1/12, and 0.25·12 = 3 is less than the four tasks.
+        ([[True] * 4, [True] * 4, [False] * 4, [False] * 4], 4),
+        # Each task solved in half of its episodes: its episodes have nothing in common.
+        ([[True, False], [False, True], [True, False]], 6),
+        # Deviations from 0.5: 1, 0, 0, -1. Variance (2/8²)·4/3 = 1/24, 0.25·24 = 6 of 8.
+        ([[True, True], [True, False], [False, True], [False, False]], 6),
+        ([[True] * 5, [True] * 5, [True] * 5], 3),
+        ([[False] * 7, [False] * 2], 2),
+        ([[True], [False], [True]], 3),
+        ([[True, True, False]], 3),
+    ],
+)
+def test_episodes_of_a_task_count_for_what_they_do_not_have_in_common(
+    by_task: list[list[bool]], expected: float
+) -> None:
+    assert independent_episodes(by_task) == pytest.approx(expected)
+
+
+def test_playing_the_same_tasks_ten_times_makes_no_interval_ten_times_as_sure() -> None:
+    once = [
+        factories.episode(factories.turn(), task=factories.task(f"task {i}"), success=i < 10)
+        for i in range(20)
+    ]
+    assert outcome_summary(once)["success_ci95"] == list(wilson_interval(10, 20))
+    assert outcome_summary(once * 10)["success_ci95"] == pytest.approx(
+        list(wilson_interval(10, 20))
+    )
+
+
+def test_the_interval_holds_the_truth_in_95_of_100_draws_of_tasks_played_five_times() -> None:
+    # Half of the tasks are solved with probability 0.9, the others with 0.1.
+    draws = np.random.default_rng(0)
+    held = {"clustered": 0, "all independent": 0}
+    for _ in range(400):
+        chances = np.where(draws.random(60) < 0.5, 0.9, 0.1)
+        by_task = [(draws.random(5) < chance).tolist() for chance in chances]
+        successes, episodes = sum(map(sum, by_task)), 300
+        size = independent_episodes(by_task)
+        low, high = wilson_interval(successes / episodes * size, size)
+        held["clustered"] += low <= 0.5 <= high
+        low, high = wilson_interval(successes, episodes)
+        held["all independent"] += low <= 0.5 <= high
+    assert held["clustered"] / 400 > 0.93
+    assert held["all independent"] / 400 < 0.8, "what the correction is for"

@@ -39,13 +39,46 @@ def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "tasks": len({trajectory.task.task_id for trajectory in trajectories}),
         "successes": successes,
         "success_rate": successes / episodes,
-        "success_ci95": list(wilson_interval(successes, episodes)),
+        "success_ci95": list(success_interval(trajectories)),
         "avg_reward": fmean(trajectory.episode_return for trajectory in trajectories),
         "avg_steps": fmean(len(trajectory.turns) for trajectory in trajectories),
     }
 
 
-def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
+def success_interval(trajectories: Sequence[Trajectory]) -> tuple[float, float]:
+    """The 95% interval of the success rate over new tasks: Wilson's, with the number of independent
+    episodes in place of all of them.
+    """
+    by_task: dict[str, list[bool]] = {}
+    for each in trajectories:
+        by_task.setdefault(each.task.task_id, []).append(each.success)
+    independent = independent_episodes(list(by_task.values()))
+    rate = sum(each.success for each in trajectories) / len(trajectories)
+    return wilson_interval(rate * independent, independent)
+
+
+def independent_episodes(by_task: Sequence[Sequence[bool]]) -> float:
+    """How many independent episodes say as much as these, several of a task, about new tasks.
+
+    p(1 - p) over the cluster-robust variance of the rate p (Miller, 2024, "Adding Error Bars to
+    Evals", arXiv:2411.00640, with the correction T/(T - 1) for few tasks); at least the T tasks, at
+    most the episodes. Where p is 0 or 1 nothing is known of what episodes of a task have in common,
+    and only the tasks count. One task alone has no other to differ from: its episodes count.
+    """
+    num_tasks, num_episodes = len(by_task), sum(map(len, by_task))
+    if num_tasks in (1, num_episodes):
+        return num_episodes
+    rate = sum(map(sum, by_task)) / num_episodes
+    deviations = sum((sum(each) - rate * len(each)) ** 2 for each in by_task)
+    variance = deviations / num_episodes**2 * num_tasks / (num_tasks - 1)
+    if rate in (0, 1):
+        return num_tasks
+    if variance == 0:
+        return num_episodes
+    return min(max(rate * (1 - rate) / variance, num_tasks), num_episodes)
+
+
+def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
     """The 95% Wilson score interval of a success rate; it stays inside [0, 1] at 0% and 100% too.
 
     With p = successes / n and z the two-sided normal quantile, the bounds are
