@@ -240,14 +240,18 @@ def sha256_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
     """The value of a JSON document in UTF-8.
 
-    Raises ValueError where it is none, or is nested deeper than `MAX_JSON_DEPTH`.
+    Raises ValueError where it is none, or is nested deeper than `MAX_JSON_DEPTH`; with
+    `unique_keys` for an object with a key twice, of which JSON would keep the last value.
     """
     deep = f"nested deeper than {MAX_JSON_DEPTH} levels"
     try:
-        value = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
+        value = json.loads(
+            text if isinstance(text, str) else text.decode("utf-8"),
+            object_pairs_hook=_object_of if unique_keys else None,
+        )
     except RecursionError as error:
         raise ValueError(deep) from error
     level, depth = [value], 0
@@ -256,6 +260,15 @@ def parse_json(text: str | bytes) -> Any:
             raise ValueError(deep)
         level, depth = [part for each in level for part in _parts(each)], depth + 1
     return value
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice")
+    return found
 
 
 def _parts(value: Any) -> Sequence[Any]:

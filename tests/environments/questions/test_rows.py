@@ -136,6 +136,13 @@ def test_a_line_that_is_no_json_is_named_and_empty_lines_count(tmp_path: Path) -
         made(path)
 
 
+def test_a_key_that_stands_twice_in_a_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"question": "Which?", "answer": "Lima", "answer": "Quito"}\n', "utf-8")
+    with pytest.raises(EnvironmentDataError, match="line 1 is .*: the key 'answer' stands twice"):
+        made(path)
+
+
 def test_a_file_without_questions_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text("\n", encoding="utf-8")
