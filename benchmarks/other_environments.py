@@ -30,6 +30,7 @@ from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines, play_e
 from ragen_apo.evaluation.summary import episode_rows, wilson_interval
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.policy.language_model import load_language_model
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.types import TurnFlag
 
 CONFIGS = {
@@ -78,17 +79,13 @@ def play_here(config: RunConfig, label: str, folder: Path) -> list[dict[str, Any
 def play_there(config: RunConfig, label: str, base_url: str, out: Path) -> list[dict[str, Any]]:
     """Rows of episodes.jsonl by a model behind an API."""
     evaluate_api(label, out, base_url=base_url, config=config, max_tokens=MAX_RESPONSE_TOKENS)
-    return read_json_lines(out / "evaluation" / "episodes.jsonl")
+    return read_json_lines(RunDirectory(out).episodes)
 
 
 def plan_of(config: RunConfig) -> EvaluationPlan:
+    """Greedy play of the episodes that the configuration evaluates."""
     wanted = config.evaluation
     return EvaluationPlan(wanted.split, wanted.num_episodes, temperature=0.0, seed=config.seed)
-
-
-def baseline_rows(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Outcomes of the environment's scripted policies on the same tasks."""
-    return play_baselines(build_environments(config.environment, config.agent), plan_of(config))
 
 
 def share_of(rows: list[dict[str, Any]], flag: TurnFlag) -> str:
@@ -120,7 +117,9 @@ def make_page(options: argparse.Namespace) -> None:
     for environment in options.environments:
         for file in sorted(options.out.glob(f"{environment}/*.jsonl")):
             table.append(cells(environment, file.stem, read_json_lines(file)))
-        for name, found in baseline_rows(configured(environment, options, "none")).items():
+        config = configured(environment, options, "none")
+        environments = build_environments(config.environment, config.agent)
+        for name, found in play_baselines(environments, plan_of(config)).items():
             outcome = percent(found["successes"], found["episodes"])
             reward, steps = f"{found['avg_reward']:.3f}", f"{found['avg_steps']:.1f}"
             table.append([environment, f"{name} (scripted)", outcome, reward, steps, "", ""])
@@ -133,12 +132,21 @@ def make_page(options: argparse.Namespace) -> None:
     write_page("other_environments", title=title, notes=notes, header=HEADER, rows=table)
 
 
+def labelled(text: str) -> tuple[str, Path]:
+    """A policy as the command line names it; its label becomes the name of a file."""
+    label, _, folder = text.partition("=")
+    if not label or not folder or "/" in label:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected LABEL=FOLDER, no / in the label")
+    return label, Path(folder)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--told", metavar="LABEL=FOLDER", action="append", default=[])
-    parser.add_argument("--trained", metavar="LABEL=FOLDER", action="append", default=[])
+    policy = {"type": labelled, "metavar": "LABEL=FOLDER", "action": "append", "default": []}
+    parser.add_argument("--told", help="a model that is told what to write", **policy)
+    parser.add_argument("--trained", help="a model that knows it", **policy)
     parser.add_argument("--api", metavar="NAME", help="a model of the server at --base-url")
     parser.add_argument("--base-url")
     parser.add_argument("--page", action="store_true", help="make the table")
@@ -148,24 +156,22 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=25)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    if options.api and not options.base_url:
+        parser.error("--api needs --base-url, such as http://127.0.0.1:8000/v1")
     torch.set_num_threads(options.threads)
     for environment in options.environments:
         folder = options.out / environment
         folder.mkdir(parents=True, exist_ok=True)
-        wanted = [
-            (prompt, *each.split("=", 1))
-            for prompt, given in ((TOLD, options.told), ("none", options.trained))
-            for each in given
-        ]
-        for prompt, label, model in wanted:
-            if not (file := folder / f"{label}.jsonl").exists():
-                rows = play_here(configured(environment, options, prompt), label, Path(model))
-                write_json_lines_atomically(file, rows)
-                print(cells(environment, label, rows), flush=True)
-        if options.api and not (file := folder / f"{options.api} by API.jsonl").exists():
-            there = folder / options.api
+        for prompt, policies in ((TOLD, options.told), ("none", options.trained)):
+            for label, model in policies:
+                if not (file := folder / f"{label}.jsonl").exists():
+                    rows = play_here(configured(environment, options, prompt), label, model)
+                    write_json_lines_atomically(file, rows)
+                    print(cells(environment, label, rows), flush=True)
+        name = (options.api or "").replace("/", "-")
+        if name and not (file := folder / f"{name} by API.jsonl").exists():
             config = configured(environment, options, TOLD)
-            rows = play_there(config, options.api, options.base_url, there)
+            rows = play_there(config, options.api, options.base_url, folder / name)
             write_json_lines_atomically(file, rows)
     if options.page:
         make_page(options)

@@ -14,13 +14,12 @@ Everything raised on purpose is a RagenApoError. Heavy libraries are imported wh
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
@@ -499,12 +498,13 @@ def read_config(
 
 
 def _plain(value: Any) -> Any:
-    """Values of a script as a YAML file has them: paths as text, tuples as lists, a number of NumPy
-    as Python's.
+    """Values of a script as YAML has them: paths as text, tuples as lists, NumPy's numbers as
+    Python's.
     """
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, np.generic):
+    numpy = sys.modules.get("numpy")  # slow to import, and there if one of its numbers is
+    if numpy is not None and isinstance(value, numpy.generic):
         return value.item()
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]

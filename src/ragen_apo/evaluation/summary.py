@@ -46,8 +46,8 @@ def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def success_interval(trajectories: Sequence[Trajectory]) -> tuple[float, float]:
-    """The 95% interval of the success rate over new tasks: Wilson's, with the number of independent
-    episodes in place of all of them.
+    """The 95% interval of the success rate on new tasks: Wilson's, of as many episodes as count as
+    independent.
     """
     by_task: dict[str, list[bool]] = {}
     for each in trajectories:
@@ -58,21 +58,22 @@ def success_interval(trajectories: Sequence[Trajectory]) -> tuple[float, float]:
 
 
 def independent_episodes(by_task: Sequence[Sequence[bool]]) -> float:
-    """How many independent episodes say as much as these, several of a task, about new tasks.
+    """The effective sample size of episodes of which several play the same task.
 
-    p(1 - p) over the cluster-robust variance of the rate p (Miller, 2024, "Adding Error Bars to
-    Evals", arXiv:2411.00640, with the correction T/(T - 1) for few tasks); at least the T tasks, at
-    most the episodes. Where p is 0 or 1 nothing is known of what episodes of a task have in common,
-    and only the tasks count. One task alone has no other to differ from: its episodes count.
+    `by_task` has the successes of each of T tasks. Episodes of one task tend to end alike, so they
+    say less about new tasks than as many tasks would. The size is p(1 - p) divided by the
+    cluster-robust variance of the success rate p (Miller, 2024, "Adding Error Bars to Evals",
+    arXiv:2411.00640, times T/(T - 1) for few tasks), at least T and at most the episodes. If p is 0
+    or 1, nothing shows how alike they end, and the size is T. Of a single task it is the episodes.
     """
     num_tasks, num_episodes = len(by_task), sum(map(len, by_task))
     if num_tasks in (1, num_episodes):
         return num_episodes
     rate = sum(map(sum, by_task)) / num_episodes
-    deviations = sum((sum(each) - rate * len(each)) ** 2 for each in by_task)
-    variance = deviations / num_episodes**2 * num_tasks / (num_tasks - 1)
     if rate in (0, 1):
         return num_tasks
+    deviations = sum((sum(each) - rate * len(each)) ** 2 for each in by_task)
+    variance = deviations / num_episodes**2 * num_tasks / (num_tasks - 1)
     if variance == 0:
         return num_episodes
     return min(max(rate * (1 - rate) / variance, num_tasks), num_episodes)

@@ -88,7 +88,7 @@ def read_rows(path: Path, *, option: str) -> list[Row]:
         try:
             values = parse_json(line, unique_keys=True)
         except ValueError as error:
-            raise EnvironmentDataError(f"{place} is not JSON (each key once): {error}") from error
+            raise EnvironmentDataError(f"{place} is not JSON with unique keys: {error}") from error
         if not isinstance(values, dict):
             found = shortened(repr(values), 80)
             raise EnvironmentDataError(f"{place}: got {found}, expected a JSON object")
