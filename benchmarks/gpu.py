@@ -1,18 +1,22 @@
 """Stage 2 of models of 0.5, 1.5 and 3 billion weights on a GPU, and TRL's A2POTrainer beside it.
 
-    python -m benchmarks.gpu [--models 0.5B 1.5B 3B] [--device cuda] [--out FOLDER]
+    python -m benchmarks.gpu [--models 0.5B 1.5B 3B] [--rows ROW ...] [--device cuda] [--out FOLDER]
 
 Weights are random in the shapes of Qwen2.5, since speed and memory do not depend on them; a name
 may be a model folder in place of a size. An untrained model hardly ever ends a response, so every
 response has all its tokens, in our runs as in TRL's. Two workloads:
 
 - `episodes`: the catalogue shop, 10 turns of 32 tokens, 32 episodes a step (Stage 2 of `apo_turn`),
-  with all weights in mixed precision and with adapters of rank 16 over bfloat16 weights;
+  with all weights in mixed precision and with adapters of rank 16 over bfloat16 weights; and as a
+  control with passes that the host launches kernel by kernel, as our runs did before
+  `ragen_apo.policy.recorded_passes`;
 - `questions`: one turn of 128 tokens, 32 questions a step, which TRL's A2POTrainer can do as well:
   the same model, questions, tokens, batch of a pass and number format.
 
-Every row is a process of its own with three steps, of which the last two count. A row that fails,
-for want of memory or otherwise, says so. With --device cpu it runs anywhere, in float32.
+Layers are computed again in the backward pass (gradient checkpointing), in our runs as in TRL's. No
+run directory is written: of 3 billion weights it would take 60 GB. Every row is a process of its
+own with three steps, of which the last two count. A row that fails, for want of memory or
+otherwise, or takes more than --seconds, says so. With --device cpu it runs anywhere, in float32.
 """
 
 from __future__ import annotations
@@ -33,12 +37,18 @@ import torch
 from benchmarks.tables import write_page
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-import ragen_apo
-from ragen_apo.agent.assembly import build_environments
+from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.api import read_config
 from ragen_apo.environments.base import make_environment
-from ragen_apo.files import read_json_lines
+from ragen_apo.policy.recorded_passes import RecordedPasses
 from ragen_apo.policy.tokenizer import train_tokenizer
+from ragen_apo.progress import SilentProgress
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import open_session
+from ragen_apo.stages.memory import plan_memory
+from ragen_apo.training.optimization import Optimizer
+from ragen_apo.training.trainer import Trainer
+from ragen_apo.values.reference_values import ReferenceValues
 from ragen_apo.warm_start.batches import tokenizer_texts
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -55,16 +65,18 @@ QUESTION_TOKENS = 128
 OURS: Mapping[str, tuple[str, bool]] = {
     "episodes, all weights": ("episodes", False),
     "episodes, adapters": ("episodes", True),
+    "episodes, nothing recorded": ("episodes", False),
     "questions, all weights": ("questions", False),
 }
 """Rows of the table: a workload, and whether adapters are trained."""
+UNRECORDED = "episodes, nothing recorded"
 TRL = "questions, TRL"
 ROWS = (*OURS, TRL)
 GIB = 2**30
 NOTES = f"""{BATCH} tasks a step, {MICRO_BATCH} a pass, the mean of the {STEPS - 1} steps after the
 first. `episodes` are 10 turns of 32 tokens in the catalogue shop, `questions` one turn of
-{QUESTION_TOKENS} tokens. Memory is the peak of the allocator on a GPU, and of the process on a CPU.
-The docstring of the script says the rest."""
+{QUESTION_TOKENS} tokens. Memory is the peak of the allocator on a GPU, and beside it the most that
+the run's own plan expected. The docstring of the script says the rest."""
 HEADER = (
     "model",
     "workload",
@@ -72,11 +84,12 @@ HEADER = (
     "rollouts + training",
     "sampled tokens/s",
     "memory",
+    "planned at most",
     "why there is nothing",
 )
 
 
-def random_model(size: str, folder: Path) -> Path:
+def random_model(size: str, folder: Path, *, device: str) -> Path:
     """A model folder with these shapes and a tokenizer of the shop's words."""
     shape, config = SHAPES[size], read_config({"environment": {"name": "shop"}})
     environments = build_environments(config.environment, config.agent)
@@ -92,7 +105,8 @@ def random_model(size: str, folder: Path) -> Path:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(network).to(torch.bfloat16)
+    with torch.device(device):
+        model = Qwen2ForCausalLM(network).to(torch.bfloat16)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model.generation_config = GenerationConfig(**ids)
     model.save_pretrained(folder)
@@ -104,6 +118,7 @@ def sections(workload: str, *, model: str, device: str, adapters: bool) -> dict[
     """The configuration of a run of ours."""
     on_gpu = device == "cuda"
     machine = {"device": device, "num_threads": None if on_gpu else torch.get_num_threads()}
+    machine["gradient_checkpointing"] = True
     if on_gpu:
         machine |= {"dtype": "bfloat16"} if adapters else {"mixed_precision": "bfloat16"}
     shared = {
@@ -140,10 +155,27 @@ def sections(workload: str, *, model: str, device: str, adapters: bool) -> dict[
 
 
 def ours(workload: str, *, model: str, device: str, adapters: bool, folder: Path) -> dict[str, Any]:
-    """Seconds of rollouts and training, tokens and memory of the last two steps of a run."""
-    settings = sections(workload, model=model, device=device, adapters=adapters)
-    run = ragen_apo.train({}, folder / "run", progress=False, **settings)
-    rows = read_json_lines(run.files.metrics)[1:]
+    """Seconds of rollouts and training, tokens and memory of the last two of some steps."""
+    config = read_config(sections(workload, model=model, device=device, adapters=adapters))
+    session = open_session(config, RunDirectory(folder / "run"), SilentProgress())
+    policy = session.load_policy(model)
+    max_turns = session.environments.properties.max_turns
+    plan = plan_memory(config, policy, max_turns=max_turns)
+    reference = policy.without_adapters() if adapters else session.load_model(model)
+    if not adapters:
+        reference.model.requires_grad_(False)
+    tasks = session.training_tasks()
+    trainer = Trainer(
+        config,
+        policy=policy,
+        reference=reference,
+        proxy=build_proxy(config, policy, session.environments),
+        tasks=tasks,
+        values=ReferenceValues({task.task_id: 0.0 for task in tasks}),
+        algorithm=config.algorithm.make(config, policy),
+        optimizer=Optimizer(policy.model),
+    )
+    rows = [trainer.step(step).metrics for step in range(STEPS)][1:]
 
     def mean(name: str) -> float:
         return fmean(row[name] for row in rows)
@@ -153,7 +185,8 @@ def ours(workload: str, *, model: str, device: str, adapters: bool, folder: Path
         "training_seconds": mean("training_seconds"),
         "tokens": mean("num_generated_tokens"),
         "context_tokens": mean("num_context_tokens"),
-        "memory": run.files.read_status()["peak_memory_bytes"],
+        "memory": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+        "planned": plan.total,
     }
 
 
@@ -188,6 +221,7 @@ def trl(*, model: str, device: str, folder: Path) -> dict[str, Any]:
             num_value_samples=1,
             filter_all_incorrect=False,
             learning_rate=1e-6,
+            gradient_checkpointing=True,
             bf16=on_gpu,
             tf32=on_gpu or None,
             use_cpu=not on_gpu,
@@ -216,20 +250,30 @@ def measured(row: str, *, model: str, device: str, folder: Path) -> dict[str, An
     if row == TRL:
         return trl(model=model, device=device, folder=folder)
     workload, adapters = OURS[row]
+    if row == UNRECORDED:
+        RecordedPasses.run = lambda _, compute, inputs, **__: compute(*inputs)
     return ours(workload, model=model, device=device, adapters=adapters, folder=folder)
 
 
-def in_a_process(row: str, *, model: str, device: str, threads: int) -> dict[str, Any]:
+def in_a_process(
+    row: str, *, model: str, device: str, threads: int, seconds: float
+) -> dict[str, Any]:
     """The numbers of a row, or why there are none."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "benchmarks.gpu", "--row", row, "--models", model),
             *("--device", device, "--out", folder, "--threads", str(threads)),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took more than {seconds:g} s"}
         result = Path(folder) / "row.json"
         if done.returncode == 0 and result.exists():
             return json.loads(result.read_text())
+    print(done.stderr[-3000:], file=sys.stderr)
     lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
     return {"failed": lines[-1][:120]}
 
@@ -237,13 +281,16 @@ def in_a_process(row: str, *, model: str, device: str, threads: int) -> dict[str
 def cells(model: str, row: str, found: Mapping[str, Any]) -> list[str]:
     """A line of the table."""
     if "failed" in found:
-        return [model, row, *["-"] * 4, found["failed"]]
+        return [model, row, *["-"] * 5, found["failed"]]
     rollout, training = found.get("rollout_seconds"), found.get("training_seconds")
     step = found.get("step_seconds") or rollout + training
     parts = "-" if rollout is None else f"{rollout:.2f} + {training:.2f}"
-    memory = "-" if found["memory"] is None else f"{found['memory'] / GIB:.1f} GiB"
+    memory, planned = (
+        "-" if size is None else f"{size / GIB:.1f} GiB"
+        for size in (found["memory"], found.get("planned"))
+    )
     tokens = f"{found['tokens'] / step:,.0f}"
-    return [model, row, f"{step:.2f} s", parts, tokens, memory, ""]
+    return [model, row, f"{step:.2f} s", parts, tokens, memory, planned, ""]
 
 
 def main() -> None:
@@ -252,6 +299,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on a CPU")
     parser.add_argument("--out", type=Path, default=None, help="in place of benchmarks/results")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--seconds", type=float, default=900.0, help="the longest that a row takes")
     parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -267,10 +316,14 @@ def main() -> None:
         for name in args.models:
             folder = Path(name)
             if name in SHAPES:
-                folder = random_model(name, Path(scratch) / name)
-            for row in ROWS:
+                folder = random_model(name, Path(scratch) / name, device=args.device)
+            for row in args.rows:
                 found = in_a_process(
-                    row, model=str(folder.absolute()), device=args.device, threads=args.threads
+                    row,
+                    model=str(folder.absolute()),
+                    device=args.device,
+                    threads=args.threads,
+                    seconds=args.seconds,
                 )
                 lines.append(cells(folder.name, row, found))
                 print(" | ".join(lines[-1]), flush=True)

@@ -7,6 +7,7 @@ rollouts, conditions of a value store, runs and trainers.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,9 +50,15 @@ TINY_ARCHITECTURE: dict[str, Any] = {
 
 # Configurations
 
-TINY_CONFIG = """
+MACHINE = os.environ.get("RAGEN_APO_TEST_MACHINE", "{num_threads: 1, device: cpu}")
+"""The machine of tiny runs. On a host with a GPU, the same tests run there:
+
+    RAGEN_APO_TEST_MACHINE='{device: cuda, deterministic: true}' pytest tests/stages tests/training
+"""
+TINY_CONFIG = (
+    f"machine: {MACHINE}"
+    + """
 seed: 0
-machine: {num_threads: 1, device: cpu}
 environment: {name: shop, num_products: 24, max_turns: 3}
 agent: {max_response_tokens: 20, max_context_tokens: 320}
 policy:
@@ -78,6 +85,7 @@ training:
   checkpoint_every: 2
 evaluation: {num_episodes: 5}
 """
+)
 """Every phase of a run in about three seconds; its agent answers in the right form now and then."""
 
 SINGLE_ROLLOUT = ("apo", "apo_turn")

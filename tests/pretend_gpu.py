@@ -10,6 +10,9 @@ error: an operator that gets a tensor of the GPU and one of the CPU raises `Wron
 copy may, a number without axes may be anywhere, and an index on the CPU is brought to the GPU.
 `.numpy()` is an error too, as of any tensor that is not on the CPU.
 
+A CUDA graph repeats the operators that it has recorded, on the same tensors; to read a number while
+recording is an error.
+
 Inside torch these tensors are of the device `meta:1`, with which autograd needs no driver, and each
 request for `cuda` becomes one for it. Left out: autocast, how CUDA's kernels round, which it lacks
 and which wait of themselves, streams, several GPUs, generators (the CPU's draws).
@@ -18,10 +21,11 @@ and which wait of themselves, streams, several GPUs, generators (the CPU's draws
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 from torch import Tensor
@@ -80,13 +84,20 @@ class PretendGpu(contextlib.ExitStack):
         super().__init__()
         self.waits: Counter[str] = Counter()
 
+    @property
+    def num_operators(self) -> int:
+        """How many the host has asked the device for, one by one."""
+        return self._dispatch.num_operators
+
     def __enter__(self) -> PretendGpu:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         self.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)  # tied weights stay tied
-        for name, pretended in _CUDA.items():
+        self._dispatch = _Dispatch(self.waits)
+        graphs = {"CUDAGraph": functools.partial(_Graph, self._dispatch)}
+        for name, pretended in (_CUDA | graphs).items():
             self.enter_context(patch.object(torch.cuda, name, pretended))
-        self.enter_context(_Dispatch(self.waits))
+        self.enter_context(self._dispatch)
         self.enter_context(_Functions())
         return self
 
@@ -99,7 +110,29 @@ _CUDA: dict[str, Callable[..., Any]] = {
     "set_rng_state": lambda *_: None,  # the CPU's generator draws
     "mem_get_info": lambda *_: (2**36, 2**36),
     "max_memory_allocated": lambda *_: 2**20,
+    "Stream": MagicMock,
+    "current_stream": MagicMock,
+    "stream": contextlib.nullcontext,
 }
+
+
+class _Graph:
+    """In place of `torch.cuda.CUDAGraph`."""
+
+    def __init__(self, dispatch: _Dispatch) -> None:
+        self._dispatch = dispatch
+        self._operators: list[Callable[[], None]] = []
+
+    def capture_begin(self, **_: Any) -> None:
+        self._dispatch.recording = self._operators
+
+    def capture_end(self) -> None:
+        self._dispatch.recording = None
+
+    def replay(self) -> None:
+        assert self._operators and self._dispatch.recording is None
+        for operator in self._operators:
+            operator()
 
 
 class _Functions(TorchFunctionMode):
@@ -148,12 +181,22 @@ def _attention(
     )[0]
 
 
+def _repeat(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Computes it again, into what it has given before."""
+    again = func(*args, **kwargs)
+    for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+        if isinstance(old, Tensor):
+            old.copy_(new)
+
+
 class _Dispatch(TorchDispatchMode):
     """Runs each operator on the tensors within."""
 
     def __init__(self, waits: Counter[str]) -> None:
         super().__init__()
         self.waits = waits
+        self.num_operators = 0
+        self.recording: list[Callable[[], None]] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
@@ -172,11 +215,20 @@ class _Dispatch(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         if is_on_gpu or gives_gpu:
+            before = self.waits.total()
             self._count(name, args, gives_gpu=gives_gpu)
+            if self.recording is not None and self.waits.total() > before:
+                raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
         if gives_gpu and asked is not None:
             kwargs["device"] = torch.device("cpu")
         args_within, kwargs_within = tree_map_only(OnGpu, lambda each: each.within, (args, kwargs))
         result = func(*args_within, **kwargs_within)
+        if is_on_gpu or gives_gpu:
+            self.num_operators += 1
+            if self.recording is not None:
+                self.recording.append(
+                    functools.partial(_repeat, func, args_within, kwargs_within, result)
+                )
         if func._schema.is_mutable and isinstance(result, Tensor):
             return args[0]
         return tree_map_only(Tensor, OnGpu, result) if gives_gpu else result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -71,6 +72,7 @@ def _in_rank(
 ) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    faulthandler.enable(file=2)  # where pytest shows it: its own goes past what it captures
     try:
         ranks = join_ranks(MachineConfig(device="cpu", rank_timeout_seconds=timeout_seconds))
         sender.send(work(ranks, *arguments))

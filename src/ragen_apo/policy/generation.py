@@ -33,6 +33,7 @@ from ragen_apo.policy.attention import PromptSlice
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
+from ragen_apo.policy.recorded_passes import RecordedPasses
 from ragen_apo.policy.rows import (
     Prefix,
     Row,
@@ -48,6 +49,8 @@ _WAITING_SHARE = 1 / 4
 fixed cost."""
 _IDLE_SHARE = 1 / 4
 """The largest share of a pass's slots whose result is dropped."""
+_GROWTH_ON_GPU = 1.5
+"""Passes are recorded anew for each length of the cache."""
 
 
 class GenerationEngine:
@@ -61,7 +64,11 @@ class GenerationEngine:
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
+        self._on_gpu = model.device.type == "cuda"
         self._view = CacheView(capacity)
+        if self._on_gpu:
+            self._view.growth = _GROWTH_ON_GPU
+        self._recorded = RecordedPasses()
         self._memory = SpareMemory(num_positions=self._view.max_positions)
         self.layers = [
             RaggedLayer(self._view, self._memory, num_rows=num_rows)
@@ -105,6 +112,7 @@ class GenerationEngine:
     def _close_all_rows(self) -> None:
         """Frees every slot, those of episodes that were broken off included."""
         self._slots = [None] * self.num_rows
+        self._recorded.forget()
         self._view.num_positions = 0
         for layer in self.layers:
             layer.forget()
@@ -195,29 +203,41 @@ class GenerationEngine:
 
     def _continue(self, rows: Sequence[Row]) -> Tensor:
         """Reads each row's last token; the slots between them are computed too."""
-        device = self.model.device
         self._close_ranks(rows)
-        num_slots = 1 + max(row.slot for row in rows)
+        num_slots = self._num_slots(rows)
         lengths = [row.length if row else 0 for row in self._slots[:num_slots]]
         tokens = [self.model.pad_id] * num_slots
         for row in rows:
             (tokens[row.slot],) = row.unread
+        self._reserve(max(lengths) + 1)
         # The other slots write behind their row's last token, which its next one overwrites.
-        positions_R1 = torch.tensor(lengths, device=device)[:, None]
-        slots_R1 = torch.arange(num_slots, device=device)[:, None]
-        view = self._view
-        view.point_at(slots_R1, positions_R1, read=slice(0, num_slots))
-        view.reserve(max(lengths) + 1)
+        inputs = torch.tensor([tokens, lengths], device=self.model.device)[:, :, None]
+        hidden_R1H = self._recorded.run(self._read_last_tokens, [*inputs], key=num_slots)
+        self._note_read(rows)
+        return self.model.logits(hidden_R1H[[row.slot for row in rows], 0])
+
+    def _num_slots(self, rows: Sequence[Row]) -> int:
+        """How many slots a pass of these rows reads: on a GPU one of few numbers."""
+        needed = 1 + max(row.slot for row in rows)
+        if not self._on_gpu:
+            return needed
+        return min(1 << (needed - 1).bit_length(), self.num_rows)
+
+    def _read_last_tokens(self, tokens_R1: Tensor, positions_R1: Tensor) -> Tensor:
+        """The hidden states [R, 1, H] of one token in each of the first slots."""
+        device, view = tokens_R1.device, self._view
+        slots_R1 = torch.arange(len(tokens_R1), device=device)[:, None]
+        view.point_at(slots_R1, positions_R1, read=slice(0, len(tokens_R1)))
         is_ahead_RT = torch.arange(view.num_positions, device=device) > positions_R1
         mask_RT = torch.zeros(is_ahead_RT.shape, device=device, dtype=self._mask_dtype)
         mask_RT.masked_fill_(is_ahead_RT, float("-inf"))
-        hidden_R1H = self._pass(
-            torch.tensor(tokens, device=device)[:, None],
-            positions_R1,
-            attention_mask=mask_RT[:, None, None],
-        )
-        self._note_read(rows)
-        return self.model.logits(hidden_R1H[[row.slot for row in rows], 0])
+        return self._pass(tokens_R1, positions_R1, attention_mask=mask_RT[:, None, None])
+
+    def _reserve(self, length: int) -> None:
+        """Makes room for contexts of this length, elsewhere in memory where it takes more."""
+        if length > self._view.num_positions:
+            self._recorded.forget()
+            self._view.reserve(length)
 
     def _read_prompts(self, rows: Sequence[Row]) -> Tensor:
         """Reads the unread tokens of all rows in one pass."""
@@ -231,7 +251,7 @@ class GenerationEngine:
         positions = [position for each in parts for position in range(each.start, each.length)]
         positions_1T = torch.tensor([positions], device=device)
         self._view.point_at(torch.tensor([slots], device=device), positions_1T, read=slice(None))
-        self._view.reserve(max(each.length for each in parts))
+        self._reserve(max(each.length for each in parts))
         token_ids = [token for row in rows for token in row.unread]
         hidden_1TH = self._pass(
             torch.tensor([token_ids], device=device),

@@ -19,8 +19,6 @@ from transformers.cache_utils import CacheLayerMixin
 
 _POSITIONS_STEP = 64
 """The cache's length is a multiple of this."""
-_GROWTH = 1.2
-"""The smallest factor by which the cache grows."""
 
 
 @dataclass
@@ -37,6 +35,8 @@ class CacheView:
     """The slots that attention gets."""
     num_positions: int = 0
     """The length of each slot, at least that of the longest context so far."""
+    growth: float = 1.2
+    """The smallest factor by which that length grows."""
     _flat_index: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def point_at(self, slots_RT: Tensor, positions_RT: Tensor, *, read: slice) -> None:
@@ -60,7 +60,7 @@ class CacheView:
     def reserve(self, length: int) -> None:
         """Grows the slots to this length at least."""
         if length > self.num_positions:
-            wanted = max(length, int(self.num_positions * _GROWTH))
+            wanted = max(length, int(self.num_positions * self.growth))
             self.num_positions = min(_whole_steps(wanted), self.max_positions)
 
 
