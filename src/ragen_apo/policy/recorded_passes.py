@@ -6,8 +6,8 @@
 
 One new token a row is little work and many kernels. With 0.5 billion weights and 32 rows on an
 H200, a rollout takes 2.8 s in place of the 7.7 s in which the host launches each kernel
-(benchmarks/results/gpu.md). A recording holds addresses. So what it reads and writes besides its inputs (weights,
-keys, values) has to stay where it is until `forget`.
+(benchmarks/results/gpu.md). A recording holds addresses. So what it reads and writes besides its
+inputs (weights, keys, values) has to stay where it is until `forget`.
 """
 
 from __future__ import annotations
