@@ -317,6 +317,13 @@ def test_what_no_other_process_could_find_is_no_environment(factory: Any, part: 
         read_config(TINY, environment=factory)
 
 
+def test_an_environment_that_is_handed_over_can_be_called() -> None:
+    """As `open_run(run, environment=...)` does: it once took anything, and evaluating failed."""
+    made: Any = make_lake()
+    with pytest.raises(ConfigError, match="got <.*GameEnvironment.*expected a function or class"):
+        provide("__main__:make_only_here", made)
+
+
 def test_a_run_of_a_built_in_environment_takes_no_other(run: ragen_apo.Run) -> None:
     with pytest.raises(ConfigError, match="plays 'shop'.*leave environment out"):
         ragen_apo.evaluate(run.files.path, environment=make_lake)

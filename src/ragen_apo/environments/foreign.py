@@ -47,7 +47,12 @@ _provided: dict[str, Callable[..., object]] = {}
 
 
 def provide(reference: str, factory: Callable[..., object]) -> None:
-    """From now on this process makes the environment of that reference with the factory."""
+    """From now on this process makes the environment of that reference with the factory.
+
+    Raises ConfigError for what cannot be called.
+    """
+    if not callable(factory):
+        raise ConfigError(f"environment: got {factory!r:.80}, {_HAS_TO_BE}")
     _provided[reference] = factory
 
 
