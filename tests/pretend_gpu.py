@@ -24,6 +24,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -94,7 +95,7 @@ class PretendGpu(contextlib.ExitStack):
         self.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)  # tied weights stay tied
         self._dispatch = _Dispatch(self.waits)
-        graphs = {"CUDAGraph": functools.partial(_Graph, self._dispatch)}
+        graphs = {"CUDAGraph": functools.partial(Graph, self._dispatch)}
         for name, pretended in (_CUDA | graphs).items():
             self.enter_context(patch.object(torch.cuda, name, pretended))
         self.enter_context(self._dispatch)
@@ -116,12 +117,12 @@ _CUDA: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Graph:
+class Graph:
     """In place of `torch.cuda.CUDAGraph`."""
 
     def __init__(self, dispatch: _Dispatch) -> None:
         self._dispatch = dispatch
-        self._operators: list[Callable[[], None]] = []
+        self._operators: list[_Operator] = []
 
     def capture_begin(self, **_: Any) -> None:
         self._dispatch.recording = self._operators
@@ -132,7 +133,12 @@ class _Graph:
     def replay(self) -> None:
         assert self._operators and self._dispatch.recording is None
         for operator in self._operators:
-            operator()
+            operator.repeat()
+
+    @property
+    def output(self) -> Tensor:
+        """What the last operator gives, on the CPU."""
+        return self._operators[-1].result
 
 
 class _Functions(TorchFunctionMode):
@@ -181,12 +187,21 @@ def _attention(
     )[0]
 
 
-def _repeat(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Computes it again, into what it has given before."""
-    again = func(*args, **kwargs)
-    for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-        if isinstance(old, Tensor):
-            old.copy_(new)
+@dataclass(frozen=True)
+class _Operator:
+    """One that was recorded, on the tensors within."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    result: Any
+
+    def repeat(self) -> None:
+        """Computes it again, into what it has given before."""
+        again = self.func(*self.args, **self.kwargs)
+        for old, new in zip(tree_leaves(self.result), tree_leaves(again), strict=True):
+            if isinstance(old, Tensor):
+                old.copy_(new)
 
 
 class _Dispatch(TorchDispatchMode):
@@ -196,7 +211,7 @@ class _Dispatch(TorchDispatchMode):
         super().__init__()
         self.waits = waits
         self.num_operators = 0
-        self.recording: list[Callable[[], None]] | None = None
+        self.recording: list[_Operator] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
@@ -226,9 +241,7 @@ class _Dispatch(TorchDispatchMode):
         if is_on_gpu or gives_gpu:
             self.num_operators += 1
             if self.recording is not None:
-                self.recording.append(
-                    functools.partial(_repeat, func, args_within, kwargs_within, result)
-                )
+                self.recording.append(_Operator(func, args_within, kwargs_within, result))
         if func._schema.is_mutable and isinstance(result, Tensor):
             return args[0]
         return tree_map_only(Tensor, OnGpu, result) if gives_gpu else result

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from ragen_apo.errors import ModelError
+from ragen_apo.policy.conversation_probe import probe_conversation
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import seeded_torch
@@ -28,7 +30,7 @@ from ragen_apo.types import Trajectory
 from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
 from tests.factories import trainer_of
 from tests.generating import respond
-from tests.pretend_gpu import GPU, OnGpu, PretendGpu, WrongDeviceError
+from tests.pretend_gpu import GPU, Graph, OnGpu, PretendGpu, WrongDeviceError
 
 PROMPTS = [[5, 9, 12, 30], [7, 8]], [[3], [11, 4, 6]]
 
@@ -193,6 +195,23 @@ def test_weights_that_have_changed_are_those_of_the_next_rollout(tiny_model: Lan
     expected = play_twice(copy.deepcopy(tiny_model))
     with PretendGpu():
         assert play_twice(copy_on_gpu(tiny_model)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_recording_that_gives_other_numbers_is_found_at_load(tiny_model: LanguageModel) -> None:
+    replay = Graph.replay
+
+    def wrong(graph: Graph) -> None:
+        replay(graph)
+        graph.output.neg_()
+
+    with PretendGpu():
+        moved = copy_on_gpu(tiny_model)
+        probe_conversation(moved)
+        with (
+            patch.object(Graph, "replay", wrong),
+            pytest.raises(ModelError, match="sampling and training here compute different"),
+        ):
+            probe_conversation(moved)
 
 
 def test_a_model_that_cannot_be_recorded_plays_as_ever(tiny_model: LanguageModel) -> None:

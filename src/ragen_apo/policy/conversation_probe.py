@@ -28,6 +28,8 @@ SAID = ("Red or blue?", "And now?")
 """What the user says, turn by turn; few words, as a model may be large and a processor slow."""
 NUM_TURNS = len(SAID)
 TOKENS_A_TURN = 2
+TOKENS_A_TURN_ON_GPU = 3
+"""The third comes from a recorded pass (`RecordedPasses`)."""
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float64: 1e-3}
 """The largest mean difference of a log-probability in nats, by the format of the products.
 
@@ -61,10 +63,12 @@ def probe_conversation(model: LanguageModel, *, tools: Tools = ()) -> None:
 
     It shows these tools, as an episode does.
     """
+    on_gpu = model.device.type == "cuda"
+    num_tokens = TOKENS_A_TURN_ON_GPU if on_gpu else TOKENS_A_TURN
     with refusing_failures(model.model):
-        found = measure_agreement(model, tools=tools)
+        found = measure_agreement(model, tokens_a_turn=num_tokens, tools=tools)
     tolerance = TOLERANCES[model.compute_dtype]
-    if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+    if on_gpu and torch.backends.cuda.matmul.allow_tf32:
         tolerance = max(tolerance, TF32_TOLERANCE)
     pairs = {
         "sampling and training here": found.engine_to_scoring,
