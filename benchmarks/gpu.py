@@ -62,14 +62,14 @@ VOCABULARY = {"tiny": 2048}
 """Rows of the embedding table; 151,936 otherwise."""
 BATCH, STEPS, MICRO_BATCH = 32, 3, 8
 QUESTION_TOKENS = 128
+UNRECORDED = "episodes, nothing recorded"
 OURS: Mapping[str, tuple[str, bool]] = {
     "episodes, all weights": ("episodes", False),
     "episodes, adapters": ("episodes", True),
-    "episodes, nothing recorded": ("episodes", False),
+    UNRECORDED: ("episodes", False),
     "questions, all weights": ("questions", False),
 }
 """Rows of the table: a workload, and whether adapters are trained."""
-UNRECORDED = "episodes, nothing recorded"
 TRL = "questions, TRL"
 ROWS = (*OURS, TRL)
 GIB = 2**30

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def write_page(
     folder: Path = RESULTS,
 ) -> None:
     """Prints the page and writes it to FOLDER/NAME.md, a suffix after the name."""
-    command = " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
     lines = [
         f"# {title}",
         "",

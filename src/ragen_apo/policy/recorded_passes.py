@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +70,7 @@ class RecordedPasses:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream), _ended(graph):
+            with torch.cuda.stream(stream), _recording(graph):
                 output = compute(*own)
         except RuntimeError as error:
             self._refused = True
@@ -85,7 +85,7 @@ class RecordedPasses:
 
 
 @contextlib.contextmanager
-def _ended(graph: torch.cuda.CUDAGraph):
+def _recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Inside, what is asked of this thread's GPU is recorded. An error ends the recording too.
 
     `torch.cuda.graph` would also give all spare memory back to the driver, every time.
