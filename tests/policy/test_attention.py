@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.policy import attention
-from ragen_apo.policy.attention import PromptSlice
+from ragen_apo.policy.attention import PaddedPrompts, PromptSlice
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.policy.tokenizer import train_tokenizer
 
@@ -89,27 +89,26 @@ def test_anything_else_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_slices_attend_to_their_own_contexts_alone(key_heads: int) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_slices_attend_to_their_own_contexts_alone(key_heads: int, padded: bool) -> None:
     capacity, heads, width = 9, 4, 8
     rows = {2: (4, 4), 0: (3, 7), 1: (1, 5)}  # slot: new tokens, tokens of the context with them
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, heads, 8, width, generator=generator)
     keys, values = (torch.randn(3, key_heads, capacity, width, generator=generator) for _ in "kv")
-    prompt_slices: list[PromptSlice] = []
+    slices: list[PromptSlice] = []
     expected: list[Tensor] = []
     for slot, (count, length) in rows.items():
-        start = prompt_slices[-1].tokens.stop if prompt_slices else 0
-        prompt_slices.append(
-            PromptSlice(slot, slice(start, start + count), length).with_mask(
-                dtype=torch.float32, device=torch.device("cpu")
-            )
-        )
+        start = slices[-1].tokens.stop if slices else 0
+        slices.append(PromptSlice(slot, slice(start, start + count), length))
         queries = torch.zeros(1, heads, length, width)
         queries[:, :, length - count :] = query[:, :, start : start + count]
         context = (store[slot : slot + 1, :, :length] for store in (keys, values))
         expected.append(exact(queries, *context, width**-0.5)[:, length - count :])
+    place: Any = {"dtype": torch.float32, "device": torch.device("cpu")}
+    ready = PaddedPrompts.of(slices, **place) if padded else [s.with_mask(**place) for s in slices]
     module = SimpleNamespace(num_key_value_groups=heads // key_heads)
-    attended, _ = attend(module, query, keys, values, None, prompt_slices=prompt_slices)
+    attended, _ = attend(module, query, keys, values, None, prompt_slices=ready)
     torch.testing.assert_close(attended, torch.cat(expected, dim=1))
 
 

@@ -19,7 +19,7 @@ from ragen_apo.policy.engine import Response
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import SpareMemory
-from ragen_apo.policy.rows import TOKENS_PER_PASS, Row, read_together
+from ragen_apo.policy.rows import PADDED_TOKENS_PER_PASS, TOKENS_PER_PASS, Row, read_together
 from ragen_apo.policy.sampling import StopRule, inverse_cdf
 from ragen_apo.seeding import generator
 from tests.chat_templates import GEMMA, with_template
@@ -265,6 +265,17 @@ def test_prompts_are_read_in_as_few_passes_as_their_order_allows(lengths: list[i
     assert all(sum(group) <= TOKENS_PER_PASS or len(group) == 1 for group in counts)
     for group, (first, *_) in itertools.pairwise(counts):
         assert sum(group) + first > TOKENS_PER_PASS
+
+
+@given(lengths=st.lists(st.integers(1, 6000), min_size=1, max_size=300))
+def test_padded_prompts_are_read_shortest_first(lengths: list[int]) -> None:
+    rows = [Row(slot, np.random.default_rng(0), unread=[9] * n) for slot, n in enumerate(lengths)]
+    groups = list(read_together(rows, padded=True))
+    assert sorted(row.slot for group in groups for row in group) == list(range(len(rows)))
+    counts = [[len(row.unread) for row in group] for group in groups]
+    assert [n for group in counts for n in group] == sorted(lengths)
+    for group in counts:
+        assert len(group) * max(group) <= PADDED_TOKENS_PER_PASS or len(group) == 1
 
 
 def stores(engine: GenerationEngine) -> list[torch.Tensor]:

@@ -178,6 +178,22 @@ def test_a_recorded_pass_is_started_as_one(tiny_model: LanguageModel) -> None:
     assert computed == [0, 1, moved, moved + 1]
 
 
+def test_prompts_of_many_rows_are_as_many_operators_as_those_of_two(
+    tiny_model: LanguageModel,
+) -> None:
+    operators = []
+    for num_rows in 2, 8:
+        with PretendGpu() as gpu:
+            engine = GenerationEngine(copy_on_gpu(tiny_model), num_rows=8, capacity=80)
+            for seed in range(num_rows):
+                row = engine.open_row(np.random.default_rng(seed))
+                engine.submit(row, [5 + seed] * (1 + seed % 3), max_new_tokens=2)
+            before = gpu.num_operators
+            engine.step(temperature=1.0)
+            operators.append(gpu.num_operators - before)
+    assert operators[0] == operators[1]
+
+
 def test_weights_that_have_changed_are_those_of_the_next_rollout(tiny_model: LanguageModel) -> None:
     def play_twice(model: LanguageModel) -> list[float]:
         engine = GenerationEngine(model, num_rows=2, capacity=80)

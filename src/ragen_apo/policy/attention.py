@@ -2,7 +2,8 @@
 
 `attend` chooses one of four ways:
 
-- prompts of several rows, read in one pass: a `PromptSlice` each, by PyTorch's kernel;
+- prompts of several rows, read in one pass: a `PromptSlice` each, by PyTorch's kernel; on a GPU
+  all of them as one batch (`PaddedPrompts`);
 - one new token a row, on a CPU: two matrix products (`_of_one_token`);
 - whole rows in mixed precision, on a CPU: by blocks of queries (`in_blocks`);
 - everything else, and everything on CPUs with matrix units for bfloat16 (AMX), where PyTorch's
@@ -62,6 +63,63 @@ class PromptSlice:
         return replace(self, mask=mask.triu_(self.start + 1)[None, None])
 
 
+@dataclass(frozen=True)
+class PaddedPrompts:
+    """The slices of a pass as one batch, for a GPU: a few kernels a layer in place of some a row.
+
+    L is the longest context of the batch, and N the tokens of the pass.
+    """
+
+    slots_R: Tensor
+    tokens_RT: Tensor
+    """Each row's new tokens, as positions in the pass; padding repeats some token of it."""
+    unpadded_N: Tensor
+    """Where the tokens of the pass are in the batch [R * T]."""
+    mask_R1TL: Tensor
+    """Added to the scores."""
+
+    @classmethod
+    def of(
+        cls, slices: Sequence[PromptSlice], *, dtype: torch.dtype, device: torch.device
+    ) -> PaddedPrompts:
+        """The batch of these slices, which follow each other in the pass."""
+        longest = max(each.num_tokens for each in slices)
+        num_positions = max(each.length for each in slices)
+        numbers = [[each.slot, each.tokens.start, each.start] for each in slices]
+        slots_R, first_R, start_R = torch.tensor(numbers, device=device).unbind(1)
+        unpadded = [
+            row * longest + index
+            for row, each in enumerate(slices)
+            for index in range(each.num_tokens)
+        ]
+        offset_T = torch.arange(longest, device=device)
+        position_RT = start_R[:, None] + offset_T
+        is_ahead_RTL = torch.arange(num_positions, device=device) > position_RT[:, :, None]
+        mask_RTL = torch.zeros(is_ahead_RTL.shape, dtype=dtype, device=device)
+        mask_RTL.masked_fill_(is_ahead_RTL, float("-inf"))
+        return cls(
+            slots_R=slots_R,
+            tokens_RT=(first_R[:, None] + offset_T).clamp(max=len(unpadded) - 1),
+            unpadded_N=torch.tensor(unpadded, device=device),
+            mask_R1TL=mask_RTL[:, None],
+        )
+
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """As `attend` below: [1, A, N, D] to [1, N, A, D]."""
+        num_positions = self.mask_R1TL.shape[-1]
+        attended_RTAD, _ = sdpa_attention_forward(
+            module,
+            query[0, :, self.tokens_RT].transpose(0, 1),
+            key[self.slots_R, :, :num_positions],
+            value[self.slots_R, :, :num_positions],
+            self.mask_R1TL,
+            **kwargs,
+        )
+        return attended_RTAD.flatten(0, 1)[self.unpadded_N][None]
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -77,7 +135,10 @@ def attend(
     With `prompt_slices`, the query is [1, A, T, D], keys and values are those of all slots, and
     each slice attends to its own.
     """
-    prompt_slices: Sequence[PromptSlice] | None = kwargs.pop("prompt_slices", None)
+    prompt_slices: Sequence[PromptSlice] | PaddedPrompts | None = kwargs.pop("prompt_slices", None)
+    if isinstance(prompt_slices, PaddedPrompts):
+        kwargs |= {"dropout": dropout, "scaling": scaling}
+        return prompt_slices.attend(module, query, key, value, **kwargs), None
     if prompt_slices is not None:
         parts = [
             sdpa_attention_forward(

@@ -6,7 +6,7 @@ A row is an episode in progress; it has a slot in the KV cache and writes keys a
 positions there. A step does one of two things:
 
 - it samples one token for every row that is writing a response, or
-- it reads the prompts that wait, concatenated without padding; each attends to its own context.
+- it reads the prompts that wait, concatenated; each attends to its own context.
 
 A row goes on with its next turn without waiting for the others. Slots without a writing row are
 computed too and the result is dropped; if there are many, rows move to the front (`_close_ranks`).
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from ragen_apo.policy.attention import PromptSlice
+from ragen_apo.policy.attention import PaddedPrompts, PromptSlice
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
@@ -184,7 +184,7 @@ class GenerationEngine:
             later = better_later(sources)
             now = [row for row in waiting if row not in later]
             self._copy_prefixes({row: sources[row] for row in now if row in sources})
-            for rows in read_together(now):
+            for rows in read_together(now, padded=self._on_gpu):
                 yield rows, self._read_prompts(rows)
             waiting = later
 
@@ -258,10 +258,16 @@ class GenerationEngine:
             positions_1T,
             # A mask of four axes is taken as it is; the prompt slices have their own.
             attention_mask=torch.zeros(1, 1, 1, 1, device=device),
-            prompt_slices=[each.with_mask(dtype=self._mask_dtype, device=device) for each in parts],
+            prompt_slices=self._with_masks(parts),
         )
         self._note_read(rows)
         return self.model.logits(hidden_1TH[0, [each.tokens.stop - 1 for each in parts]])
+
+    def _with_masks(self, parts: Sequence[PromptSlice]) -> Sequence[PromptSlice] | PaddedPrompts:
+        dtype, device = self._mask_dtype, self.model.device
+        if self._on_gpu:
+            return PaddedPrompts.of(parts, dtype=dtype, device=device)
+        return [each.with_mask(dtype=dtype, device=device) for each in parts]
 
     def _pass(self, token_ids_RT: Tensor, positions_RT: Tensor, **kwargs: Any) -> Tensor:
         return self.model.hidden_states(

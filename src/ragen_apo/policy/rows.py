@@ -20,6 +20,8 @@ _WORTH_A_PASS = 256
 """Rows wait until another row has read the common beginning if that saves so many tokens."""
 TOKENS_PER_PASS = 4096
 """The most prompt tokens of a pass, unless one prompt alone has more; more only take memory."""
+PADDED_TOKENS_PER_PASS = 8192
+"""The same on a GPU, padding included."""
 
 
 @dataclass(eq=False)
@@ -98,15 +100,22 @@ def num_shared(first: list[int], second: list[int]) -> int:
     return low
 
 
-def read_together(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Splits rows, in their order, into passes of at most `TOKENS_PER_PASS` unread tokens."""
+def read_together(rows: Sequence[Row], *, padded: bool = False) -> Iterator[list[Row]]:
+    """Splits rows into passes of at most `TOKENS_PER_PASS` unread tokens, in their order.
+
+    Rows that will be `padded` are put in the order of their lengths, so that padding is short.
+    """
+    most = PADDED_TOKENS_PER_PASS if padded else TOKENS_PER_PASS
+    if padded:
+        rows = sorted(rows, key=lambda row: len(row.unread))
     group: list[Row] = []
     num_tokens = 0
     for row in rows:
-        num_tokens += len(row.unread)
-        if group and num_tokens > TOKENS_PER_PASS:
+        length = len(row.unread)
+        num_tokens = length * (len(group) + 1) if padded else num_tokens + length
+        if group and num_tokens > most:
             yield group
-            group, num_tokens = [], len(row.unread)
+            group, num_tokens = [], length
         group.append(row)
     if group:
         yield group
