@@ -105,7 +105,7 @@ def test_kept_tasks_without_variance_can_still_be_left_out_by_their_score() -> N
 
 
 def test_returns_that_differ_by_the_order_of_their_rewards_alone_are_equal() -> None:
-    sums = [sum([-0.05, -0.06, -0.11]), sum([-0.11, -0.06, -0.05])]
+    sums = [-0.05 - 0.06 - 0.11, -0.11 - 0.06 - 0.05]
     assert sums[0] != sums[1]
     only = task("only")
     selection = select_tasks(

@@ -311,7 +311,7 @@ def test_a_flipped_byte_in_a_stored_trajectory_is_one_line_that_names_it(path, c
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[" * 5000, "nested deeper than 100 levels"),
+        ("[" * 5000 + "]" * 5000, "nested deeper than 100 levels"),
         ('{"task": 3}', "task: Input should be a dictionary, got 3"),
         ("not JSON", "Expecting value"),
     ],
