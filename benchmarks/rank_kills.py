@@ -194,6 +194,7 @@ def outcome(run: RunDirectory) -> dict[str, Any]:
     weights = {
         f"{folder.name}/{name}": tensor.numpy().tobytes()
         for folder in folders
+        if folder.exists()
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
     return {"curves": curves, "samples": samples, "weights": weights}
