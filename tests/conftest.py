@@ -1,4 +1,8 @@
-"""What all tests share: one thread for torch, no deadlines, no request to the Hugging Face hub."""
+"""What all tests share: one thread for torch, no deadlines, no request to the Hugging Face hub.
+
+Their temporary folders are in memory where there is room. Runs flush each file to the disk, and on
+a slow one half of the time of a test would be waiting for that.
+"""
 
 import os
 import re
@@ -27,6 +31,14 @@ from tests.factories import TINY_CONFIG, AlgorithmRuns, threads_restored
 hypothesis.settings.register_profile("ragen-apo", deadline=None)
 hypothesis.settings.load_profile("ragen-apo")
 torch.set_num_threads(1)
+
+IN_MEMORY = Path("/dev/shm")
+ROOM_BYTES = 6 * 2**30
+
+
+def pytest_configure() -> None:
+    if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free >= ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 
 @pytest.fixture(scope="session")
