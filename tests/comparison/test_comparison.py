@@ -28,7 +28,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
-from ragen_apo.report.slides import WIDTH
+from ragen_apo.report.shapes import WIDTH
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
 from ragen_apo.values.store import ValueStore

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from pptx import Presentation
-from pptx.util import Inches
-
-from ragen_apo.report.shapes import Box, Line, add_picture, add_table, add_text, set_title
-from ragen_apo.report.slides import HEIGHT, MARGIN, TITLE_ONLY, WIDTH
+from ragen_apo.report.shapes import (
+    HEIGHT,
+    MARGIN,
+    WIDTH,
+    Box,
+    Line,
+    add_picture,
+    add_table,
+    add_text,
+    presentation,
+    set_title,
+)
 from ragen_apo.report.style import MUTED
 
 MAX_ROWS = 10
@@ -30,16 +38,13 @@ def comparison_slides(
     about: Sequence[str],
 ) -> bytes:
     """The `.pptx` file. `pictures` are PNGs by what their axis counts, `about` are sentences."""
-    presentation = Presentation()
-    presentation.slide_width, presentation.slide_height = Inches(WIDTH), Inches(HEIGHT)
-    presentation.core_properties.title = "ragen-apo: comparison"
-    presentation.core_properties.author = "ragen-apo"
-    layout = presentation.slide_layouts[TITLE_ONLY]
-    _curves(presentation.slides.add_slide(layout), pictures)
-    _table(presentation.slides.add_slide(layout), header, rows, about)
-    stream = io.BytesIO()
-    presentation.save(stream)
-    return stream.getvalue()
+    return presentation(
+        "ragen-apo: comparison",
+        [
+            partial(_curves, pictures=pictures),
+            partial(_table, header=header, rows=rows, about=about),
+        ],
+    )
 
 
 def _curves(slide: Any, pictures: Mapping[str, bytes]) -> None:

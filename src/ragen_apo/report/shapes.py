@@ -1,12 +1,14 @@
-"""Boxes, arrows, text and tables on a slide, in inches: the few shapes that `slides` draws with."""
+"""A presentation, and the few shapes on its slides: boxes, arrows, text and tables, in inches."""
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pptx import Presentation
 from pptx.dml.color import RGBColor
 from pptx.enum.shapes import MSO_CONNECTOR, MSO_SHAPE
 from pptx.enum.text import MSO_ANCHOR, PP_ALIGN
@@ -16,7 +18,24 @@ from pptx.util import Inches, Pt
 
 from ragen_apo.report.style import ACCENT_SOFT, FAINT, INK, LINE, PAPER, one_line
 
+WIDTH, HEIGHT = 13.333, 7.5
+MARGIN = 0.6
 FONT = "Calibri"
+_TITLE_ONLY = 5
+"""The layout with a title and nothing else."""
+
+
+def presentation(title: str, slides: Sequence[Callable[[Any], None]]) -> bytes:
+    """A `.pptx` file; each function draws on a slide of its own."""
+    made = Presentation()
+    made.slide_width, made.slide_height = Inches(WIDTH), Inches(HEIGHT)
+    made.core_properties.title = one_line(title, 255)
+    made.core_properties.author = "ragen-apo"
+    for draw in slides:
+        draw(made.slides.add_slide(made.slide_layouts[_TITLE_ONLY]))
+    stream = io.BytesIO()
+    made.save(stream)
+    return stream.getvalue()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-from pptx import Presentation
-from pptx.util import Inches
 
 from ragen_apo.report import plots
 from ragen_apo.report.algorithm import algorithm_of, rollouts_per_task, settings_of
@@ -21,6 +19,9 @@ from ragen_apo.report.drawing import png_bytes
 from ragen_apo.report.findings import evaluated, headline, key_sentences, total_seconds
 from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.shapes import (
+    HEIGHT,
+    MARGIN,
+    WIDTH,
     Box,
     Line,
     add_arrow,
@@ -28,6 +29,7 @@ from ragen_apo.report.shapes import (
     add_picture,
     add_table,
     add_text,
+    presentation,
     set_title,
 )
 from ragen_apo.report.style import (
@@ -46,9 +48,6 @@ from ragen_apo.report.style import (
 )
 from ragen_apo.report.tables import method_rows, summary_cells
 
-WIDTH, HEIGHT = 13.333, 7.5
-MARGIN = 0.6
-TITLE_ONLY = 5
 MAX_TABLE_ROWS = 6
 MAX_SLIDE_CATEGORIES = 9
 BASELINE_STATION = 4
@@ -62,17 +61,8 @@ ABLATIONS = {
 
 def slides(run: RunData) -> bytes:
     """The presentation: system overview, results; of a model behind an API the results alone."""
-    presentation = Presentation()
-    presentation.slide_width, presentation.slide_height = Inches(WIDTH), Inches(HEIGHT)
-    presentation.core_properties.title = one_line(f"ragen-apo: {run.name}", 255)
-    presentation.core_properties.author = "ragen-apo"
-    layout = presentation.slide_layouts[TITLE_ONLY]
-    if api_model(run) is None:
-        _overview(presentation.slides.add_slide(layout), run)
-    _results(presentation.slides.add_slide(layout), run)
-    stream = io.BytesIO()
-    presentation.save(stream)
-    return stream.getvalue()
+    drawn = [_results] if api_model(run) else [_overview, _results]
+    return presentation(f"ragen-apo: {run.name}", [partial(draw, run=run) for draw in drawn])
 
 
 def _overview(slide: Any, run: RunData) -> None:

@@ -77,7 +77,6 @@ class ShownTurn:
     action: Folded
     response: Folded
     reward: float | None
-    reward_so_far: float
     flags: tuple[str, ...]
     num_prompt_tokens: int | None
     num_response_tokens: int | None
@@ -179,7 +178,6 @@ def shown_episode(
             _turn(
                 turn,
                 number=number,
-                so_far=sum(rewards[:number]),
                 decode=decode,
                 log_ratio=ratios[number - 1],
                 v_star=values[number - 1],
@@ -207,7 +205,6 @@ def _turn(
     turn: Mapping[str, Any],
     *,
     number: int,
-    so_far: float,
     decode: Decode,
     log_ratio: float | None,
     v_star: float | None,
@@ -222,7 +219,6 @@ def _turn(
         action=folded(turn.get("action")),
         response=folded(turn.get("response")),
         reward=finite(turn.get("reward")),
-        reward_so_far=so_far,
         flags=tuple(folded(flag, 60).text for flag in _list(turn.get("flags"))[:20]),
         num_prompt_tokens=num_prompt if isinstance(num_prompt, int) else None,
         num_response_tokens=num_response if isinstance(num_response, int) else None,
