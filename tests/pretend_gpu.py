@@ -98,6 +98,8 @@ class PretendGpu(contextlib.ExitStack):
         graphs = {"CUDAGraph": functools.partial(Graph, self._dispatch)}
         for name, pretended in (_CUDA | graphs).items():
             self.enter_context(patch.object(torch.cuda, name, pretended))
+        # AdamW asks it for its stream; where torch is built for CUDA, that looks for a driver.
+        self.enter_context(patch.object(torch.accelerator, "current_accelerator", lambda **_: None))
         self.enter_context(self._dispatch)
         self.enter_context(_Functions())
         return self

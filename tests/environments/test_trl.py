@@ -57,7 +57,7 @@ def test_actions_earn_what_they_earn_in_the_environment(shopper: ToolEnvironment
     seen = [shopper.act(action) for action in actions]
     assert seen[:2] == [step[0] for step in steps[:2]]
     assert seen[2] == f"{steps[2][0]}\n{OVER}"
-    assert shopper.get_reward() == sum(step[1] for step in steps)
+    assert shopper.get_reward() == pytest.approx(sum(step[1] for step in steps))
 
 
 def test_nothing_happens_after_the_end_and_before_a_start(shopper: ToolEnvironment) -> None:
