@@ -25,20 +25,17 @@ LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
 NUM_TOKEN_BYTES = 24
 
 
-def names_of_server(host: str, token: str | None) -> frozenset[str] | None:
-    """What `Host` may say to a server at `host`.
+def names_instead_of(host_header: str, *, host: str, token: str | None) -> str:
+    """What a server at `host` is called, where a header `Host` calls it something else.
 
-    None for anything: who has no token gets nothing anyway.
+    Empty where it may say that: anything with a token, without which nobody gets anything.
     """
-    return frozenset({host, *LOOPBACK_NAMES}) if token is None else None
-
-
-def host_name(host_header: str) -> str | None:
-    """The name in a header `Host`, without its port."""
+    names = {host, *LOOPBACK_NAMES}
     try:
-        return urlsplit(f"//{host_header}").hostname
+        is_right = token is not None or urlsplit(f"//{host_header}").hostname in names
     except ValueError:
-        return None
+        is_right = False
+    return "" if is_right else ", ".join(sorted(names))
 
 
 def is_own_origin(origin: str, host_header: str | None) -> bool:

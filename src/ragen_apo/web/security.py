@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ragen_apo.listening import host_name, is_own_origin, is_secret, names_of_server
+from ragen_apo.listening import is_own_origin, is_secret, names_instead_of
 
 READING = ("GET", "HEAD")
 TOKEN_PARAMETER = "token"
@@ -50,9 +50,7 @@ class Guard:
     """The middleware."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
-        self._app = app
-        self._names = names_of_server(host, token)
-        self._token = token
+        self._app, self._host, self._token = app, host, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -72,9 +70,8 @@ class Guard:
         if scope["type"] != "http":
             return _refused("only HTTP is served here")
         request = Request(scope)
-        called = host_name(request.headers.get("host", ""))
-        if self._names is not None and called not in self._names:
-            names = ", ".join(sorted(self._names))
+        called = request.headers.get("host", "")
+        if names := names_instead_of(called, host=self._host, token=self._token):
             return _refused(f"this server is not called that; open it as one of {names}")
         if request.method not in READING and not _is_of_this_page(request.headers):
             return _refused("only pages of this server may change anything (Origin)")

@@ -17,11 +17,10 @@ from ragen_apo.errors import ConfigError, RagenApoError
 from ragen_apo.listening import (
     LOOPBACK,
     answer_until_interrupted,
-    host_name,
     in_address,
     is_own_origin,
     is_secret,
-    names_of_server,
+    names_instead_of,
 )
 
 if TYPE_CHECKING:
@@ -118,9 +117,7 @@ class Guard:
     """The middleware."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
-        self._app = app
-        self._names = names_of_server(host, token)
-        self._token = token
+        self._app, self._host, self._token = app, host, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
@@ -132,8 +129,7 @@ class Guard:
 
         headers = Headers(scope=scope)
         own = headers.get("host", "")
-        if self._names is not None and host_name(own) not in self._names:
-            names = ", ".join(sorted(self._names))
+        if names := names_instead_of(own, host=self._host, token=self._token):
             return PlainTextResponse(f"refused: this server is called {names}\n", 403)
         if "origin" in headers and not is_own_origin(headers["origin"], own):
             return PlainTextResponse("refused: a page of another site (Origin)\n", 403)
