@@ -17,7 +17,7 @@ from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.run_directory import RunDirectory
-from ragen_apo.web.shop.goals import agent_episodes, environment_of_run
+from ragen_apo.web.shop.goals import agent_episodes, config_of_run
 from ragen_apo.web.shop.visits import Shop, Visits
 from tests.command_line import Command, assert_refused
 from tests.web.shopping import Visitor, shop_of
@@ -124,11 +124,11 @@ def test_a_warm_start_trains_on_what_was_kept_in_the_browser(
 
 @pytest.fixture
 def shop_of_run(finished_run: Path, tmp_path: Path) -> Shop:
-    of_run = environment_of_run(finished_run)
+    config = config_of_run(finished_run)
     return shop_of(
-        make_environment(of_run.name, of_run.options),
+        make_environment(config.environment.name, config.environment.options),
         tmp_path / "kept",
-        split=of_run.split,
+        split=config.evaluation.split,
         agent=agent_episodes(finished_run),
     )
 
@@ -174,9 +174,9 @@ def test_what_the_agent_did_is_folded_until_the_end(shop_of_run: Shop) -> None:
 def test_goals_that_the_agent_has_not_played_have_no_episode(
     finished_run: Path, tmp_path: Path
 ) -> None:
-    of_run = environment_of_run(finished_run)
+    config = config_of_run(finished_run)
     shop = shop_of(
-        make_environment(of_run.name, of_run.options),
+        make_environment(config.environment.name, config.environment.options),
         tmp_path / "kept",
         split="train",
         agent=agent_episodes(finished_run),
@@ -229,7 +229,7 @@ def test_a_run_with_a_damaged_configuration_is_refused(
     path = RunDirectory(run).config
     path.write_text(damage(path.read_text()))
     with pytest.raises(RunDirectoryError, match=r"config\.yaml"):
-        environment_of_run(run)
+        config_of_run(run)
 
 
 def test_code_that_a_run_names_is_not_executed(

@@ -94,7 +94,7 @@ def serve_shop(
 
     require_web()
     from ragen_apo.web.serving import serve as serve_pages
-    from ragen_apo.web.shop.goals import AgentEpisodes, agent_episodes, environment_of_run
+    from ragen_apo.web.shop.goals import AgentEpisodes, agent_episodes, config_of_run
     from ragen_apo.web.shop.routes import shop_routes
     from ragen_apo.web.shop.visits import Visits, open_shop
 
@@ -107,15 +107,15 @@ def serve_shop(
                 "--run goes without an environment and its options: the run has them in its "
                 "configuration"
             )
-        of_run = environment_of_run(run)
-        if named := code_named_by(of_run.name, of_run.options):
+        config = config_of_run(run)
+        if named := code_named_by(config.environment.name, config.environment.options):
             raise ConfigError(
                 f"{run} names Python code, {', '.join(named)}, which is not run here: the pages "
                 "are for the environments shop and webshop"
             )
         agent = agent_episodes(run)
-        world = make_environment(of_run.name, of_run.options)
-        split = split or agent.split or of_run.split
+        world = make_environment(config.environment.name, config.environment.options)
+        split = split or agent.split or config.evaluation.split
     shop = open_shop(world, split=split or "train", agent=agent, demonstrations=keep)
     console.print(f"{world.properties.name}: {len(shop.goals):,} goals")
     serve_pages(shop_routes(Visits(shop)), host=host, port=port, announce=_announce)

@@ -93,32 +93,26 @@ def agent_episodes(run_path: Path) -> AgentEpisodes:
     return AgentEpisodes(run_path.resolve().name, run.episodes, tasks, offsets)
 
 
-@dataclass(frozen=True)
-class RunsEnvironment:
+class _Environment(BaseModel, frozen=True, extra="allow"):
+    name: str
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.model_extra or {}
+
+
+class _Evaluation(BaseModel, frozen=True):
+    split: str
+
+
+class ConfigOfRun(BaseModel, frozen=True):
     """The environment of a run, and the split that its configuration evaluates."""
 
-    name: str
-    options: Mapping[str, Any]
-    split: str
-
-
-class _Section(BaseModel, extra="allow"):
-    name: str
-
-
-class _Evaluation(BaseModel):
-    split: str
-
-
-class _RunConfig(BaseModel):
-    environment: _Section
+    environment: _Environment
     evaluation: _Evaluation
 
 
-_RUN_CONFIG = TypeAdapter(_RunConfig)
-
-
-def environment_of_run(run_path: Path) -> RunsEnvironment:
+def config_of_run(run_path: Path) -> ConfigOfRun:
     """What the configuration of a run, or of an evaluated model behind an API, says of it.
 
     Raises RunDirectoryError where there is none that can be read.
@@ -127,11 +121,9 @@ def environment_of_run(run_path: Path) -> RunsEnvironment:
     path = run.evaluation if run.evaluation.is_file() else run.config
     _, values = read_config(path)
     try:
-        config = parse_record(_RUN_CONFIG, values)
+        return parse_record(TypeAdapter(ConfigOfRun), values)
     except ValueError as error:
         raise RunDirectoryError(f"{path} {error}") from error
-    section = config.environment
-    return RunsEnvironment(section.name, section.model_extra or {}, config.evaluation.split)
 
 
 def goals_of(environment: TextEnvironment, split: str, agent: AgentEpisodes) -> Sequence[Task]:
