@@ -1,7 +1,7 @@
 """What all tests share: one thread for torch, no deadlines, no request to the Hugging Face hub.
 
 Their temporary folders are in memory where there is room. Runs flush each file to the disk, and
-beside other work tests waited half of their time for that; on an idle machine it makes no difference.
+beside other work tests waited half of their time for that. An idle machine is no faster by it.
 """
 
 import os
