@@ -86,7 +86,7 @@ class ValueConfig(AlgorithmConfig):
 class Apo(ValueConfig):
     """A*-PO: one residual per trajectory; the source's `apo.beta` sets values.beta1 and beta2."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="A*-PO",
         sentence="A*-PO trains the agent with one rollout per task and step, without a critic",
         advantage="R − V*: the return minus the optimal value of the task",

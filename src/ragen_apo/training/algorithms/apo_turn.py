@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class ApoTurn(ValueConfig):
     """A*-PO on the turns between states of known value."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="A*-PO by turn",
         sentence="A*-PO by turn credits each turn by the change in V*, without a critic",
         advantage="Per segment: reward + V* of the next state − V* of its own",

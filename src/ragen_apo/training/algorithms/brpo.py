@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Brpo(PolicyGradientConfig):
     """BRPO: returns in standard deviations of the step's episodes."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="BRPO",
         sentence="BRPO compares all episodes of a step with each other, without a critic",
         advantage="(R − mean) / deviation of the step’s episodes",

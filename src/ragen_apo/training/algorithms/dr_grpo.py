@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class DrGrpo(GroupConfig):
     """Dr. GRPO: GRPO without dividing by the deviation or by a response's length."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="Dr. GRPO",
         sentence="Dr. GRPO compares several rollouts of a task with their mean, without a critic",
         advantage="R − mean of the task’s rollouts",

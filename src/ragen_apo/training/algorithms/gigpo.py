@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Gigpo(GroupConfig):
     """GiGPO: advantages of episodes within their task and of turns within their state."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="GiGPO",
         sentence="GiGPO compares rollouts of a task, and turns in the same state, without a critic",
         advantage="Episode: compared within its task; turn: within its state",

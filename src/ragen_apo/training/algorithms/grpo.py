@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Grpo(GroupConfig):
     """GRPO: returns in standard deviations of their task's rollouts."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="GRPO",
         sentence="GRPO compares several rollouts of a task with each other, without a critic",
         advantage="(R − mean) / deviation of the task’s rollouts",

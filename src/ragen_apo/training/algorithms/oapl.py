@@ -49,7 +49,7 @@ _LAGGED, _NUM_UPDATES = "lagged/", "num_updates"
 class Oapl(AlgorithmConfig):
     """OAPL: regression on the optimal advantage over the lagged policy that sampled."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="OAPL",
         sentence="OAPL regresses on the optimal advantage within a group, without a critic",
         advantage="R − β₁ log mean exp(R/β₁) over the task’s rollouts",

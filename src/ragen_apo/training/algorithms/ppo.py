@@ -41,7 +41,7 @@ _WEIGHTS, _MOMENTS = "critic/", "moments/"
 class Ppo(PolicyGradientConfig):
     """PPO: advantages of tokens from a critic that is a second model."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="PPO",
         sentence="PPO trains the agent with the advantages of a learned critic",
         advantage="GAE: what followed a token, minus what the critic expected",

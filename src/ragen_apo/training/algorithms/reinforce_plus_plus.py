@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ReinforcePlusPlus(PolicyGradientConfig):
     """REINFORCE++: whitened returns-to-go of tokens."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="REINFORCE++",
         sentence="REINFORCE++ normalises the advantages of all tokens of a step, without a critic",
         advantage="What a token’s episode earns from there on, whitened over the step",

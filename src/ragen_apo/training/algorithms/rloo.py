@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Rloo(GroupConfig):
     """RLOO: returns minus the mean return of the task's other rollouts."""
 
-    traits: ClassVar = Traits(
+    traits: ClassVar[Traits] = Traits(
         label="RLOO",
         sentence="RLOO compares each rollout with the others of its task, without a critic",
         advantage="R − mean of the task’s other rollouts",
