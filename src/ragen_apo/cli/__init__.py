@@ -18,6 +18,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cyclopts import CycloptsError
+
 from ragen_apo.cli import models, pages, runs, worlds  # noqa: F401 - they define commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole
@@ -33,8 +35,10 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
     try:
-        command, arguments, _ = app.parse_args()
+        command, arguments, _ = app.parse_args(exit_on_error=False)
         status = _without_exits(command, *arguments.args, **arguments.kwargs)
+    except CycloptsError:
+        sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
     except RagenApoError as error:
         _fail(str(error), status=2)
     except KeyboardInterrupt:
