@@ -72,9 +72,9 @@ def main() -> None:
 
     given.folder.mkdir(parents=True)
     whole, killed = (RunDirectory(given.folder / name) for name in ("whole", "killed"))
-    undisturbed = start(whole)
-    phases = kill(killed, start)
-    if undisturbed.wait():
+    with start(whole) as undisturbed:
+        phases = kill(killed, start)
+    if undisturbed.returncode:
         sys.exit(f"{whole.path} ended with {undisturbed.returncode}")
     left, right = outcome(whole), outcome(killed)
     print(json.dumps({"killed in": phases, "differs": [n for n in left if left[n] != right[n]]}))

@@ -28,6 +28,7 @@ from ragen_apo.errors import EnvironmentFaultError, RagenApoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from inspect import BoundArguments
 
 __all__ = ["app", "main"]
 
@@ -35,10 +36,8 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
     try:
-        command, arguments, _ = app.parse_args(exit_on_error=False)
+        command, arguments = _parsed()
         status = _without_exits(command, *arguments.args, **arguments.kwargs)
-    except CycloptsError:
-        sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
     except RagenApoError as error:
         _fail(str(error), status=2)
     except KeyboardInterrupt:
@@ -56,6 +55,15 @@ def main() -> None:
     else:
         if isinstance(status, int):
             sys.exit(status)
+
+
+def _parsed() -> tuple[Callable[..., Any], BoundArguments]:
+    """What the command line asks for."""
+    try:
+        command, arguments, _ = app.parse_args(exit_on_error=False)
+    except CycloptsError:
+        sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
+    return command, arguments
 
 
 def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -33,6 +33,13 @@ ATTENTION = "ragen_apo"
 QUERIES_PER_BLOCK = 128
 
 
+def mask_of_later(positions: Tensor, num_positions: int, *, dtype: torch.dtype) -> Tensor:
+    """Added to the scores of queries at `positions` [...], it hides later ones [..., L]."""
+    is_later = torch.arange(num_positions, device=positions.device) > positions[..., None]
+    mask = torch.zeros(is_later.shape, dtype=dtype, device=positions.device)
+    return mask.masked_fill_(is_later, float("-inf"))
+
+
 @dataclass(frozen=True)
 class PromptSlice:
     """The new tokens of one row, in a pass that reads the prompts of several rows."""
@@ -59,8 +66,8 @@ class PromptSlice:
         """With the mask that attention needs."""
         if self.start == 0 or self.num_tokens == 1:
             return self
-        mask = torch.full((self.num_tokens, self.length), float("-inf"), dtype=dtype, device=device)
-        return replace(self, mask=mask.triu_(self.start + 1)[None, None])
+        positions_T = torch.arange(self.start, self.length, device=device)
+        return replace(self, mask=mask_of_later(positions_T, self.length, dtype=dtype)[None, None])
 
 
 @dataclass(frozen=True)
@@ -93,10 +100,7 @@ class PaddedPrompts:
             for index in range(each.num_tokens)
         ]
         offset_T = torch.arange(longest, device=device)
-        position_RT = start_R[:, None] + offset_T
-        is_ahead_RTL = torch.arange(num_positions, device=device) > position_RT[:, :, None]
-        mask_RTL = torch.zeros(is_ahead_RTL.shape, dtype=dtype, device=device)
-        mask_RTL.masked_fill_(is_ahead_RTL, float("-inf"))
+        mask_RTL = mask_of_later(start_R[:, None] + offset_T, num_positions, dtype=dtype)
         return cls(
             slots_R=slots_R,
             tokens_RT=(first_R[:, None] + offset_T).clamp(max=len(unpadded) - 1),
@@ -137,8 +141,10 @@ def attend(
     """
     prompt_slices: Sequence[PromptSlice] | PaddedPrompts | None = kwargs.pop("prompt_slices", None)
     if isinstance(prompt_slices, PaddedPrompts):
-        kwargs |= {"dropout": dropout, "scaling": scaling}
-        return prompt_slices.attend(module, query, key, value, **kwargs), None
+        attended = prompt_slices.attend(
+            module, query, key, value, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return attended, None
     if prompt_slices is not None:
         parts = [
             sdpa_attention_forward(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from ragen_apo.policy.attention import PaddedPrompts, PromptSlice
+from ragen_apo.policy.attention import PaddedPrompts, PromptSlice, mask_of_later
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
@@ -228,10 +228,8 @@ class GenerationEngine:
         device, view = tokens_R1.device, self._view
         slots_R1 = torch.arange(len(tokens_R1), device=device)[:, None]
         view.point_at(slots_R1, positions_R1, read=slice(0, len(tokens_R1)))
-        is_ahead_RT = torch.arange(view.num_positions, device=device) > positions_R1
-        mask_RT = torch.zeros(is_ahead_RT.shape, device=device, dtype=self._mask_dtype)
-        mask_RT.masked_fill_(is_ahead_RT, float("-inf"))
-        return self._pass(tokens_R1, positions_R1, attention_mask=mask_RT[:, None, None])
+        mask_R1L = mask_of_later(positions_R1, view.num_positions, dtype=self._mask_dtype)
+        return self._pass(tokens_R1, positions_R1, attention_mask=mask_R1L[:, None])
 
     def _reserve(self, length: int) -> None:
         """Makes room for contexts of this length, elsewhere in memory where it takes more."""

@@ -61,7 +61,7 @@ ABLATIONS = {
 
 def slides(run: RunData) -> bytes:
     """The presentation: system overview, results; of a model behind an API the results alone."""
-    drawn = [_results] if api_model(run) else [_overview, _results]
+    drawn = [_overview, _results] if api_model(run) is None else [_results]
     return presentation(f"ragen-apo: {run.name}", [partial(draw, run=run) for draw in drawn])
 
 
