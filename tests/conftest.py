@@ -41,6 +41,17 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 
+@pytest.fixture(autouse=True)
+def imports_restored() -> Iterator[None]:
+    """An environment that a test takes from a file leaves neither its folder nor its module."""
+    folders, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = folders
+    for name in set(sys.modules) - modules:
+        if re.search(r"_[0-9a-f]{12}$", name):  # as `environments.foreign` names them
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the tiny configuration, trained and evaluated without interruption; read only."""
@@ -226,13 +237,8 @@ def command(
         captured = capsys.readouterr()
         return Result(status, captured.out, captured.err)
 
-    folders, modules = list(sys.path), set(sys.modules)
     with threads_restored():
         yield command
-    sys.path[:] = folders
-    for name in set(sys.modules) - modules:
-        if re.search(r"_[0-9a-f]{12}$", name):  # an environment that was loaded from a file
-            del sys.modules[name]
 
 
 @pytest.fixture

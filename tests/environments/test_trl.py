@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,6 @@ from ragen_apo.policy.language_model import build_small_model
 
 SHOP = {"num_products": 60, "max_turns": 3}
 WEBSHOP_DATA = Path(__file__).resolve().parents[3] / "shared" / "webshop-small"
-
-
-TESTS = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(autouse=True)
-def _tests_are_not_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests take environments from files in this folder, which puts it there.
-
-    TRL would take `tests/vllm` for an installed vLLM.
-    """
-    others = [each for each in sys.path if Path(each).resolve() != TESTS]
-    monkeypatch.setattr(sys, "path", others)
 
 
 @pytest.fixture
