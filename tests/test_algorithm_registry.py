@@ -117,18 +117,29 @@ def test_an_option_of_other_algorithms_is_refused_with_their_names(name: str) ->
 
 
 @every_algorithm
-def test_the_page_of_the_configuration_lists_it_with_its_own_options(name: str) -> None:
+def test_the_page_of_the_configuration_lists_it_with_each_of_its_options_once(name: str) -> None:
     page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
     traits = algorithm_class(name).traits
     assert f"| `{name}` | {traits.sentence} | {traits.advantage} |" in page
     tables = re.findall(r"^### algorithm: (.+?)\n(.*?)(?=^##)", page, re.M | re.S)
-    shown = {
-        option.partition(".")[0]
+    shown = [
+        option
         for names, table in tables
         if name in names.split(", ")
         for option in re.findall(r"^\| `([\w.]+)` \|", table, re.M)
-    }
-    assert shown == options_of(name) - {"name"}
+    ]
+    assert {option.partition(".")[0] for option in shown} == options_of(name) - {"name"}
+    assert len(shown) == len(set(shown)), "an option has one default"
+
+
+def test_the_page_on_comparisons_lists_every_algorithm_with_the_paper_that_its_file_names() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text("utf-8")
+    section = page.split("\n## The algorithms\n")[1].split("\n## ")[0]
+    _, *rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M)
+    assert [name for name, _ in rows] == list(ALGORITHMS)
+    for name, source in rows:
+        words = sys.modules[algorithm_class(name).__module__].__doc__ or ""
+        assert all(paper in words for paper in re.findall(r"arXiv \d+\.\d+", source)), name
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ class TestOverrides:
         ),
         (
             "rollout_filter: {strategy: top_p}\nreference: {num_samples: 1, refresh_max_kl: 1}",
-            "as reference.num_samples is 1; raise that",
+            "Stage 1 may take only one; raise reference.num_samples, which is 1",
         ),
         ("training: {tasks_per_step: 0}", "got 0, expected a whole number at least 1"),
         ("training: {max_steps: 1.5}", "got 1.5, expected a whole number at least 0"),

@@ -225,6 +225,11 @@ def test_a_hub_name_without_network_says_what_to_do() -> None:
             load()
 
 
+def test_a_path_that_reads_like_a_hub_name_is_first_called_a_missing_folder() -> None:
+    with pytest.raises(ModelError, match="from 'models/nothere': there is no such folder; check"):
+        check_model("models/nothere", max_context_tokens=8, trust_remote_code=False)
+
+
 @pytest.mark.parametrize(("length", "fits"), [(1024, True), (1025, False)])
 def test_an_episode_may_be_as_long_as_the_models_positions_go(
     folder: Path, length: int, fits: bool

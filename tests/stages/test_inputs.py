@@ -97,12 +97,12 @@ def test_without_a_teacher_the_words_of_a_new_tokenizer_must_come_from_somewhere
 
 
 @pytest.mark.parametrize("key", ["lag", "num_epochs", "num_minibatches"])
-def test_oapl_uses_samples_again_only_where_chance_does_not_decide(key: str) -> None:
+def test_oapl_uses_samples_again_in_deterministic_environments_only(key: str) -> None:
     oapl = ("--algorithm", "oapl")
     check(*oapl)
     again = (*oapl, f"--algorithm.{key}", "2")
     message = refusal(*again)
-    assert message.startswith("the environment 'bandit': chance decides in it")
+    assert message.startswith("the environment 'bandit': it is stochastic")
     assert "set algorithm.lag, num_epochs and num_minibatches to 1" in message
     check(*again, "--environment.win_share", "1.0")
 

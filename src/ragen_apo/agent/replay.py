@@ -1,8 +1,8 @@
 """A second environment in the state of an episode in progress, by playing its actions again.
 
 Environments are not copied: an instance may hold a catalogue, an index or a process of its own. A
-reset with the same task and seed and the same actions lead to the same state where nothing is drawn
-by chance, which is checked turn by turn.
+reset with the same task and seed and the same actions lead to the same state in a deterministic
+environment, which is checked turn by turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def require_replayable(environments: HasTasks) -> None:
         raise ConfigError(
             f"the environment {properties.name!r} is not deterministic, so a search cannot try two "
             "actions in the same state: what comes of the second one is another draw. Search with "
-            "a beam of width 1, which tries one action, or in an environment without chance (for "
+            "a beam of width 1, which tries one action, or in a deterministic environment (for "
             "frozen_lake: slippery false)"
         )
 

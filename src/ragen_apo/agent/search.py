@@ -75,8 +75,8 @@ class _Candidate:
 
 
 def check_search(settings: SearchConfig, environments: HasTasks, *, num_rows: int) -> None:
-    """Raises ConfigError for an engine with too few rows for one episode, and where several
-    branches would have to be in an environment with chance.
+    """Raises ConfigError for an engine with too few rows for one episode, and for several branches
+    in a stochastic environment.
     """
     if settings.copies_environments:
         require_replayable(environments)

@@ -167,7 +167,7 @@ def data_webshop(
         size: The 1,000 products that most people use, or all 1.18 million (several GB).
         source: A folder that has the files already; nothing is downloaded.
         force: Replace what is there.
-        generated: Prepare a generated catalogue of so many products instead; nothing is downloaded.
+        generated: Prepare a generated catalogue of this many products; nothing is downloaded.
     """
     from ragen_apo.console import ConsoleProgress
     from ragen_apo.environments.webshop.download import download_data

@@ -28,26 +28,37 @@ def algorithm_pages() -> Iterator[str]:
         if issubclass(base, AlgorithmConfig) and base not in (AlgorithmConfig, *classes)
     ]
     for each in [*classes, *shared]:
-        keys = [key for key in _own_keys(each) if key.has_value]
-        if not keys:
-            continue
-        if each in classes:
-            heading = f"algorithm: {each.model_fields['name'].default}"
-        else:
-            names = [c.model_fields["name"].default for c in classes if issubclass(c, each)]
-            heading = f"algorithm: {', '.join(names)}"
-        yield from ("", f"### {heading}", "", " ".join((each.__doc__ or "").split()), "")
-        yield from key_table(keys, within="algorithm.")
+        tables: dict[tuple[str, ...], list[Key]] = {}
+        for key in _own_keys(each):
+            if names := _names_that_take(key, each, classes):
+                tables.setdefault(names, []).append(key)
+        # The options of all its algorithms first; then those that some of them have otherwise.
+        for number, (names, keys) in enumerate(sorted(tables.items(), key=lambda t: -len(t[0]))):
+            yield from ("", f"### algorithm: {', '.join(names)}", "")
+            if number == 0:
+                yield from (" ".join((each.__doc__ or "").split()), "")
+            yield from key_table(keys, within="algorithm.")
 
 
 def _own_keys(section: type[Section]) -> list[Key]:
-    """Keys that a class itself declares, with those of sections below; the name aside."""
-    own = {f"algorithm.{name}" for name in vars(section).get("__annotations__", {})}
-    return [
-        key
-        for key in keys_of(section, "algorithm.")
-        if key.path != "algorithm.name" and ".".join(key.path.split(".")[:2]) in own
-    ]
+    """Keys with a value that a class itself declares, and those of its sections; not the name."""
+    keys = (key for key in keys_of(section, "algorithm.") if _declares(section, key))
+    return [key for key in keys if key.path != "algorithm.name" and key.has_value]
+
+
+def _names_that_take(
+    key: Key, declaring: type[AlgorithmConfig], classes: list[type[AlgorithmConfig]]
+) -> tuple[str, ...]:
+    """The algorithms that have this key as `declaring` declares it, none of their own instead."""
+    return tuple(
+        each.model_fields["name"].default
+        for each in classes
+        if next((base for base in each.__mro__ if _declares(base, key)), None) is declaring
+    )
+
+
+def _declares(section: type, key: Key) -> bool:
+    return key.path.split(".")[1] in vars(section).get("__annotations__", {})
 
 
 def configuration_page() -> str:

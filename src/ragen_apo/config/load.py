@@ -18,7 +18,7 @@ from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
 MAX_PROBLEMS = 40
-"""So many mistakes are described, each with what was probably meant; of others their number."""
+"""Mistakes that are described, each with what was probably meant; the others are counted."""
 YOUNG_KEYS = (
     "rollouts",
     "tracking",

@@ -28,9 +28,9 @@ class MachineConfig(Section):
     """On a GPU: float32 matrix products take 10 bits of each factor's mantissa and run on tensor
     cores, several times faster. Nothing changes on a CPU."""
     deterministic: bool = False
-    """Only algorithms whose result is the same every time, some of which are slower; an operation
-    without one is an error. A CPU needs it for nothing: there a resumed run ends with the same
-    bits. On a GPU only this switch promises that."""
+    """On a GPU: use only algorithms that give the same bits every time, so that a resumed run ends
+    as one that was not interrupted. Some are slower; an operation without one is an error. On a CPU
+    a resumed run ends with the same bits anyway."""
     gradient_checkpointing: bool = False
     """Compute each layer a second time for the backward pass instead of keeping what it computed:
     about a third more time, far less memory on long episodes."""

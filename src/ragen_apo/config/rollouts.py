@@ -27,12 +27,12 @@ class RolloutsConfig(Section):
     """Address of a vLLM server, such as http://127.0.0.1:8000, or a list of them that share the
     episodes; `local` does not ask them. A server serves one run at a time."""
     model_folder: str | None = None
-    """Where weights are written for the servers to read; null for a temporary folder, which does
-    where they run on this machine. Servers elsewhere need a folder that has the same path there."""
+    """Where weights are written for the servers to read. null: a temporary folder, enough if the
+    servers run on this machine. Other machines need a folder that has the same path there."""
     ahead: bool = True
-    """Whether servers play coming steps beside training, in a thread of the trainer's: those of one
-    lagged policy (`oapl` with a `lag`, docs/server.md). false where the environment works in the
-    main thread only; the episodes are the same."""
+    """Whether servers play the next steps while this one is trained: with `oapl` and a `lag`, for
+    the steps of one lagged policy (docs/server.md). The episodes are the same. They are played in
+    a second thread; set false if the environment works in the main thread only."""
     timeout_seconds: Positive = 300.0
     """How long a server may take to answer one request."""
     retries: CountOrZero = 3

@@ -82,19 +82,21 @@ class RunConfig(Section):
         reads_variance = chosen.zero_variance == "drop" or chosen.statistic != "mean"
         if chosen.strategy == "none" or not reads_variance:
             return self
-        sees_one = self.algorithm.rollouts_per_task == 1
         why = f"algorithm {self.algorithm.name} plays each task once a step"
+        counts: dict[str, int | None] = {"algorithm.group_size": self.algorithm.rollouts_per_task}
         if self.needs_values:
-            sees_one = self.values.num_samples == 1 and self.values.store is None
-            why = "Stage 1 may take only one, as values.num_samples is 1"
-            if not sees_one and self.reference.num_samples == 1:
-                sees_one = True
-                why = "Stage 1 may take only one, as reference.num_samples is 1"
-        if sees_one:
-            raise ValueError(
-                f"rollout_filter needs several rollouts of a task to see variance, and {why}; "
-                "raise that, or use statistic mean with zero_variance keep"
-            )
+            why = "Stage 1 may take only one"
+            stored = self.values.store is not None
+            counts = {
+                "values.num_samples": None if stored else self.values.num_samples,
+                "reference.num_samples": self.reference.num_samples,
+            }
+        for key, count in counts.items():
+            if count == 1:
+                raise ValueError(
+                    f"rollout_filter needs several rollouts of a task to see variance, and {why}; "
+                    f"raise {key}, which is 1, or use statistic mean with zero_variance keep"
+                )
         return self
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ class SamplingConfig(Section):
     """How the policy samples in Stage 1 and Stage 2."""
 
     temperature: Positive = 1.0
-    """Logits are divided by it; the policy that is trained is the one that this makes."""
+    """Divides the logits. The tempered distribution is the policy that is trained."""
 
 
 class OptimizerConfig(Section):

@@ -53,8 +53,8 @@ class DemonstrationsConfig(Section):
     relabel_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the demonstrations that are relabelled; the others stay as they are."""
     relabel_spares: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """With `copied`: tokens that this share of the demonstrations have keep their meaning. The
-    smaller it is, the less has to be copied and the more can be known."""
+    """With `copied`: a token that occurs in at least this share of the demonstrations is not
+    renamed. A smaller share renames fewer tokens, so the model copies less and remembers more."""
     num_steps: CountOrZero = 250
     """Optimizer steps; 0 leaves it out."""
     batch_size: Size = 64

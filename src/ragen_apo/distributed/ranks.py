@@ -39,7 +39,7 @@ from ragen_apo.errors import RagenApoError, RanksError
 T = TypeVar("T")
 
 BUCKET_NUMBERS = 1 << 24
-"""Gradients travel in pieces of about so many numbers: few messages, little memory."""
+"""Gradients travel in pieces of about this many numbers: few messages, little memory."""
 _SEPARATOR = " | "
 _SECONDS_FOR_NOTES = 10.0
 """How long the store that has the others' notes is waited for: it can be on a lost host."""

@@ -55,7 +55,7 @@ def _refuse_several_models(config: Any, path: str | Path) -> None:
 
 
 def _limits(config: Any) -> Iterator[tuple[str, float]]:
-    """Why contexts longer than so many tokens would be computed wrongly."""
+    """Each reason why long contexts would be computed wrongly, and from which length in tokens."""
     yield from _attention_limits(config)
     yield from _rotary_limits(config)
 

@@ -330,17 +330,17 @@ def _not_loaded(path: str | Path, error: Exception) -> ModelError:
             "policy.trust_remote_code: true in the configuration of a new run, "
             "--trust-remote-code for a run that exists. Do so only where you trust whoever made it"
         )
-    message = f"no causal language model could be loaded from '{path}': {reason}. "
+    message = f"no causal language model could be loaded from '{path}': "
     if not is_at_hub:
         return ModelError(
-            message + "Expected a folder written by save_pretrained (config.json, "
+            f"{message}{reason}. Expected a folder written by save_pretrained (config.json, "
             "model.safetensors) or a hub name such as Qwen/Qwen2.5-1.5B-Instruct."
         )
     return ModelError(
-        message + "There is no such folder, so it was asked for at the Hugging Face hub. Check the "
-        "name and the network (HF_HUB_OFFLINE, proxies; `hf auth login` for a gated model), or "
-        f"fetch it elsewhere with `hf download {path} --local-dir FOLDER` and set policy.path to "
-        "FOLDER."
+        f"{message}there is no such folder; check the path. If a model of the Hugging Face hub is "
+        f"meant: {reason}. Check its name and the network (HF_HUB_OFFLINE, proxies; `hf auth "
+        f"login` for a gated model), or fetch it elsewhere with `hf download {path} --local-dir "
+        "FOLDER` and set policy.path to FOLDER."
     )
 
 

@@ -17,7 +17,7 @@ from ragen_apo.policy.sampling import Sampling
 SHARED_TOKENS = 16
 """A shorter common beginning of two prompts is read again: copying has its cost, too."""
 _WORTH_A_PASS = 256
-"""Rows wait until another row has read the common beginning if that saves so many tokens."""
+"""Rows wait until another row has read the common beginning if that saves this many tokens."""
 TOKENS_PER_PASS = 4096
 """The most prompt tokens of a pass, unless one prompt alone has more; more only take memory."""
 PADDED_TOKENS_PER_PASS = 8192

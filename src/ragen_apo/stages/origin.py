@@ -119,7 +119,7 @@ def require_notes(run: RunDirectory) -> None:
 
 
 def require_checkpoints(run: RunDirectory, position: Position, *, every: int) -> None:
-    """Raises RunDirectoryError if Stage 2 saves one every so many steps, and none is left.
+    """Raises RunDirectoryError if Stage 2 has passed a checkpoint's step and no checkpoint is left.
 
     It would begin again, and its metrics would be emptied first. `every` may have been lowered
     since the run started.

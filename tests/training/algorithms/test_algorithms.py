@@ -277,11 +277,12 @@ def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -
         (["--algorithm=grp"], r"got 'grp' \(did you mean .*\), expected apo or apo_turn or oapl"),
         (
             ["--rollout_filter.strategy=top_p", "--values.num_samples=1"],
-            "as values.num_samples is 1; raise that",
+            "Stage 1 may take only one; raise values.num_samples, which is 1",
         ),
         (
             ["--rollout_filter.strategy=top_p", "--algorithm=ppo"],
-            "rollout_filter needs several rollouts of a task to see variance, and algorithm ppo",
+            "to see variance, and algorithm ppo plays each task once a step; "
+            "raise algorithm.group_size, which is 1",
         ),
         (
             ["--algorithm=rloo", "--algorithm.group_size=1"],

@@ -58,7 +58,7 @@ class BernoulliOptions(Section):
     num_pulls: int = Field(default=10, ge=1, le=1000)
     """Pulls of an episode."""
     min_gap: float = Field(default=0.2, gt=0.0, le=0.9)
-    """The best arm wins at least so much more often than the second."""
+    """Smallest difference between the win rates of the best arm and the second."""
     max_turns: int = Field(default=20, ge=1, le=1000)
     """Truncates an episode after this many turns."""
     max_actions_per_turn: int = Field(default=1, ge=1, le=100)

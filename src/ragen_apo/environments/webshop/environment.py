@@ -122,8 +122,8 @@ class WebShopOptions(Section):
     split_scheme: SplitScheme = SplitScheme.STANDARD
     """How goals are divided: as in the paper, or so that no product is in two splits."""
     train_goals_per_product: int | None = Field(default=None, ge=1)
-    """At most so many goals of one product in the split `train`; null: all. A few products, with
-    many options, have hundreds."""
+    """Most goals of one product in the split `train`; null: all. A few products, with many options,
+    have hundreds."""
     observation: ObservationMode = ObservationMode.COMPACT
     """Ours for language models, or one of upstream's two text modes."""
     reward: RewardVariant = RewardVariant.CORRECTED

@@ -94,7 +94,7 @@ def limit_text(limit: float) -> str:
 
 
 def shuffled_order(num_goals: int) -> npt.NDArray[np.int32]:
-    """The order in which upstream numbers so many goals: a function of their number alone."""
+    """The order in which upstream numbers its goals: a function of their count alone."""
     order = array("i", range(num_goals))
     random.Random(SHUFFLE_SEED).shuffle(order)  # pyright: ignore[reportArgumentType]
     return np.array(order, np.int32)

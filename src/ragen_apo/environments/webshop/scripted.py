@@ -214,7 +214,7 @@ class CarefulShopper(_Shopper):
 
 
 class HastyShopper(_Shopper):
-    """Leaves to chance what the careful shopper decides by reading, and so mostly fails.
+    """Draws at random what the careful shopper decides by reading, and so mostly fails.
 
     It searches one of three queries, opens one of the first four results, passes over some of the
     options asked for, and where one is missing goes back to another result or does not care. It

@@ -48,8 +48,8 @@ class ValueConfig(AlgorithmConfig):
     expected gradient stays the same, except with length_normalization `tokens`. Needs two tasks a
     step."""
     fit_values: bool = False
-    """Subtract a + c V* in place of that mean, fitted to the others: how much V* counts is then
-    what it tells of the returns, nothing where it is noise. Needs three tasks a step, better 32."""
+    """Subtract a + c V*, fitted to the other trajectories, instead of their mean. Where V* is
+    noise, c cancels it. Needs three tasks a step, better 32."""
 
     def check(self, config: RunConfig) -> None:
         """Refuses to centre one trajectory, and to fit a line to one other."""

@@ -114,10 +114,10 @@ class Oapl(AlgorithmConfig):
             )
 
     def check_environment(self, *, deterministic: bool) -> None:
-        """Refuses old samples where chance decides as well."""
+        """Refuses to use samples again in a stochastic environment."""
         if self.reuses_samples and not deterministic:
             raise ValueError(
-                "chance decides in it, and there OAPL is right on new samples only "
+                "it is stochastic, and OAPL may reuse samples only in deterministic environments "
                 "(docs/algorithm.md); set algorithm.lag, num_epochs and num_minibatches to 1"
             )
 

@@ -54,7 +54,7 @@ class RewardNormalizationConfig(Section):
 
 
 class PolicyGradientConfig(AlgorithmConfig):
-    """Rollouts, clipping, KL and entropy; one rollout per task."""
+    """Updates, clipping, KL and entropy of a step."""
 
     group_size: Size = 1
     """Rollouts per task."""

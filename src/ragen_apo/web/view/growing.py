@@ -46,7 +46,7 @@ class GrowingFile:
         self._taken = 0
 
     def refresh(self, path: Path, *, num_lines: int | None = None) -> None:
-        """Takes the lines that are new; with `num_lines` stops once it has at least so many.
+        """Takes the lines that are new; with `num_lines` stops once it has at least this number.
 
         Raises RunDirectoryError for a line that is no JSON object, unless it is the last one.
         """

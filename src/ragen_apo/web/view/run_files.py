@@ -32,7 +32,7 @@ MAX_DOCUMENT_BYTES = 1 << 24
 
 
 class Recent(Generic[Kept]):
-    """The values that were asked for last, at most so many."""
+    """The `size` values that were asked for last."""
 
     def __init__(self, size: int) -> None:
         self._size, self._lock = size, Lock()
@@ -98,7 +98,7 @@ class RunReader:
     ) -> tuple[EpisodeIndex, Path] | None:
         """The index of `episodes` or `rollouts` with its file; None where there is none.
 
-        With `num_episodes` no more of the file than these is read, as long as there are so many.
+        With `num_episodes` reading stops once the index has this number of them.
         """
         path = self.folder.readable(getattr(self.folder.run(name), file))
         if path is None:
