@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 import ragen_apo
+from ragen_apo.report.load import RunData
+from ragen_apo.training.algorithms.base import Algorithm
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -110,6 +113,18 @@ def test_the_contents_of_the_log_list_every_question_once_and_in_order() -> None
     contents, entries = text.split("\n## Contents\n")[1].split("\n## ", 1)
     listed = re.findall(r"^- \[(.+?)\]\(#", contents, re.MULTILINE)
     assert listed == re.findall(r"^### (.+\?)$", entries, re.MULTILINE)
+
+
+def test_the_page_on_algorithms_names_all_that_the_trainer_asks_of_one() -> None:
+    page = (ROOT / "docs" / "adding_an_algorithm.md").read_text(encoding="utf-8")
+    asked = [name for name in vars(Algorithm) if not name.startswith("_")]
+    assert [name for name in asked if not re.search(rf"`{name}\b", page)] == []
+
+
+def test_the_page_on_figures_names_every_field_of_a_run() -> None:
+    page = (ROOT / "docs" / "adding_a_figure.md").read_text(encoding="utf-8")
+    names = {field.name for field in fields(RunData)} - {"name"}
+    assert {name for name in names if f"| `{name}` |" not in page} == set()
 
 
 def test_the_workflow_runs_what_ci_runs_on_the_oldest_and_the_newest_python() -> None:
