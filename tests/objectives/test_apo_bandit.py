@@ -75,6 +75,18 @@ def test_sampled_sgd_at_a_constant_rate_reaches_the_optimum_with_the_exact_value
     assert kl(train_on_samples(arms, form=form), arms[-1]) < 1e-10
 
 
+def test_rounds_with_new_references_end_where_one_at_a_smaller_beta_does(arms):
+    """Three rounds at beta, each from the policy of the one before; and one at beta / 3."""
+    reference, returns, _, policy = arms
+    for _ in range(2):
+        policy = (policy + returns / BETA).log_softmax(0)
+    v_star = BETA / 3 * torch.logsumexp(reference + 3 * returns / BETA, dim=0)
+    left = residual(
+        policy - reference, returns_B=returns, v_star_B=v_star.expand(5), beta2=BETA / 3
+    )
+    torch.testing.assert_close(left, torch.zeros(5), rtol=0, atol=1e-12)
+
+
 def test_a_wrong_value_leaves_noise_at_the_optimum_that_a_constant_rate_cannot_remove(arms):
     assert kl(train_on_samples(arms, wrong_by=0.3), arms[-1]) > 1e-6
 

@@ -6,6 +6,7 @@ the actions of each state and the reference is uniform.
 
 import itertools
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from ragen_apo.objectives.turn_level import (
     traced,
     turn_level_loss,
 )
+from ragen_apo.values.state_values import segments, state_values
+from tests.factories import episode, turn
 
 BETA = 0.2
 PATHS = list(itertools.product(range(3), range(3)))
@@ -100,6 +103,33 @@ def test_with_trace_one_the_expected_gradient_is_that_of_the_trajectory_form(see
     assert whole_mean.norm() > 1e-3
     biased_mean, _ = problem.moments(lambda rows: problem.turn_loss(rows, trace=0.0))
     assert (biased_mean - whole_mean).norm() > 1e-3, "wrong values bias the naive form"
+
+
+@pytest.mark.parametrize(("trace", "gain"), [(0.0, 0.442), (0.9, 0.017), (1.0, -0.03)])
+def test_with_luck_only_trace_one_goes_by_what_a_choice_pays_on_average(trace, gain):
+    """The first turn takes 0.3 for sure, or goes to a state whose one turn pays 1 in 27 of 100.
+
+    V of that state is 0.2 log(0.73 + 0.27 e^5) = 0.742, so the expected advantage of going there
+    over taking 0.3 is (1 - trace) 0.742 + trace 0.27 - 0.3: below 0 only with trace near 1.
+    """
+    returns = [1.0] * 27 + [0.0] * 73
+    gambles = [episode(turn(state_key="start"), turn(r, state_key="wheel")) for r in returns]
+    safe = episode(turn(0.3, state_key="start"))
+    values = state_values([*gambles, safe], beta=BETA, min_visits=2)
+    assert values["wheel"] == pytest.approx(0.742, abs=5e-4)
+
+    def first_advantage(played):
+        parts = segments(played, task_value=values["start"], values=values)
+        residual_1S = segment_residuals(
+            torch.zeros(1, len(parts)),
+            rewards_BS=torch.tensor([[part.reward for part in parts]]),
+            values_BS=torch.tensor([[part.value for part in parts]]),
+            beta2=BETA,
+        )
+        return traced(residual_1S, trace=trace)[0, 0].item()
+
+    found = fmean(map(first_advantage, gambles)) - first_advantage(safe)
+    assert found == pytest.approx(gain, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,7 +15,7 @@ from ragen_apo.environments.base import (
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.errors import ConfigError
-from ragen_apo.stages.inputs import check_run_inputs
+from ragen_apo.stages.inputs import caveats, check_run_inputs
 from ragen_apo.types import Task
 from tests import factories
 
@@ -105,6 +105,29 @@ def test_oapl_uses_samples_again_in_deterministic_environments_only(key: str) ->
     assert message.startswith("the environment 'bandit': it is stochastic")
     assert "set algorithm.lag, num_epochs and num_minibatches to 1" in message
     check(*again, "--environment.win_share", "1.0")
+
+
+def test_turn_level_values_are_trusted_only_where_chance_does_not_decide() -> None:
+    by_turn = ("--algorithm", "apo_turn")
+    message = refusal(*by_turn)
+    assert message.startswith("the environment 'bandit': chance decides in it")
+    assert "algorithm.trace 0.9 trusts (docs/algorithm.md); set it to 1" in message
+    check(*by_turn, "--algorithm.trace", "1")
+    check(*by_turn, "--environment.win_share", "1.0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "number"),
+    [
+        (["--distillation.enabled=true"], 1),
+        (["--distillation.enabled=true", "--environment.win_share=1.0"], 0),
+        ([], 0),
+    ],
+)
+def test_distillation_says_where_chance_decides(overrides: list[str], number: int) -> None:
+    config = parse(*overrides)
+    environment = make_environment(config.environment.name, config.environment.options)
+    assert len(caveats(config, environment)) == number
 
 
 def test_a_training_split_without_tasks_is_refused() -> None:

@@ -3,11 +3,14 @@
 import itertools
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
 from ragen_apo.values.coverage import coverage_report, coverage_sentence, pass_at_k
 from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.state_values import state_coverage
+from tests.factories import episode, turn
 
 
 def report(*successes: list[bool], **options):
@@ -67,6 +70,20 @@ def test_a_line_for_people_names_the_largest_k_that_all_tasks_have():
         "25% of later turns in a state of known value."
     )
     assert "later turns" not in coverage_sentence(report([True]) | {"share_turns_known": None})
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "min_visits", "is_said"), [(1, 2, True), (1, 1, False), (2, 2, False)]
+)
+def test_where_no_state_has_a_value_it_is_said_that_by_turn_is_by_trajectory(
+    num_samples, min_visits, is_said
+):
+    """Two tasks, whose states have keys of their own."""
+    keys = [(f"{task}:1", f"{task}:2") for task in "ab" for _ in range(num_samples)]
+    episodes = [episode(*[turn(state_key=key) for key in both]) for both in keys]
+    coverage = state_coverage(episodes, min_visits=min_visits)
+    result = report(*[[True] * num_samples] * 2) | asdict(coverage)
+    assert ("A*-PO by trajectory" in coverage_sentence(result)) == is_said
 
 
 def test_a_task_with_fewer_than_k_samples_counts_with_what_it_has_and_is_reported():

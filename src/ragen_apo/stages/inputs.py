@@ -3,6 +3,7 @@
 `check_run_inputs` consumes a configuration and its environment and raises ConfigError with the key
 that asks for what is not there: training tasks, the split of evaluations, a teacher, recordings;
 or for a search that the environment does not allow, or weights that training could not change.
+`caveats` says what is allowed and right only in part.
 `check_start` looks at everything else as well that can be known before a run directory is made.
 """
 
@@ -170,6 +171,17 @@ def _check_chance(config: RunConfig, environment: HasTasks) -> None:
         config.algorithm.check_environment(deterministic=environment.properties.deterministic)
     except ValueError as error:
         raise ConfigError(f"the environment {config.environment.name!r}: {error}") from error
+
+
+def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
+    """What the run may do, and what its result is then not, a sentence each."""
+    if not config.distillation.enabled or environment.properties.deterministic:
+        return []
+    return [
+        f"distillation: chance decides in the environment {config.environment.name!r}, and an "
+        "episode that was lucky is imitated as if it were good, so that risks weigh too much; less "
+        "so with a larger distillation.beta (docs/algorithm.md)"
+    ]
 
 
 def _check_recordings(path: Path, environment: HasTasks) -> None:

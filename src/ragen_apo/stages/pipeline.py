@@ -39,7 +39,7 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.distillation import distil
-from ragen_apo.stages.inputs import check_run_inputs, describe_servers
+from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
 from ragen_apo.stages.memory import free_memory, plan_memory
 from ragen_apo.stages.origin import (
     count_attempt,
@@ -100,6 +100,8 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     run, data = session.run, session.environments.properties.data
     if data:
         session.progress.say(f"{session.environments.properties.name}: {data}")
+    for sentence in caveats(session.config, session.environments):
+        session.progress.say(sentence)
     if session.ranks.is_first:
         if not run.has_begun:
             note_origin(session)

@@ -122,7 +122,14 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
     ]
     if report.get("share_turns_known") is not None:
         parts.append(f"{report['share_turns_known']:.0%} of later turns in a state of known value")
-    return "Stage 1: " + ", ".join(parts) + "."
+    sentence = "Stage 1: " + ", ".join(parts) + "."
+    if report.get("num_known_states") == 0 and report.get("share_turns_known") is not None:
+        sentence += (
+            " No state was visited as often as algorithm.min_visits asks for, so none has a value "
+            "and every episode is one segment: A*-PO by trajectory. For more, raise "
+            "values.num_samples or set min_visits to 1."
+        )
+    return sentence
 
 
 def _advice(

@@ -6,7 +6,8 @@
 
 Equations are in `objectives.turn_level`, values of states in `values.state_values`; the trace is
 GAE's lambda (Schulman et al., arXiv 1506.02438). Assumes that equal states have equal keys. With
-trace 1 the expected gradient is that of `apo` for any values; with 0 it trusts them.
+trace 1 the expected gradient is that of `apo` for any values; with 0 it trusts them. These values
+count luck as skill, so where chance decides only trace 1 is right and any other is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class ApoTurn(ValueConfig):
     )
     name: str = "apo_turn"
     trace: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """lambda: 0 trusts the values of states, 1 only what was earned after them."""
+    """lambda: 0 trusts the values of states, 1 only what was earned after them. Has to be 1 in an
+    environment that is not deterministic."""
     min_visits: Count = 2
     """Reference episodes that must have passed a state before its value is used."""
 
@@ -52,6 +54,15 @@ class ApoTurn(ValueConfig):
 
     def formula(self) -> str:
         return f"{WEIGHTED}\n{self.formula_details()}, λ = {self.trace:g}"
+
+    def check_environment(self, *, deterministic: bool) -> None:
+        """Refuses to trust values that count luck as skill."""
+        if self.trace < 1 and not deterministic:
+            raise ValueError(
+                "chance decides in it, and the values of states count luck as skill, which "
+                f"algorithm.trace {self.trace:g} trusts (docs/algorithm.md); set it to 1, which is "
+                "right with any values"
+            )
 
     def make(self, config: RunConfig, policy: LanguageModel) -> ApoTurnAlgorithm:
         """The algorithm; it trains nothing but the policy."""
