@@ -1,5 +1,6 @@
 """Distillation: its weights, that it projects pi*, and what it leaves in a run."""
 
+import itertools
 import math
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,12 +71,31 @@ def test_an_episode_weighs_exp_of_its_advantage(tmp_path: Path) -> None:
     ]
 
 
-def test_a_task_that_was_never_solved_has_nothing_to_imitate(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("beta", "rewards"),
+    [
+        (0.2, [[0.0], [-0.1]]),  # a slip of form
+        (0.0, [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]),  # the same, rounded differently
+    ],
+)
+def test_a_task_whose_failures_are_alike_has_nothing_to_imitate(
+    beta: float, rewards: list[list[float]], tmp_path: Path
+) -> None:
     solved = episode(turn(1.0), task=WON, success=True)
-    failures = [episode(turn(r), task=LOST, success=False) for r in (0.0, 0.4)]
+    failures = [episode(*map(turn, each), task=LOST, success=False) for each in rewards]
+    assert failures[0].episode_return != failures[1].episode_return
     with store_of(tmp_path, solved, *failures) as store:
-        found = weighted(store)
+        found = weighted(store, beta=beta)
     assert [each.trajectory for each in found] == [solved]
+
+
+def test_of_graded_failures_the_better_one_weighs_more(tmp_path: Path) -> None:
+    """exp(0.4 / 0.2) = 7.39, against 1."""
+    failures = [episode(turn(r), task=LOST, success=False) for r in (0.0, 0.4)]
+    with store_of(tmp_path, *failures) as store:
+        found = weighted(store, tasks=[LOST], beta=0.2)
+    worse, better = (each.turn_weights[0] for each in found)
+    assert better / worse == pytest.approx(7.39, abs=0.01)
 
 
 def test_with_one_sample_a_task_the_successes_are_imitated_alike(tmp_path: Path) -> None:
@@ -207,6 +228,39 @@ def test_what_maximises_the_weighted_likelihood_is_pi_star(credit: str) -> None:
     assert np.abs(reference - optimal).sum() / 2 > 0.3, "the reference is far from it"
 
 
+def risky_share(returns: np.ndarray, is_risky: np.ndarray, *, beta: float) -> float:
+    """Of the weight of a task's samples, that of the risky arm."""
+    weights = optimal_policy_weights(returns, beta=beta)
+    return float(weights[is_risky].sum() / weights.sum())
+
+
+@pytest.mark.parametrize(
+    ("beta", "right", "of_16", "of_many"),
+    [(0.1, 0.450, 0.617, 0.998), (0.2, 0.475, 0.638, 0.886), (0.5, 0.490, 0.531, 0.553)],
+)
+def test_with_luck_what_is_distilled_is_not_pi_star(
+    beta: float, right: float, of_16: float, of_many: float
+) -> None:
+    """A safe arm pays 0.1, a risky one 1 in 8 of 100 pulls; the reference pulls both alike.
+
+    pi*: exp(0.08 / beta) to exp(0.1 / beta). Distilled: the mean of exp(R / beta) of each arm.
+    """
+    assert 1 / (1 + math.exp((0.1 - 0.08) / beta)) == pytest.approx(right, abs=5e-4)
+    returns = np.array([0.1] * 100 + [1.0] * 8 + [0.0] * 92)
+    is_risky = np.arange(200) >= 100
+    assert risky_share(returns, is_risky, beta=beta) == pytest.approx(of_many, abs=5e-4)
+    mean_of_16 = 0.0
+    for num_risky in range(17):
+        for num_won in range(num_risky + 1):
+            returns = np.array([0.1] * (16 - num_risky) + [1.0] * num_won)
+            returns = np.append(returns, [0.0] * (num_risky - num_won))
+            chance = math.comb(16, num_risky) * math.comb(num_risky, num_won) / 2**16
+            chance *= 0.08**num_won * 0.92 ** (num_risky - num_won)
+            is_risky = np.arange(16) >= 16 - num_risky
+            mean_of_16 += chance * risky_share(returns, is_risky, beta=beta)
+    assert mean_of_16 == pytest.approx(of_16, abs=5e-4)
+
+
 def test_a_weight_of_two_is_two_copies(session: Session) -> None:
     model = session.load_model(session.run.reference(0))
     ids = torch.randint(8, 200, (2, 10), generator=torch.Generator().manual_seed(0))
@@ -225,6 +279,68 @@ def test_a_weight_of_two_is_two_copies(session: Session) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
     assert results[0].log_ratio == pytest.approx(1.5 - results[0].loss, rel=1e-5)
+
+
+class Table:
+    """A policy of one turn: logits [V, V] of the token that is said after the one that was read."""
+
+    pad_id = 0
+
+    def __init__(self, num_tokens: int) -> None:
+        self.model = torch.nn.Embedding(num_tokens, num_tokens)
+        torch.nn.init.zeros_(self.model.weight)
+
+    def target_logits(self, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        return self.model(ids_BT[:, :-1][targets_BT[:, 1:]])
+
+
+def epoch_gradient(
+    session: Session, policy: Any, episodes: list[WeightedEpisode], *, batch_size: int
+) -> torch.Tensor:
+    """Of all batches of an epoch together, without an update between them."""
+    whole = factories.with_keys(session, f"--distillation.batch_size={batch_size}")
+    phase = distillation_phase(whole, policy, episodes, version=0)
+    policy.model.zero_grad()
+    for step in range(len(episodes) // batch_size):
+        accumulate_supervised_gradients(policy, phase.batch(step), batch_weight=phase.batch_weight)
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 8])
+def test_the_best_episode_has_its_share_of_an_epoch_whatever_the_batch(
+    batch_size: int, session: Session, tmp_path: Path
+) -> None:
+    """exp(1 / 0.2) = 148.4 of 148.4 + 2 x 20.1 + 2 x 4.5 + 3 = 200.5."""
+    returns = (1.0, 0.6, 0.6, 0.3, 0.3, 0.0, 0.0, 0.0)
+    played = [
+        episode(
+            turn(r, prompt_token_ids=(read,), response_token_ids=(9,)), task=WON, success=r == 1.0
+        )
+        for read, r in enumerate(returns, 1)
+    ]
+    with store_of(tmp_path, *played) as store:
+        episodes = weighted(store, tasks=[WON], beta=0.2)
+    gradient = epoch_gradient(session, Table(10), episodes, batch_size=batch_size)
+    row_norms = gradient.reshape(10, 10).norm(dim=1)  # a row is what one episode has read
+    assert row_norms[1] / row_norms.sum() == pytest.approx(0.740, abs=5e-4)
+
+
+def test_the_gradients_of_the_batches_of_an_epoch_add_up_to_that_of_all_episodes(
+    session: Session,
+) -> None:
+    model = session.load_model(session.run.reference(0))
+    lengths_and_weights = [(2, 3.0), (9, 0.1), (1, 0.5), (4, 1.0), (6, 2.0), (3, 0.2)]
+    episodes = [
+        WeightedEpisode(
+            episode(turn(response_token_ids=range(10, 10 + length), prompt_token_ids=(1, number))),
+            (weight,),
+        )
+        for number, (length, weight) in enumerate(lengths_and_weights, 30)
+    ]
+    whole = epoch_gradient(session, model, episodes, batch_size=6)
+    for batch_size in (1, 2, 3):
+        parts = epoch_gradient(session, model, episodes, batch_size=batch_size)
+        torch.testing.assert_close(parts * batch_size / 6, whole, rtol=1e-4, atol=1e-6)
 
 
 # In a run
@@ -251,8 +367,21 @@ TEXT = resolved_yaml(
 
 
 @pytest.fixture(scope="module")
-def distilled_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    return factories.run(factories.config(text=TEXT), tmp_path_factory.mktemp("distilled") / "run")
+def told() -> Sayings:
+    """What the run said."""
+    return Sayings()
+
+
+@pytest.fixture(scope="module")
+def distilled_run(tmp_path_factory: pytest.TempPathFactory, told: Sayings) -> RunDirectory:
+    path = tmp_path_factory.mktemp("distilled") / "run"
+    return factories.run(factories.config(text=TEXT), path, progress=told)
+
+
+@pytest.mark.usefixtures("distilled_run")
+def test_where_chance_decides_the_run_says_that_luck_is_imitated(told: Sayings) -> None:
+    (sentence,) = [line for line in told.lines if "lucky" in line]
+    assert sentence.startswith("distillation: chance decides in the environment 'bandit'")
 
 
 def test_the_curve_has_every_update_of_every_reference(distilled_run: RunDirectory) -> None:
@@ -357,6 +486,28 @@ def test_a_run_killed_around_its_distillations_ends_like_one_that_was_not(
 
 
 @pytest.mark.slow
+def test_the_limit_of_kl_counts_from_where_distillation_has_left_the_policy(
+    run_until_killed: Callable[..., int], tmp_path: Path
+) -> None:
+    """And so it does in a run that was killed."""
+    keys = ["--reference.refresh_every_steps=null", "--reference.refresh_max_kl=1e-4"]
+    keys += ["--training.max_steps=5", "--training.checkpoint_every=1"]
+    config = factories.changed(factories.config(text=TEXT), *keys)
+    found = rows(factories.run(config, tmp_path / "whole").metrics)
+    assert found[0]["kl_per_sequence"] > 1e-2, "the policy has left the reference before a step"
+    kl_at_start: dict[int, float] = {}
+    for row, after in itertools.pairwise(found):
+        version, kl = row["reference_version"], row["kl_per_sequence"]
+        is_far = kl - kl_at_start.setdefault(version, kl) > 1e-4
+        assert after["reference_version"] == version + is_far
+    assert 1 <= found[-1]["reference_version"] <= 2, "at most every second step"
+    step = "ragen_apo.training.trainer:Trainer.step"
+    text = resolved_yaml(config)
+    assert os.WIFSIGNALED(run_until_killed(tmp_path, target=step, call=2, text=text))
+    assert rows(factories.run(config, tmp_path / "run").metrics) == found
+
+
+@pytest.mark.slow
 def test_any_algorithm_can_follow(tmp_path: Path) -> None:
     """GRPO from the distilled policy: the control of a comparison."""
     config = factories.changed(
@@ -378,6 +529,7 @@ def test_a_reference_that_solves_nothing_is_distilled_from_nothing(
         f"--policy.path={session.run.reference(0)}",
         "--warm_start.enabled=false",
         "--distillation.enabled=true",
+        "--values.adaptive=false",
         "--training.max_steps=1",
     )
     run = factories.run(config, tmp_path / "none", progress=told)

@@ -55,7 +55,8 @@ class ReferenceConfig(Section):
     refresh_every_steps: Count | None = None
     """After this many steps; null for never."""
     refresh_max_kl: Positive | None = None
-    """When the mean KL per trajectory passes this; null for never."""
+    """When the mean KL per trajectory passes this; null for never. After a distillation, which
+    leaves the reference at once: when it is larger by this than in the first step."""
     num_samples: Size | None = None
     """Rollouts per task that Stage 1 takes of new references, in place of values.num_samples; null
     for as many as of the first."""

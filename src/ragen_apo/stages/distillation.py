@@ -3,11 +3,12 @@
     maximise  sum_i w_i log pi(tau_i),   tau_i ~ pi_ref,   w_i = exp((R_i - V_hat(x)) / beta)
 
 Consumes the value store; produces a policy. The weights are pi*/pi_ref, so this projects pi* on the
-policy: the maximum over all policies is pi* in the limit of many samples (docs/algorithm.md).
+policy: the maximum over all policies is pi* in the limit of many samples (docs/algorithm.md). An
+update has a batch of the sum; all batches are divided by the same number, as they have to add up.
 
-Only tasks that the reference has solved at least once take part. Of the others the store knows no
-better episode than a failure, and with one sample a task V_hat is the return itself, so that every
-failure would weigh 1.
+Only tasks take part that the reference has solved at least once, or whose returns are beta apart.
+Of the others the store knows no episode much better than a failure, and each would weigh about 1;
+with one sample a task V_hat is the return itself, and it would weigh exactly that.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from ragen_apo.warm_start.supervised import (
 )
 
 WARMUP_STEPS = 3
+LEAST_DIFFERENCE = 1e-9
+"""Of returns that differ at beta 0: the sum of rewards in another order may round differently."""
 MIN_STATE_VISITS = 2
 """Episodes that make a state's value known, where the algorithm does not say."""
 
@@ -67,8 +70,8 @@ def distil(
 ) -> None:
     """Trains `policy` in place on Stage 1's episodes under reference `version`.
 
-    Goes on after update number `start`. Does nothing but say so where the reference has solved no
-    task. Raises MissingValueError if the store lacks a task.
+    Goes on after update number `start`. Does nothing but say so where no task has an episode that
+    is better than others. Raises MissingValueError if the store lacks a task.
     """
     conditions = sampling_conditions(session.config, reference, session.environments)
     settings = session.config.distillation
@@ -105,9 +108,10 @@ def weighted_episodes(
     settings: DistillationConfig,
     min_visits: int,
 ) -> list[WeightedEpisode]:
-    """The stored episodes of solved tasks with pi*/pi_ref of their turns, without small weights.
+    """The stored episodes with pi*/pi_ref of their turns, without small weights.
 
-    Raises MissingValueError if a task has no sample.
+    Of tasks with a success or with returns that are beta apart. Raises MissingValueError if a task
+    has no sample.
     """
     values = store.values(conditions, [task.task_id for task in tasks], beta=settings.beta)
     states = {}
@@ -117,11 +121,12 @@ def weighted_episodes(
     kept = []
     for task in tasks:
         episodes = store.trajectories(conditions, task.task_id)
-        if not any(episode.success for episode in episodes):
+        returns = [episode.episode_return for episode in episodes]
+        is_solved = any(episode.success for episode in episodes)
+        least = max(settings.beta, LEAST_DIFFERENCE)
+        if not is_solved and max(returns) - min(returns) < least:
             continue
-        weights = optimal_policy_weights(
-            [episode.episode_return for episode in episodes], beta=settings.beta
-        )
+        weights = optimal_policy_weights(returns, beta=settings.beta)
         for episode, weight in zip(episodes, weights.tolist(), strict=True):
             by_turn = [weight] * len(episode.turns)
             if settings.credit == "turn":
@@ -147,10 +152,12 @@ def distillation_phase(
     categories = [episode.trajectory.task.category for episode in episodes]
     weights = session.environments.properties.category_weights
     if missing_categories([episode.trajectory.task for episode in episodes], weights):
-        weights = {}  # a part of a mixture that was never solved has nothing to imitate
+        weights = {}  # a part of a mixture may have nothing to imitate
     order = DrawOrder(categories, weights=weights, seed=seed, purpose="distillation-order")
     samples = [training_samples(episode.trajectory) for episode in episodes]
     token_weights = [sample_weights(episode) for episode in episodes]
+    total_weight = math.fsum(w for parts in token_weights for part in parts for w in part)
+    mean_weight = total_weight / max(len(episodes), 1)
     names = renamed_token_ids(
         policy,
         [each for parts in samples for each in parts],
@@ -186,6 +193,7 @@ def distillation_phase(
         warmup_steps=WARMUP_STEPS,
         log_every=1,
         temperature=session.config.sampling.temperature,
+        batch_weight=mean_weight * settings.batch_size,
         keeps_checkpoints=version == 0,
     )
 

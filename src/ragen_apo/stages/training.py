@@ -227,8 +227,23 @@ def _refresh_is_due(session: Session, position: Position, row: dict[str, float |
     by_steps = steps is not None and (
         position.step - position.counters.get("refreshed_at", 0) >= steps
     )
-    by_kl = max_kl is not None and row.get("kl_per_sequence", 0.0) > max_kl
+    by_kl = max_kl is not None and (
+        row.get("kl_per_sequence", 0.0) - _kl_at_start(session, row) > max_kl
+    )
     return by_steps or by_kl
+
+
+def _kl_at_start(session: Session, row: dict[str, float | int]) -> float:
+    """KL of the first step under the row's reference: how far distillation has moved the policy."""
+    if not session.config.distillation.enabled:
+        return 0.0
+
+    def noted() -> float:
+        rows, version = read_json_lines(session.run.metrics), row["reference_version"]
+        first = next((each for each in rows if each["reference_version"] == version), row)
+        return first.get("kl_per_sequence", 0.0)
+
+    return session.ranks.from_first(noted, "KL after the distillation")
 
 
 def _refresh_reference(

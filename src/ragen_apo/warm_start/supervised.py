@@ -72,6 +72,9 @@ class SupervisedPhase:
     """The phase ends early when a batch reaches it."""
     temperature: float = 1.0
     """Of the distribution that is trained: the one that will be sampled from."""
+    batch_weight: float | None = None
+    """What the weighted losses of each batch are divided by; None: by the weights of that batch.
+    Only one number for all batches keeps a batch of large weights ahead of one of small ones."""
     keeps_checkpoints: bool = True
     """`False`: it is a part of a step of Stage 2, which is made again after a kill."""
 
@@ -97,7 +100,11 @@ def run_supervised_phase(
         dropout_seed = derive_seed(phase.seed, "dropout", phase.name, step)
         with seeded_torch(dropout_seed, device=session.device):
             result = accumulate_supervised_gradients(
-                model, batch, temperature=phase.temperature, ranks=session.ranks
+                model,
+                batch,
+                temperature=phase.temperature,
+                batch_weight=phase.batch_weight,
+                ranks=session.ranks,
             )
         learning_rate = learning_rate_at(
             step,
@@ -158,17 +165,20 @@ def accumulate_supervised_gradients(
     parts: Sequence[SupervisedBatch],
     *,
     temperature: float = 1.0,
+    batch_weight: float | None = None,
     ranks: Ranks = ALONE,
 ) -> SupervisedResult:
-    """Adds up the gradient of the weighted mean cross-entropy over all targets of all parts.
+    """Adds up the gradient of the weighted cross-entropy over all targets of all parts.
 
-    And of the parts of all ranks, some of which may have none.
+    And of the parts of all ranks, some of which may have none. The sum is divided by
+    `batch_weight`; None: by its weights, which makes it their mean, as the result always is.
     """
     num_targets, total_weight = ranks.total(
         sum(int(part.target_mask_BT.sum()) for part in parts),
         sum(float(_weights(part).sum()) for part in parts),
         what="targets",
     )
+    divisor = total_weight if batch_weight is None else batch_weight
     loss_sum = num_correct = sampled_sum = 0.0
     for part in parts:
         logits_MV = model.target_logits(part.token_ids_BT, part.target_mask_BT)
@@ -178,7 +188,7 @@ def accumulate_supervised_gradients(
         losses_M = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="none")
         weights_M = _weights(part)
         loss = (losses_M * weights_M).sum()
-        (loss / total_weight).backward()
+        (loss / divisor).backward()
         loss_sum += loss.item()
         num_correct += float((logits_MV.argmax(-1) == targets_M).sum())
         if part.sampled_logprobs_BT is not None:
