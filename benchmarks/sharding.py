@@ -52,7 +52,7 @@ def main() -> None:
     session = open_session(load_run_config(run.config), run, SilentProgress())
     policy = session.shard(session.load_policy(run.reference(0)))
     trainer = make_trainer(
-        session, policy, session.training_tasks(), position=Position(STAGE_TWO, 0), moments={}
+        session, policy, session.training_tasks(), position=Position(STAGE_TWO, 0)
     )
     update, rollout, gradients, peaks = trainer.optimizer.update, trainer.proxy.rollout, 0, []
 

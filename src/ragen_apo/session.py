@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import time
@@ -93,6 +94,8 @@ class Session:
         transformers, and RunDirectoryError for a model of the run that is not what it has saved.
         """
         self._refuse_damage(Path(folder))
+        if self.ranks.sharded and self.ranks.size > 1:
+            gc.collect()  # models in shares refer to themselves: those let go of are still there
         model = load_language_model(
             folder,
             device=self.device,

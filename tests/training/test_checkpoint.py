@@ -23,8 +23,6 @@ from ragen_apo.training.checkpoint import (
 )
 from ragen_apo.training.optimization import Optimizer
 
-CPU = torch.device("cpu")
-
 
 class TiedModel(nn.Module):
     def __init__(self, *, width: int = 3, seed: int = 0) -> None:
@@ -71,13 +69,13 @@ def names(directory: Path) -> list[str]:
 def test_weights_buffers_moments_and_position_come_back(tmp_path: Path) -> None:
     model = save(tmp_path, 4)
     other = TiedModel(seed=1)
-    loaded = load_latest_checkpoint(tmp_path, model=other, device=CPU)
-    assert loaded is not None
-    position, moments = loaded
-    assert position == Position("training", 4, counters={"num_episodes": 40})
+    loaded = load_latest_checkpoint(tmp_path, model=other)
+    assert loaded == Position("training", 4, counters={"num_episodes": 40})
     assert torch.equal(other.embedding.weight, model.embedding.weight)
     assert other.counter.tolist() == [7]
-    expected = trained(TiedModel()).state_tensors()
+    expected, restored = trained(TiedModel()).state_tensors(), Optimizer(other)
+    load_moments(tmp_path / "4-training-000004", restored)
+    moments = restored.state_tensors()
     assert moments.keys() == expected.keys()
     assert all(torch.equal(moments[name], expected[name]) for name in expected)
 
@@ -85,7 +83,7 @@ def test_weights_buffers_moments_and_position_come_back(tmp_path: Path) -> None:
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     save(tmp_path, 4)
     other = TiedModel(seed=1)
-    load_latest_checkpoint(tmp_path, model=other, device=CPU)
+    load_latest_checkpoint(tmp_path, model=other)
     assert other.head.weight is other.embedding.weight
     # 15 float32 of the tied matrix, one int64 of the buffer, and the header: once, not twice.
     file = tmp_path / "4-training-000004/model.safetensors"
@@ -100,10 +98,40 @@ def test_an_optimizer_that_has_made_no_update_can_be_saved(tmp_path: Path) -> No
     save_checkpoint(
         tmp_path, position=Position("copy", 0), model=model, optimizer=optimizer, keep=2
     )
-    loaded = load_latest_checkpoint(tmp_path, model=model, device=CPU)
-    assert loaded is not None and loaded[0] == Position("copy", 0)
-    load_moments(tmp_path / "1-copy-000000", optimizer, loaded[1])
-    assert all(not moment.any() for moment in loaded[1].values())
+    loaded = load_latest_checkpoint(tmp_path, model=model)
+    assert loaded == Position("copy", 0)
+    load_moments(tmp_path / "1-copy-000000", optimizer)
+    assert all(not moment.any() for moment in optimizer.state_tensors().values())
+
+
+def test_nothing_is_copied_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TiedModel()
+    optimizer, critic = trained(model), trained(TiedModel(seed=1))
+    # They point to the tensors that AdamW goes on with: the next update changes them.
+    seen, before = optimizer.state_tensors(), torch.zeros(5, 3)
+    before.copy_(seen["embedding.weight/exp_avg"])
+    written: dict[str, set[int]] = {}
+    monkeypatch.setattr(
+        checkpoint,
+        "save_file",
+        lambda tensors, path: written.update(
+            {path.name: {each.data_ptr() for each in tensors.values()}}
+        ),
+    )
+    save_checkpoint(
+        tmp_path,
+        position=Position("training", 1),
+        model=model,
+        optimizer=optimizer,
+        keep=1,
+        algorithm_state=critic.state_tensors(),
+    )
+    model.embedding.weight.sum().backward()
+    optimizer.update(learning_rate=0.1, max_grad_norm=1.0)
+    assert not torch.equal(seen["embedding.weight/exp_avg"], before)
+    for file, held in (("optimizer", optimizer), ("algorithm", critic)):
+        own = {each.data_ptr() for each in held.state_tensors().values()}
+        assert written[f"{file}.safetensors"] == own
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -117,7 +145,7 @@ def test_later_phases_come_after_earlier_ones_whatever_their_steps() -> None:
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
-    assert load_latest_checkpoint(tmp_path / "none", model=TiedModel(), device=CPU) is None
+    assert load_latest_checkpoint(tmp_path / "none", model=TiedModel()) is None
 
 
 def full_disk(*_: Any, **__: Any) -> None:
@@ -132,8 +160,8 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(
     with pytest.raises(CheckpointError, match=r"000004 could not be written.*No space left"):
         save(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["4-training-000002"]
-    loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
-    assert loaded is not None and loaded[0].step == 2
+    loaded = load_latest_checkpoint(tmp_path, model=TiedModel())
+    assert loaded is not None and loaded.step == 2
 
 
 def test_a_write_that_fails_over_an_existing_checkpoint_keeps_that_one(
@@ -152,8 +180,8 @@ def test_what_a_killed_writer_left_is_ignored_and_removed(tmp_path: Path) -> Non
     leftover = tmp_path / f"4-training-000004{PARTIAL_MARK}0123abcd"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
-    loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
-    assert loaded is not None and loaded[0].step == 2
+    loaded = load_latest_checkpoint(tmp_path, model=TiedModel())
+    assert loaded is not None and loaded.step == 2
     assert not leftover.exists()
 
 
@@ -165,7 +193,7 @@ def test_a_truncated_file_names_the_folder_and_the_checkpoint_before(
     file = tmp_path / "4-training-000004" / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CheckpointError) as raised:
-        load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
+        load_latest_checkpoint(tmp_path, model=TiedModel())
     message = str(raised.value)
     assert str(tmp_path / "4-training-000004") in message
     assert "Remove the folder to continue from the one before it (4-training-000002)" in message
@@ -175,19 +203,19 @@ def test_a_missing_file_is_an_error_too(tmp_path: Path) -> None:
     save(tmp_path, 2)
     (tmp_path / "4-training-000002" / "optimizer.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"cannot be read.*None is left"):
-        load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
+        load_latest_checkpoint(tmp_path, model=TiedModel())
 
 
 def test_a_checkpoint_of_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 2)
     with pytest.raises(CheckpointError, match=r"has shape \(5, 3\), expected \(5, 4\)"):
-        load_latest_checkpoint(tmp_path, model=TiedModel(width=4), device=CPU)
+        load_latest_checkpoint(tmp_path, model=TiedModel(width=4))
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 2)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor .* is missing"):
-        load_latest_checkpoint(tmp_path, model=nn.Linear(2, 2), device=CPU)
+        load_latest_checkpoint(tmp_path, model=nn.Linear(2, 2))
 
 
 def test_a_state_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
@@ -196,7 +224,7 @@ def test_a_state_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     state.write_text(json.dumps({**json.loads(state.read_text()), "epoch": 3}))
     write_checksums(state.parent)
     with pytest.raises(CheckpointError, match="epoch"):
-        load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
+        load_latest_checkpoint(tmp_path, model=TiedModel())
 
 
 # What others have put there
@@ -216,8 +244,8 @@ def test_a_folder_of_the_users_in_checkpoints_is_left_alone(tmp_path: Path) -> N
     for file in (".DS_Store", "4-training-000009", f"notes{PARTIAL_MARK}draft"):
         (tmp_path / file).write_text("mine")
     save(tmp_path, 2, 4, 6, keep=1)
-    loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
-    assert loaded is not None and loaded[0].step == 6
+    loaded = load_latest_checkpoint(tmp_path, model=TiedModel())
+    assert loaded is not None and loaded.step == 6
     assert [path.name for path in list_checkpoints(tmp_path)] == ["4-training-000006"]
     assert all((tmp_path / name / "weights").read_text() == "precious" for name in names)
     assert (tmp_path / f"notes{PARTIAL_MARK}draft").read_text() == "mine"
@@ -227,8 +255,8 @@ def test_a_folder_of_the_users_in_checkpoints_is_left_alone(tmp_path: Path) -> N
 def test_checkpoints_from_step_one_million_on_come_after_earlier_ones(tmp_path: Path) -> None:
     save(tmp_path, 999_990, 1_000_000, 1_000_010, keep=2)
     assert names(tmp_path) == ["4-training-1000000", "4-training-1000010"]
-    loaded = load_latest_checkpoint(tmp_path, model=TiedModel(), device=CPU)
-    assert loaded is not None and loaded[0].step == 1_000_010
+    loaded = load_latest_checkpoint(tmp_path, model=TiedModel())
+    assert loaded is not None and loaded.step == 1_000_010
 
 
 # Damage: nothing is taken that was not written
@@ -237,7 +265,7 @@ def test_checkpoints_from_step_one_million_on_come_after_earlier_ones(tmp_path: 
 def refusal(directory: Path, model: nn.Module | None = None) -> str:
     """What is said of the newest checkpoint of a run with steps 2 and 4."""
     with pytest.raises(CheckpointError) as raised:
-        load_latest_checkpoint(directory, model=model or TiedModel(seed=1), device=CPU)
+        load_latest_checkpoint(directory, model=model or TiedModel(seed=1))
     message = str(raised.value)
     assert "\n" not in message
     assert f"checkpoint {directory / '4-training-000004'} cannot be read" in message
@@ -318,10 +346,11 @@ def test_a_state_of_an_unknown_phase_or_of_another_folder_is_refused(tmp_path: P
 
 def optimizer_refusal(directory: Path) -> str:
     model = TiedModel(seed=1)
-    loaded = load_latest_checkpoint(directory, model=model, device=CPU)
-    assert loaded is not None
+    assert load_latest_checkpoint(directory, model=model) == Position(
+        "training", 4, counters={"num_episodes": 40}
+    )
     with pytest.raises(CheckpointError) as raised:
-        load_moments(directory / "4-training-000004", Optimizer(model), loaded[1])
+        load_moments(directory / "4-training-000004", Optimizer(model))
     assert "Remove the folder to continue from the one before it (4-training-000002)" in str(
         raised.value
     )

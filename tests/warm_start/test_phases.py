@@ -218,7 +218,7 @@ def test_no_checkpoint_is_written_twice(session: Session, monkeypatch: pytest.Mo
     monkeypatch.setattr("ragen_apo.warm_start.supervised.save_checkpoint", save)
     model = session.load_model(session.run.initial)
     phase = demonstrations_phase(session, model)
-    run_supervised_phase(session, model, phase, start=0, moments={})
+    run_supervised_phase(session, model, phase, start=0)
     assert saved == [f"2-demonstrations-0000{step}" for step in (10, 20, 30, 40)]
 
 

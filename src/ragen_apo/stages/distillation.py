@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.config.distillation import DistillationConfig
@@ -66,7 +65,6 @@ def distil(
     *,
     version: int = 0,
     start: int = 0,
-    moments: dict[str, Tensor] | None = None,
 ) -> None:
     """Trains `policy` in place on Stage 1's episodes under reference `version`.
 
@@ -91,7 +89,7 @@ def distil(
         f"distillation: {len(episodes)} episodes of {num_tasks(episodes)} tasks, "
         f"{phase.num_steps} updates"
     )
-    run_supervised_phase(session, policy, phase, start=start, moments=moments or {})
+    run_supervised_phase(session, policy, phase, start=start)
     policy.model.eval()
 
 

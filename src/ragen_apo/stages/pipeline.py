@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from ragen_apo.config import RunConfig
 from ragen_apo.files import (
@@ -96,7 +95,41 @@ def train(
 
 
 def _play_phases(session: Session, *, only_reference: bool) -> None:
-    """From wherever the run stands to its reference or its trained policy."""
+    """From wherever the run stands to its reference or its trained policy.
+
+    No caller has a policy, so what this function lets go of is gone.
+    """
+    run = session.run
+    _begin(session)
+    tasks = session.training_tasks()
+    policy, position = _loaded_policy(session)
+    with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
+        _warm_start(session, policy, position)
+        if only_reference:
+            if session.ranks.is_first:
+                _note_peak_memory(run, session.device)
+                count_attempt(run, by=-1)  # it ended as asked: going on is no resumption
+            return
+        for sentence in describe_servers(session.config):
+            session.progress.say(sentence)
+        if position.phase in WARM_START:
+            del policy  # reference 0 has its weights; another one starts from there
+            _stage_one(session, tasks)
+            policy = session.shard(session.load_policy(run.reference(0)))
+            position = Position(DISTILLATION, 0)
+        else:
+            _stage_one(session, tasks, beside=policy)
+        if position.phase == DISTILLATION:
+            if session.config.distillation.enabled:
+                _distillation(session, policy, tasks, position)
+            position = Position(STAGE_TWO, 0)
+        with session.timed("stage 2"):
+            run_stage_two(session, policy, tasks, position=position)
+        _save_policy(session, policy)
+
+
+def _begin(session: Session) -> None:
+    """Says what is played, and removes what a killed attempt left half written."""
     run, data = session.run, session.environments.properties.data
     if data:
         session.progress.say(f"{session.environments.properties.name}: {data}")
@@ -107,7 +140,23 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
             note_origin(session)
         for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
             remove_partial_files(folder)
-    tasks = session.training_tasks()
+
+
+def _save_policy(session: Session, policy: LanguageModel) -> None:
+    """The end of a run."""
+    run = session.run
+    if session.ranks.is_first:
+        _note_peak_memory(run, session.device)
+        if run.values.exists():
+            note_stage_one_tokens(run)
+    if session.config.policy.lora is not None:
+        session.save_adapters(policy)
+    session.save_model(policy, run.policy)
+
+
+def _loaded_policy(session: Session) -> tuple[LanguageModel, Position]:
+    """The policy where training stands, of a run that nothing refuses from here on."""
+    run = session.run
     # From the first reference on, its weights are those that adapters are added to.
     policy = session.load_policy(
         run.reference(0) if session.has(run.reference(0)) else _initial_model(session)
@@ -118,50 +167,12 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     has_adapters = session.config.policy.lora is not None
     if session.ranks.is_first and has_adapters and not run.reference(0).exists():
         require_same_initial_model(session, policy)
-    position, moments = _resume(session, policy)
+    position = _resume(session, policy)
     session.shard(policy)
     if session.ranks.is_first:
         note_origin(session)  # after all that may refuse the run
         count_attempt(run)
-    with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
-        _play_from(session, policy, tasks, position, moments, only_reference=only_reference)
-
-
-def _play_from(
-    session: Session,
-    policy: LanguageModel,
-    tasks: list[Task],
-    position: Position,
-    moments: dict[str, Tensor],
-    *,
-    only_reference: bool,
-) -> None:
-    run = session.run
-    _warm_start(session, policy, position, moments)
-    if only_reference:
-        if session.ranks.is_first:
-            _note_peak_memory(run, session.device)
-            count_attempt(run, by=-1)  # it ended where it was asked to: going on is no resumption
-        return
-    for sentence in describe_servers(session.config):
-        session.progress.say(sentence)
-    _stage_one(session, tasks)
-    if position.phase != STAGE_TWO:
-        if position.phase != DISTILLATION:
-            position, moments = Position(DISTILLATION, 0), {}
-            policy = session.shard(session.load_policy(run.reference(0)))
-        if session.config.distillation.enabled:
-            _distillation(session, policy, tasks, position, moments)
-        position, moments = Position(STAGE_TWO, 0), {}
-    with session.timed("stage 2"):
-        run_stage_two(session, policy, tasks, position=position, moments=moments)
-    if session.ranks.is_first:
-        _note_peak_memory(run, session.device)
-        if run.values.exists():
-            note_stage_one_tokens(run)
-    if session.config.policy.lora is not None:
-        session.save_adapters(policy)
-    session.save_model(policy, run.policy)
+    return policy, position
 
 
 def _plan_memory(session: Session, policy: LanguageModel) -> None:
@@ -193,21 +204,21 @@ def _initial_model(session: Session) -> Path | str:
     return folder
 
 
-def _resume(session: Session, policy: LanguageModel) -> tuple[Position, dict[str, Tensor]]:
+def _resume(session: Session, policy: LanguageModel) -> Position:
     """Where training stands: the newest checkpoint's weights are in `policy` afterwards.
 
     Curves are cut back to that point, because what came after it will be computed again.
     """
     run = session.run
-    loaded = load_latest_checkpoint(run.checkpoints, model=policy.model, device=session.device)
-    position, moments = loaded or (Position(PHASES[0], 0), {})
+    loaded = load_latest_checkpoint(run.checkpoints, model=policy.model)
+    position = loaded or Position(PHASES[0], 0)
     if session.ranks.is_first:
         require_references(run, position)
         require_checkpoints(run, position, every=session.config.training.checkpoint_every)
         _cut_back_curves(run, position, session.progress)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")
-    return position, moments
+    return position
 
 
 def _cut_back_curves(run: RunDirectory, position: Position, progress: Progress) -> None:
@@ -248,9 +259,7 @@ def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     return len(kept)
 
 
-def _warm_start(
-    session: Session, policy: LanguageModel, position: Position, moments: dict[str, Tensor]
-) -> None:
+def _warm_start(session: Session, policy: LanguageModel, position: Position) -> None:
     """Runs what is left of the supervised phases; `references/0` exists afterwards."""
     has_reference = session.has(session.run.reference(0))
     if session.config.warm_start.enabled and not has_reference:
@@ -266,44 +275,40 @@ def _warm_start(
             is_over = index < reached or (index == reached and position.finished)
             if is_over or num_steps == 0:
                 continue
-            resuming = index == reached
+            start = position.step if index == reached else 0
             with session.timed(WARM_START[index]):
-                run_supervised_phase(
-                    session,
-                    policy,
-                    make_phase(session, policy),
-                    start=position.step if resuming else 0,
-                    moments=moments if resuming else {},
-                )
+                run_supervised_phase(session, policy, make_phase(session, policy), start=start)
     if not has_reference:
         session.save_model(policy, session.run.reference(0))
         if session.ranks.is_first:
             note_reference(session.run, 0)
 
 
-def _stage_one(session: Session, tasks: list[Task]) -> None:
-    """Samples the first reference, unless no values are needed or a store has them already."""
+def _stage_one(session: Session, tasks: list[Task], *, beside: LanguageModel | None = None) -> None:
+    """Samples the first reference, unless no values are needed or a store has them already.
+
+    `beside` is the policy that goes on afterwards; its adapters may have the reference below them.
+    """
     if session.config.values.store is not None or not session.config.has_stage_one:
         return
-    reference = session.load_model(session.run.reference(0))
+    if beside is not None and session.config.policy.lora is not None:
+        reference = beside.without_adapters()
+    else:
+        reference = session.load_model(session.run.reference(0))
     with session.timed("stage 1"):
         report = estimate_values(session, reference, tasks)
     note_values(session, report, version=0)
 
 
 def _distillation(
-    session: Session,
-    policy: LanguageModel,
-    tasks: list[Task],
-    position: Position,
-    moments: dict[str, Tensor],
+    session: Session, policy: LanguageModel, tasks: list[Task], position: Position
 ) -> None:
     """Runs what is left of the distillation; `distilled` holds the policy afterwards."""
     run = session.run
     if not position.finished:
         with session.timed(DISTILLATION):
             reference = reference_model(session, policy, version=0)
-            distil(session, policy, reference, tasks, start=position.step, moments=moments)
+            distil(session, policy, reference, tasks, start=position.step)
     if not session.has(run.distilled):
         session.save_model(policy, run.distilled)
 

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from torch import Tensor
-
 from ragen_apo.agent.assembly import build_proxy
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
@@ -44,10 +42,9 @@ def run_stage_two(
     tasks: Sequence[Task],
     *,
     position: Position,
-    moments: dict[str, Tensor],
 ) -> None:
     """Trains `policy` in place from `position` to the last step, or to where a rule stops it."""
-    trainer = make_trainer(session, policy, tasks, position=position, moments=moments)
+    trainer = make_trainer(session, policy, tasks, position=position)
     with contextlib.closing(trainer):
         _take_steps(session, trainer, tasks, position)
 
@@ -55,7 +52,7 @@ def run_stage_two(
 def _take_steps(
     session: Session, trainer: Trainer, tasks: Sequence[Task], position: Position
 ) -> None:
-    config, policy = session.config, trainer.policy
+    config = session.config
     version, ranks = position.counters.get("reference_version", 0), session.ranks
     watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
     if position.step == 0:
@@ -84,13 +81,7 @@ def _take_steps(
         if refreshed:
             version += 1
             trainer.pause_rollouts()
-            with session.timed("reference refresh"):
-                reference = _refresh_reference(session, policy, tasks, version=version)
-            trainer.take_reference(
-                reference,
-                tasks=selected_tasks(session, reference, tasks, version=version),
-                values=reference_values(session, reference, tasks),
-            )
+            _refresh_reference(session, trainer, tasks, version=version)
             counters = {"reference_version": version, "refreshed_at": step + 1}
             position = replace(position, counters={**position.counters, **counters})
             session.progress.start("stage 2", config.training.max_steps)
@@ -109,7 +100,6 @@ def make_trainer(
     tasks: Sequence[Task],
     *,
     position: Position,
-    moments: dict[str, Tensor],
 ) -> Trainer:
     """A trainer in the state that a checkpoint says, or in a new run's."""
     config = session.config
@@ -119,9 +109,9 @@ def make_trainer(
     algorithm = config.algorithm.make(config, policy)
     checkpoint = session.run.checkpoints / position.name
     if position.step > 0:
-        load_moments(checkpoint, optimizer, moments)
+        load_moments(checkpoint, optimizer)
         with checkpoint_errors(checkpoint, ALGORITHM_FILE):
-            algorithm.load_state_tensors(algorithm_tensors(moments))
+            algorithm.load_state_tensors(algorithm_tensors(checkpoint))
     version = position.counters.get("reference_version", 0)
     reference = reference_model(session, policy, version=version)
     return Trainer(
@@ -247,17 +237,27 @@ def _kl_at_start(session: Session, row: dict[str, float | int]) -> float:
 
 
 def _refresh_reference(
-    session: Session, policy: LanguageModel, tasks: Sequence[Task], *, version: int
-) -> LanguageModel:
-    """The policy becomes the reference; its samples, if any are used, are added to the store."""
-    session.save_model(policy, session.run.reference(version))
-    if session.ranks.is_first:
-        note_reference(session.run, version)
-    reference = reference_model(session, policy, version=version)
-    if session.config.has_stage_one:
-        report = estimate_values(session, reference, tasks, version=version)
-        note_values(session, report, version=version)
-    if session.config.distillation.enabled:
-        with session.timed(DISTILLATION):
-            distil(session, policy, reference, tasks, version=version)
-    return reference
+    session: Session, trainer: Trainer, tasks: Sequence[Task], *, version: int
+) -> None:
+    """The policy becomes the reference, of which there is one at a time.
+
+    Its samples, if any are used, are added to the store.
+    """
+    policy = trainer.policy
+    trainer.drop_reference()
+    with session.timed("reference refresh"):
+        session.save_model(policy, session.run.reference(version))
+        if session.ranks.is_first:
+            note_reference(session.run, version)
+        reference = reference_model(session, policy, version=version)
+        if session.config.has_stage_one:
+            report = estimate_values(session, reference, tasks, version=version)
+            note_values(session, report, version=version)
+        if session.config.distillation.enabled:
+            with session.timed(DISTILLATION):
+                distil(session, policy, reference, tasks, version=version)
+    trainer.take_reference(
+        reference,
+        tasks=selected_tasks(session, reference, tasks, version=version),
+        values=reference_values(session, reference, tasks),
+    )

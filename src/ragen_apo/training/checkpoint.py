@@ -58,9 +58,6 @@ PHASES = (*WARM_START, DISTILLATION, STAGE_TWO)
 WEIGHTS_FILE, STATE_FILE = "model.safetensors", "state.json"
 OPTIMIZER_FILE, ALGORITHM_FILE = "optimizer.safetensors", "algorithm.safetensors"
 
-ALGORITHM_PREFIX = "algorithm/"
-"""Marks the algorithm's tensors among those that are loaded."""
-
 _NAME = re.compile(r"[0-9]-([a-z]+)-([0-9]{6,})")
 
 
@@ -148,14 +145,12 @@ def _position_in(name: str) -> Position | None:
     return position if position.name == name else None
 
 
-def load_latest_checkpoint(
-    directory: Path, *, model: nn.Module, device: torch.device
-) -> tuple[Position, dict[str, Tensor]] | None:
-    """Puts the newest checkpoint's weights into the model.
+def load_latest_checkpoint(directory: Path, *, model: nn.Module) -> Position | None:
+    """Puts the newest checkpoint's weights into the model; returns its position, None without one.
 
-    Returns the position with the optimizer's tensors and, under `ALGORITHM_PREFIX`, the
-    algorithm's; None if there is no checkpoint. Raises CheckpointError for one that is cut off or
-    belongs to another model; none is skipped silently.
+    What else it holds is read by whoever needs it, when it does: `load_moments`,
+    `algorithm_tensors`. Raises CheckpointError for one that is cut off or belongs to another model;
+    none is skipped silently.
     """
     if directory.is_dir():
         remove_partial_files(directory)
@@ -164,38 +159,28 @@ def load_latest_checkpoint(
         return None
     path = checkpoints[-1]
     with checkpoint_errors(path):
-        check_checksums(path, [WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE])
+        kept = [ALGORITHM_FILE] if (path / ALGORITHM_FILE).exists() else []
+        check_checksums(path, [WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE, *kept])
     with checkpoint_errors(path, STATE_FILE):
         position = _read_position(path)
     with checkpoint_errors(path, WEIGHTS_FILE):
-        load_trained_tensors(model, load_file(path / WEIGHTS_FILE, device=str(device)))
-    with checkpoint_errors(path, OPTIMIZER_FILE):
-        moments = load_file(path / OPTIMIZER_FILE, device="cpu")
-    if (path / ALGORITHM_FILE).exists():
-        with checkpoint_errors(path, ALGORITHM_FILE):
-            check_checksums(path, [ALGORITHM_FILE])
-            kept = load_file(path / ALGORITHM_FILE, device="cpu")
-        moments |= {f"{ALGORITHM_PREFIX}{name}": tensor for name, tensor in kept.items()}
-    return position, moments
+        load_trained_tensors(model, load_file(path / WEIGHTS_FILE))
+    return position
 
 
-def load_moments(path: Path, optimizer: Optimizer, loaded: Mapping[str, Tensor]) -> None:
-    """Gives the optimizer its tensors among those of checkpoint `path`.
+def load_moments(path: Path, optimizer: Optimizer) -> None:
+    """Gives the optimizer its tensors of checkpoint `path`, which no one else holds.
 
     Raises CheckpointError if they are not exactly those that this optimizer keeps.
     """
-    own = {name: t for name, t in loaded.items() if not name.startswith(ALGORITHM_PREFIX)}
     with checkpoint_errors(path, OPTIMIZER_FILE):
-        optimizer.load_state_tensors(own)
+        optimizer.load_state_tensors(load_file(path / OPTIMIZER_FILE))
 
 
-def algorithm_tensors(loaded: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that the algorithm keeps, among the loaded ones."""
-    return {
-        name.removeprefix(ALGORITHM_PREFIX): tensor
-        for name, tensor in loaded.items()
-        if name.startswith(ALGORITHM_PREFIX)
-    }
+def algorithm_tensors(path: Path) -> dict[str, Tensor]:
+    """What the algorithm keeps in checkpoint `path`; nothing where there is no such file."""
+    file = path / ALGORITHM_FILE
+    return load_file(file) if file.exists() else {}
 
 
 @contextlib.contextmanager

@@ -75,11 +75,11 @@ class Optimizer:
     def state_tensors(self) -> dict[str, Tensor]:
         """Moments and step counts, named `<parameter>/<moment>`: always those of all parameters.
 
-        They are in shares where the parameters are. Where one has had no gradient yet, they are
-        what AdamW will start with.
+        They are no copies: the next update changes them. They are in shares where the parameters
+        are. Where one has had no gradient yet, they are what AdamW will start with.
         """
         return {
-            f"{name}/{key}": value.detach().clone().contiguous()
+            f"{name}/{key}": value.detach().contiguous()
             for name, parameter in self._named
             for key, value in self._state_of(parameter).items()
         }

@@ -109,6 +109,10 @@ class Trainer:
             purpose="task-order",
         )
 
+    def drop_reference(self) -> None:
+        """Makes room for the next one, without which no step can be made."""
+        del self.reference
+
     def step(self, step: int) -> StepResult:
         """Step number `step` (from 0): a function of the weights, the moments and `step`."""
         started = time.perf_counter()

@@ -85,13 +85,15 @@ def run_supervised_phase(
     phase: SupervisedPhase,
     *,
     start: int,
-    moments: dict[str, Tensor],
 ) -> None:
-    """Trains `model` from update number `start` to the end of the phase and saves checkpoints."""
+    """Trains `model` from update number `start` to the end of the phase and saves checkpoints.
+
+    Where `start` is above 0, the run has a checkpoint of that update with its moments.
+    """
     optimizer = Optimizer(model.model)
     position = Position(phase.name, start)
     if start > 0:
-        load_moments(session.run.checkpoints / position.name, optimizer, moments)
+        load_moments(session.run.checkpoints / position.name, optimizer)
     session.progress.start(phase.name, phase.num_steps)
     model.model.train()
     for step in range(start, phase.num_steps):

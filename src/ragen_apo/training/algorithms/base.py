@@ -96,7 +96,7 @@ class Algorithm(ABC, Generic[Targets]):
         return {}
 
     def state_tensors(self) -> Mapping[str, Tensor]:
-        """What a checkpoint has to keep besides policy and moments."""
+        """What a checkpoint has to keep besides policy and moments; no copies are needed."""
         return {}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
