@@ -15,7 +15,7 @@ from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.stages import memory
-from ragen_apo.stages.memory import MemoryPlan, plan_memory
+from ragen_apo.stages.memory import MemoryPlan, Moment, plan_memory
 from tests import factories
 
 NUM_TOKENS = 256
@@ -47,22 +47,69 @@ def test_a_critic_is_trained_like_the_policy(model: LanguageModel) -> None:
 
 def test_a_lagged_policy_is_a_copy_of_what_is_trained(model: LanguageModel) -> None:
     frozen = ("--algorithm=oapl", "--policy.freeze_embeddings=true")
-    learned = (plan(model, *frozen).certain - 2 * size(model)) // 3
-    copied = plan(model, *frozen, "--algorithm.lag=2").certain - plan(model, *frozen).certain
-    assert copied == learned
+    alone = moment(model, "updates", *frozen)
+    lagged = moment(model, "updates", *frozen, "--algorithm.lag=2")
+    assert lagged.models - alone.models == alone.training_state // 3 > 0
 
 
 def test_frozen_embeddings_are_not_trained(model: LanguageModel) -> None:
     embeddings = model.model.get_input_embeddings().weight
     assert isinstance(embeddings, torch.Tensor)
-    spared = plan(model).certain - plan(model, "--policy.freeze_embeddings=true").certain
-    assert spared == 3 * embeddings.numel() * 4
+    whole, frozen = (
+        moment(model, "updates", f"--policy.freeze_embeddings={value}").certain
+        for value in ("false", "true")
+    )
+    assert whole - frozen == 3 * embeddings.numel() * 4
+
+
+def moment(model: LanguageModel, name: str, *overrides: str) -> Moment:
+    (found,) = [each for each in plan(model, *overrides).moments if each.name == name]
+    return found
 
 
 def test_adapters_need_no_second_model_and_little_to_be_trained(model: LanguageModel) -> None:
     add_adapters(model.model, LoraConfig(rank=2), seed=0)
     adapters = sum(p.numel() * 4 for p in model.model.parameters() if p.requires_grad)
-    assert plan(model).certain == size(model) + 3 * adapters
+    first = ("--reference.refresh_every_steps=null",)
+    assert moment(model, "updates", *first).certain == size(model) + 3 * adapters
+    # A new reference is the policy with its adapters: a model of its own, without any.
+    assert moment(model, "updates").certain == 2 * size(model) + 3 * adapters
+    # None is made after the last step, the sixth.
+    never = ("--reference.refresh_every_steps=6",)
+    assert moment(model, "updates", *never) == moment(model, "updates", *first)
+
+
+def test_to_be_saved_adapters_are_added_to_the_weights_below_them(model: LanguageModel) -> None:
+    linear = sum(
+        module.weight.numel() * 4
+        for name, module in model.model.base_model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
+    add_adapters(model.model, LoraConfig(rank=2), seed=0)
+    adapters = sum(p.numel() * 4 for p in model.model.parameters() if p.requires_grad)
+    first = ("--reference.refresh_every_steps=null",)
+    assert moment(model, "saving a model", *first).certain == size(model) + linear
+    state = 2 * adapters  # of the optimizer that goes on afterwards
+    assert moment(model, "saving a model").certain == size(model) + linear + state
+
+
+def test_a_small_model_learns_its_embeddings_before_they_are_frozen(model: LanguageModel) -> None:
+    frozen = "--policy.freeze_embeddings=true"
+    assert moment(model, "warm start", frozen).certain == (1 + 3) * size(model)
+    learned = moment(model, "updates", frozen).training_state
+    keys = ("--policy.path=a/model", "--warm_start.copy.max_steps=0")
+    pretrained = moment(model, "warm start", frozen, *keys)
+    assert pretrained.certain == size(model) + learned < (1 + 3) * size(model)
+
+
+def test_distillation_has_moments_of_its_own_beside_those_that_go_on(model: LanguageModel) -> None:
+    distilled = ("--distillation.enabled=true", "--reference.refresh_every_steps=2")
+    # Policy and the new reference; two moments of the trainer; gradients and moments.
+    assert plan(model, *distilled).certain == (2 + 2 + 3) * size(model)
+    never = ("--distillation.enabled=true", "--reference.refresh_every_steps=null")
+    assert plan(model, *never).certain == (2 + 3) * size(model)
+    # PPO goes on with a critic and its moments besides.
+    assert plan(model, *distilled, "--algorithm=ppo").certain == (3 + 4 + 3) * size(model)
 
 
 def test_a_rank_has_its_share_and_all_weights_once_while_it_plays(model: LanguageModel) -> None:
@@ -79,11 +126,14 @@ def test_a_rollout_holds_the_packed_weights(
     projection = model.model.get_output_embeddings()
     packed = {id(model.model): 7_000, id(projection): 300}
     monkeypatch.setattr(memory, "num_packed_bytes", lambda module: 0)
-    whole, converted = plan(model), plan(replace(model, autocast=torch.bfloat16))
+    whole, converted = (
+        moment(replace(model, autocast=autocast), "rollouts") for autocast in (None, torch.bfloat16)
+    )
     monkeypatch.setattr(memory, "num_packed_bytes", lambda module: packed[id(module)])
-    assert plan(model).rollout == whole.rollout + 7_000
+    assert moment(model, "rollouts").contexts == whole.contexts + 7_000
     # In mixed precision only the projection is kept in the format of the weights.
-    assert plan(replace(model, autocast=torch.bfloat16)).rollout == converted.rollout + 300
+    mixed = moment(replace(model, autocast=torch.bfloat16), "rollouts")
+    assert mixed.contexts == converted.contexts + 300
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -108,7 +158,8 @@ def test_a_pass_over_full_contexts_keeps_no_more_than_planned(
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss = score_tokens(model, token_ids_RT, mask_RT).logprobs_BT.sum()
     loss.backward()
-    planned = plan(model, "--agent.max_response_tokens=64", max_turns=1).training_pass
+    updates = plan(model, "--agent.max_response_tokens=64", max_turns=1).moments
+    (planned,) = [each.contexts for each in updates if each.name == "updates"]
     assert sum(kept.values()) <= planned
     if not checkpointing:
         assert sum(kept.values()) >= planned / 4
@@ -121,8 +172,10 @@ def test_a_run_that_cannot_fit_is_refused_with_what_to_do(model: LanguageModel) 
         made.require(made.certain - 1)
 
 
-def test_the_sentence_names_all_parts(model: LanguageModel) -> None:
-    sentence = plan(model).sentence(2**34)
-    assert sentence.startswith("memory: tensors of at most 0.")
-    assert "16.0 are free" in sentence
-    assert "gradients and moments" in sentence
+def test_the_sentence_names_the_fullest_moment_and_all_its_parts() -> None:
+    gib = 2**30
+    moments = (Moment("rollouts", 2 * gib, 2 * gib, gib // 2), Moment("updates", 2 * gib, 3 * gib))
+    assert MemoryPlan(gib, moments).sentence(2**34) == (
+        "memory: tensors of at most 5.0 GiB, if all contexts were full (updates: models 2.0, "
+        "gradients and moments 3.0); 16.0 are free"
+    )

@@ -154,7 +154,7 @@ def plain_weights(model: nn.Module, *, adapters: bool) -> dict[str, Tensor]:
     """The state of the model under the names that it has without adapters.
 
     With `adapters` they are added to the weights in float32, and the sum is rounded to the weights'
-    format.
+    format and kept in main memory: a GPU may have no room for the model once more.
     """
     weights = {
         name.replace(_BASE, ""): tensor
@@ -165,8 +165,14 @@ def plain_weights(model: nn.Module, *, adapters: bool) -> dict[str, Tensor]:
         for name, layer in _adapted_layers(model):
             weight = weights[f"{name}.weight"]
             merged = weight.float() + layer.get_delta_weight(_ADAPTER).float()
-            weights[f"{name}.weight"] = merged.to(weight.dtype)
+            weights[f"{name}.weight"] = merged.to(weight.dtype).cpu()
     return weights
+
+
+def merged_bytes(model: nn.Module) -> int:
+    """What `plain_weights` takes in main memory for the sums of weights and adapters."""
+    weights = [layer.get_base_layer().weight for _, layer in _adapted_layers(model)]
+    return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
 def update_digest(digest: hashlib._Hash, tensors: Mapping[str, Tensor]) -> None:

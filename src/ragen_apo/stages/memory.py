@@ -1,11 +1,23 @@
 """How much memory a run may need at most, known before anything is computed.
 
-    weights + second model + gradients and moments + the larger of (a rollout, a training pass)
+    moment                what is held                               what a pass needs besides
+    warm start            policy, gradients, moments                 a training pass
+    Stage 1               reference                                  a rollout
+    distillation          policy, reference, gradients, moments      a training pass
+    rollouts              policy, reference, others, moments         a rollout
+    updates               the same, and gradients                    a training pass
+    distillation at a     the same as for rollouts, and gradients    a training pass
+      new reference       and moments of its own
+    saving a model        policy, others, moments; on a CPU the sums of weights and adapters
 
-Where weights are in shares, a rank has its part of these, and all weights besides while it plays.
-The first three are certain. The others count every context as full, which few are, so the sum is an
-upper bound for the tensors. On a CPU the process needs about 0.5 GiB besides, for its libraries.
-What a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
+`others` is what an algorithm trains or keeps besides the policy: a critic with its own gradients
+and moments, a lagged policy. There is one reference at a time, and with adapters the first one is
+the policy's own weights. Checkpoints are written from where the tensors are.
+
+Where weights are in shares, a rank has its part of what is held, and all weights besides while it
+plays or saves. What is held is certain. Passes count every context as full, which few are, so the
+sum is an upper bound for the tensors. On a CPU the process needs about 0.5 GiB besides, for its
+libraries. What a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
 
 Axes of the sizes below: H hidden, K keys (of all key-value heads), I intermediate, V vocabulary.
 """
@@ -22,7 +34,7 @@ from torch import nn
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.lora import has_adapters
+from ragen_apo.policy.lora import has_adapters, merged_bytes
 from ragen_apo.policy.packed_weights import num_packed_bytes
 from ragen_apo.policy.passes import decoder_layers
 
@@ -32,59 +44,63 @@ _LOGIT_TENSORS = 4
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes at most, by what holds them."""
+class Moment:
+    """Bytes at most at one time of a run, by what holds them."""
 
-    weights: int
-    """Of the policy."""
-    other_models: int
-    """Of the reference, where it is a model of its own, of a critic, and of a lagged policy."""
-    training_state: int
-    """Gradients and Adam's two moments."""
-    rollout: int
-    """Keys and values of all episodes side by side, and the weights as products want them."""
-    training_pass: int
-    """What one micro-batch keeps for the backward pass, and its logits."""
-    gathered: int = 0
-    """All weights, where `weights` is a share of them, while they play or are saved."""
-
-    @property
-    def loaded(self) -> int:
-        """What the policy takes before it is sharded."""
-        return max(self.weights, self.gathered)
+    name: str
+    models: int
+    """Weights."""
+    training_state: int = 0
+    """Gradients, where there are any, and Adam's two moments."""
+    contexts: int = 0
+    """Of a rollout: keys and values of all episodes side by side, and the weights as products want
+    them. Of a training pass: what one micro-batch keeps for the backward pass, and its logits."""
 
     @property
     def certain(self) -> int:
         """What is needed in any case."""
-        return max(self._training, self._playing)
+        return self.models + self.training_state
+
+    @property
+    def total(self) -> int:
+        """With all contexts full."""
+        return self.certain + self.contexts
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The moments of a run that may need the most."""
+
+    loaded: int
+    """What the policy takes before it is sharded."""
+    moments: tuple[Moment, ...]
+
+    @property
+    def certain(self) -> int:
+        """The most that is needed in any case."""
+        return max(moment.certain for moment in self.moments)
 
     @property
     def total(self) -> int:
         """The most at any one time."""
-        return max(self._training + self.training_pass, self._playing + self.rollout)
+        return self._fullest.total
 
     @property
-    def _training(self) -> int:
-        return self.weights + self.other_models + self.training_state
-
-    @property
-    def _playing(self) -> int:
-        """Gathered weights may take the place of the gradients, which are there at updates only."""
-        gradients = self.training_state // 3
-        return self._training + max(self.gathered - gradients, 0)
+    def _fullest(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.total)
 
     def sentence(self, available: int) -> str:
         """One line for people."""
+        most = self._fullest
         parts = {
-            "models": self.weights + self.other_models,
-            "gradients and moments": self.training_state,
-            "a rollout": self.gathered + self.rollout,
-            "a training pass": self.training_pass,
+            "models": most.models,
+            "gradients and moments": most.training_state,
+            "contexts": most.contexts,
         }
-        told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items())
+        told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items() if size)
         return (
             f"memory: tensors of at most {self.total / _GIB:.1f} GiB, if all contexts were full "
-            f"({told}); {available / _GIB:.1f} are free"
+            f"({most.name}: {told}); {available / _GIB:.1f} are free"
         )
 
     def require(self, available: int) -> None:
@@ -106,40 +122,64 @@ def plan_memory(
     `max_turns` is the environment's longest episode; None if unknown. The policy is not sharded
     yet, where that is configured.
     """
-    model = policy.model
+    model, algorithm = policy.model, config.algorithm
     num_shares = num_ranks if config.machine.sharding == "full" else 1
-    weights = _num_bytes(model)
-    frozen = model.get_input_embeddings() if config.policy.freeze_embeddings else None
-    still = {id(p) for p in frozen.parameters()} if frozen is not None else set[int]()
-    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in still]
-    learned = sum(p.numel() * p.element_size() for p in trained)
-    state = 3 * learned
-    others = 0 if has_adapters(model) else weights
-    others += learned if config.algorithm.keeps_a_copy else 0
-    if config.algorithm.traits.has_critic:
-        others, state = others + weights, 2 * state
-    training_pass = _training_pass(config, policy, max_turns=max_turns)
+    whole = _num_bytes(model)
+    weights, gathered = whole // num_shares, whole if num_shares > 1 else 0
+    learned = _learned_bytes(model, frozen=config.policy.freeze_embeddings) // num_shares
+    num_trained = 2 if algorithm.traits.has_critic else 1
+    own = weights * num_trained + (learned if algorithm.keeps_a_copy else 0)
+    adam = 2 * learned * num_trained
+    first_reference = 0 if has_adapters(model) else weights
+    is_refreshed = _makes_new_references(config)
+    held = own + (weights if is_refreshed else first_reference)
+    rollout = _rollout(config, policy)
+    activations, logits = _training_pass(config, policy, max_turns=max_turns)
     if num_shares > 1:
-        num_models = 2 if config.algorithm.traits.has_critic else 1
-        training_pass += num_models * _gathered_in_a_pass(policy)
-    return MemoryPlan(
-        weights=weights // num_shares,
-        other_models=others // num_shares,
-        training_state=state // num_shares,
-        rollout=_rollout(config, policy),
-        training_pass=training_pass,
-        gathered=weights if num_shares > 1 else 0,
-    )
+        activations += _gathered_in_a_pass(policy)
+    supervised, update = activations + logits, num_trained * activations + logits
+    moments = [
+        Moment("rollouts", held + gathered, adam, rollout),
+        Moment("updates", held, adam + learned * num_trained, update),
+    ]
+    if config.warm_start.enabled:
+        # Embeddings of a model that is built here have to be learned first.
+        frozen = config.policy.freeze_embeddings and config.policy.path is not None
+        state = 3 * _learned_bytes(model, frozen=frozen) // num_shares
+        moments.append(Moment("warm start", weights, state, supervised))
+    if config.has_stage_one:
+        moments.append(Moment("stage 1", whole, 0, rollout))
+    if config.distillation.enabled:
+        models = weights + first_reference
+        moments.append(Moment("distillation", models, 3 * learned, supervised))
+        if is_refreshed:
+            name = "distillation at a new reference"
+            moments.append(Moment(name, held, adam + 3 * learned, supervised))
+    if has_adapters(model) and policy.device.type == "cpu":
+        kept, state = (own, adam) if is_refreshed else (weights, 0)
+        moments.append(Moment("saving a model", kept + gathered + merged_bytes(model), state))
+    return MemoryPlan(loaded=whole, moments=tuple(moments))
+
+
+def _makes_new_references(config: RunConfig) -> bool:
+    steps = config.reference.refresh_every_steps
+    by_steps = steps is not None and steps < config.training.max_steps  # none after the last step
+    return by_steps or config.reference.refresh_max_kl is not None
+
+
+def _learned_bytes(model: nn.Module, *, frozen: bool) -> int:
+    """What is trained: all that requires gradients, without embeddings that are `frozen`."""
+    embeddings = model.get_input_embeddings() if frozen else None
+    still = {id(p) for p in embeddings.parameters()} if embeddings is not None else set[int]()
+    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in still]
+    return sum(p.numel() * p.element_size() for p in trained)
 
 
 def _gathered_in_a_pass(policy: LanguageModel) -> int:
-    """Weights and gradients of a layer, of the next one, and of all that is in none.
-
-    What autocast has converted stays until the backward pass.
-    """
+    """Weights and gradients of a layer, of the next one, and of all that is in none."""
     layers = [_num_bytes(layer) for layer in decoder_layers(policy.model)]
     outside = _num_bytes(policy.model) - sum(layers)
-    return 2 * (outside + 2 * max(layers, default=0)) + _converted(policy)
+    return 2 * (outside + 2 * max(layers, default=0))
 
 
 def _converted(policy: LanguageModel) -> int:
@@ -174,7 +214,13 @@ def _rollout(config: RunConfig, policy: LanguageModel) -> int:
     return cache * size + _constant_weights(policy)
 
 
-def _training_pass(config: RunConfig, policy: LanguageModel, *, max_turns: int | None) -> int:
+def _training_pass(
+    config: RunConfig, policy: LanguageModel, *, max_turns: int | None
+) -> tuple[int, int]:
+    """What a model keeps of one micro-batch for the backward pass, and the policy's logits.
+
+    What autocast has converted stays until then.
+    """
     shape, size = policy.config, policy.model.dtype.itemsize
     num_tokens = config.training.micro_batch_size * config.agent.max_context_tokens
     hidden, keys = shape.hidden_size, _num_key_features(shape)
@@ -187,7 +233,7 @@ def _training_pass(config: RunConfig, policy: LanguageModel, *, max_turns: int |
     if max_turns is not None:
         sampled = min(sampled, max_turns * config.agent.max_response_tokens)
     logits = config.training.micro_batch_size * sampled * shape.vocab_size * _LOGIT_TENSORS
-    return num_tokens * kept * size + logits * torch.float32.itemsize
+    return num_tokens * kept * size + _converted(policy), logits * torch.float32.itemsize
 
 
 def _num_key_features(shape: Any) -> int:
