@@ -381,7 +381,7 @@ def distilled_run(tmp_path_factory: pytest.TempPathFactory, told: Sayings) -> Ru
 @pytest.mark.usefixtures("distilled_run")
 def test_where_chance_decides_the_run_says_that_luck_is_imitated(told: Sayings) -> None:
     (sentence,) = [line for line in told.lines if "lucky" in line]
-    assert sentence.startswith("distillation: chance decides in the environment 'bandit'")
+    assert sentence.startswith("distillation: the environment 'bandit' is stochastic")
 
 
 def test_the_curve_has_every_update_of_every_reference(distilled_run: RunDirectory) -> None:

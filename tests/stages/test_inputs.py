@@ -110,7 +110,7 @@ def test_oapl_uses_samples_again_in_deterministic_environments_only(key: str) ->
 def test_turn_level_values_are_trusted_only_where_chance_does_not_decide() -> None:
     by_turn = ("--algorithm", "apo_turn")
     message = refusal(*by_turn)
-    assert message.startswith("the environment 'bandit': chance decides in it")
+    assert message.startswith("the environment 'bandit': it is stochastic")
     assert "algorithm.trace 0.9 trusts (docs/algorithm.md); set it to 1" in message
     check(*by_turn, "--algorithm.trace", "1")
     check(*by_turn, "--environment.win_share", "1.0")

@@ -13,7 +13,7 @@ from ragen_apo.config.section import Count, LearningRate, NonNegative, Section, 
 class DistillationConfig(Section):
     """pi* distilled from Stage 1: before its first step, and at every new reference, the policy
     imitates the reference's episodes, each weighted by pi*/pi_ref. Any algorithm can follow. Where
-    chance decides in the environment, luck is imitated as well.
+    the environment is stochastic, luck is imitated as well.
     """
 
     enabled: bool = False

@@ -178,7 +178,7 @@ def caveats(config: RunConfig, environment: HasTasks) -> list[str]:
     if not config.distillation.enabled or environment.properties.deterministic:
         return []
     return [
-        f"distillation: chance decides in the environment {config.environment.name!r}, and an "
+        f"distillation: the environment {config.environment.name!r} is stochastic, and an "
         "episode that was lucky is imitated as if it were good, so that risks weigh too much; less "
         "so with a larger distillation.beta (docs/algorithm.md)"
     ]

@@ -7,7 +7,7 @@
 Equations are in `objectives.turn_level`, values of states in `values.state_values`; the trace is
 GAE's lambda (Schulman et al., arXiv 1506.02438). Assumes that equal states have equal keys. With
 trace 1 the expected gradient is that of `apo` for any values; with 0 it trusts them. These values
-count luck as skill, so where chance decides only trace 1 is right and any other is refused.
+count luck as skill, so in a stochastic environment only trace 1 is right and any other is refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ApoTurn(ValueConfig):
         """Refuses to trust values that count luck as skill."""
         if self.trace < 1 and not deterministic:
             raise ValueError(
-                "chance decides in it, and the values of states count luck as skill, which "
+                "it is stochastic, and the values of states count luck as skill, which "
                 f"algorithm.trace {self.trace:g} trusts (docs/algorithm.md); set it to 1, which is "
                 "right with any values"
             )
