@@ -46,8 +46,8 @@ def gaps(model: LanguageModel, config: RunConfig, *, num_episodes: int) -> Tenso
     """|log-probability when sampled - when scored| of every sampled token."""
     environments = build_environments(config.environment, config.agent)
     requests = [
-        EpisodeRequest(task, derive_seed(config.seed, "logprob-gap", place))
-        for place, task in enumerate(environments.tasks("train")[:num_episodes])
+        EpisodeRequest(task, derive_seed(config.seed, "logprob-gap", index))
+        for index, task in enumerate(environments.tasks("train")[:num_episodes])
     ]
     proxy = build_proxy(config, model, environments)
     episodes = proxy.rollout(requests, temperature=1.0, policy_version="benchmark")
@@ -59,8 +59,8 @@ def gaps(model: LanguageModel, config: RunConfig, *, num_episodes: int) -> Tenso
 def _gaps_of(model: LanguageModel, episodes: Sequence[Trajectory]) -> Tensor:
     samples = [sample for episode in episodes for sample in training_samples(episode)]
     batch = collate(samples, pad_id=model.pad_id, device=model.device)
-    scored_BT = score_tokens(model, batch.token_ids_BT, batch.loss_mask_BT).logprobs_BT
-    return (scored_BT - batch.sampled_logprobs_BT)[batch.loss_mask_BT].abs()
+    scored_BT = score_tokens(model, batch.token_ids_RT, batch.loss_mask_RT).logprobs_BT
+    return (scored_BT - batch.sampled_logprobs_RT)[batch.loss_mask_RT].abs()
 
 
 def row(

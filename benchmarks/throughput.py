@@ -78,7 +78,7 @@ def apo_update(
         batch = collate(
             [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device
         )
-        ids_BT, mask_BT = batch.token_ids_BT, batch.loss_mask_BT
+        ids_BT, mask_BT = batch.token_ids_RT, batch.loss_mask_RT
         with torch.no_grad():
             frozen_BT = token_logprobs(reference, ids_BT, mask_BT)
         scores = score_tokens(policy, ids_BT, mask_BT)
@@ -107,7 +107,7 @@ def supervised_update(
         batch = collate(
             [samples[index] for index in indices], pad_id=model.pad_id, device=model.device
         )
-        parts.append(SupervisedBatch(batch.token_ids_BT, batch.loss_mask_BT))
+        parts.append(SupervisedBatch(batch.token_ids_RT, batch.loss_mask_RT))
     accumulate_supervised_gradients(model, parts)
     optimizer.update(learning_rate=1e-6, max_grad_norm=1.0)
 

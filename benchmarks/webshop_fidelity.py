@@ -78,13 +78,13 @@ def _play(
 def _compare(
     number: int, episode: dict[str, Any], played: Iterator[dict[str, Any]], tally: Tally
 ) -> None:
-    for place, (step, ours) in enumerate(zip(episode["steps"], played, strict=True)):
+    for index, (step, ours) in enumerate(zip(episode["steps"], played, strict=True)):
         tally.steps += 1
         differing = [name for name in COMPARED if step[name] != ours[name]]
         tally.identical_steps += not differing
         for name in differing:
             expected, got = _excerpt(step[name], ours[name])
-            place_in_file = {"episode": number, "step": place, "action": step["action"]}
+            place_in_file = {"episode": number, "step": index, "action": step["action"]}
             tally.note(**place_in_file, field=name, expected=expected, got=got)
         if ours["done"]:
             tally.finished_episodes += 1

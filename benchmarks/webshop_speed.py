@@ -80,12 +80,12 @@ def forever(episodes: list[Episode]) -> Iterator[Episode]:
         yield from episodes
 
 
-def _retarget(environment: WebShopEnvironment, action: str, place: int) -> str:
-    """A click on the product at a place of the open results page, where there is one."""
-    shown = environment.session.shown
+def _retarget(environment: WebShopEnvironment, action: str, index: int) -> str:
+    """A click on the product at an index of the open results page, where there is one."""
+    shown = environment.visit.shown
     if not shown or not action.lower().startswith("click[b0"):
         return action
-    return f"click[{environment.views(shown[place % len(shown)]).link}]"
+    return f"click[{environment.views(shown[index % len(shown)]).link}]"
 
 
 def steps_per_second(
@@ -131,9 +131,9 @@ def memory_of_environments(options: dict[str, Any], number: int = 256) -> dict[s
     """The process's largest resident size after holding that many environments in an episode."""
     environments = [WebShopEnvironment(**options) for _ in range(number)]
     tasks = environments[0].tasks("test")
-    for place, environment in enumerate(environments):
-        environment.reset(tasks[place % len(tasks)], seed=0)
-        environment.step(f"search[{tasks[place % len(tasks)].instruction}]")
+    for index, environment in enumerate(environments):
+        environment.reset(tasks[index % len(tasks)], seed=0)
+        environment.step(f"search[{tasks[index % len(tasks)].instruction}]")
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"environments": number, "largest_resident_mib": round(largest, 1)}
 

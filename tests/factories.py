@@ -414,16 +414,16 @@ def sampled_logprobs(
 ) -> torch.Tensor:
     """log pi of the sampled tokens [N] of an episode, scored again and alone."""
     batch = collate(training_samples(trajectory), pad_id=0, device=model.device)
-    scores = score_tokens(model, batch.token_ids_BT, batch.loss_mask_BT, temperature=temperature)
-    return scores.logprobs_BT[batch.loss_mask_BT]
+    scores = score_tokens(model, batch.token_ids_RT, batch.loss_mask_RT, temperature=temperature)
+    return scores.logprobs_BT[batch.loss_mask_RT]
 
 
 def loss_of(trainer: Trainer, seen: SeenStep, micro: MicroBatch) -> torch.Tensor:
     """What a micro-batch adds to the loss of a step, as the algorithm has it."""
     scores = score_tokens(
         trainer.policy,
-        micro.samples.token_ids_BT,
-        micro.samples.loss_mask_BT,
+        micro.samples.token_ids_RT,
+        micro.samples.loss_mask_RT,
         entropy_gradients=trainer.algorithm.entropy_gradients,
     )
     in_rows = TokenScores(

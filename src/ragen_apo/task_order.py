@@ -58,14 +58,14 @@ class DrawOrder:
 
     def _item(self, category: str, number: int) -> int:
         items = self._items[category]
-        (place,) = epoch_slice(
+        (index,) = epoch_slice(
             num_items=len(items),
             batch_size=1,
             step=number,
             seed=self._seed,
             purpose=f"{self._purpose}/{category}",
         )
-        return items[place]
+        return items[index]
 
 
 def missing_categories(tasks: Sequence[Task], weights: Mapping[str, float]) -> list[str]:

@@ -167,7 +167,7 @@ def played(world: World, task: Task, path: Path) -> tuple[bool, float]:
 
 def mean_logprob(world: World, path: Path) -> float:
     words = world.agent.engine.words
-    chances = [probability(path[:place], action) for place, action in enumerate(path)]
+    chances = [probability(path[:index], action) for index, action in enumerate(path)]
     return sum(map(math.log, chances)) / sum(len(words[action]) for action in path)
 
 
@@ -260,8 +260,8 @@ def test_many_votes_choose_the_more_probable_action_of_each_turn(world: World) -
     """With 200 candidates a turn; where both are nearly as probable, either may win."""
     (found,) = world.search(world.requests(1), width=1, candidates=200, rank_by="votes")
     path = path_of(found)
-    for place, action in enumerate(path):
-        assert probability(path[:place], action) > 0.4
+    for index, action in enumerate(path):
+        assert probability(path[:index], action) > 0.4
 
 
 def test_moves_that_the_store_does_not_know_are_chosen_by_likelihood(world: World) -> None:

@@ -13,18 +13,18 @@ CPU = torch.device("cpu")
 def sample(length: int) -> TrainingSample:
     return TrainingSample(
         token_ids=tuple(range(1, length + 1)),
-        loss_mask=tuple(place > 0 for place in range(length)),
-        logprobs=tuple(-0.5 * place for place in range(length)),
+        loss_mask=tuple(index > 0 for index in range(length)),
+        logprobs=tuple(-0.5 * index for index in range(length)),
     )
 
 
 def test_collate_pads_on_the_right_up_to_the_longest_sample() -> None:
     batch = collate([sample(2), sample(3)], pad_id=99, device=CPU)
-    assert batch.token_ids_BT.tolist() == [[1, 2, 99], [1, 2, 3]]
-    assert batch.loss_mask_BT.tolist() == [[False, True, False], [False, True, True]]
-    assert batch.sampled_logprobs_BT.tolist() == [[0.0, -0.5, 0.0], [0.0, -0.5, -1.0]]
-    assert batch.token_ids_BT.dtype == torch.int64
-    assert batch.loss_mask_BT.dtype == torch.bool
+    assert batch.token_ids_RT.tolist() == [[1, 2, 99], [1, 2, 3]]
+    assert batch.loss_mask_RT.tolist() == [[False, True, False], [False, True, True]]
+    assert batch.sampled_logprobs_RT.tolist() == [[0.0, -0.5, 0.0], [0.0, -0.5, -1.0]]
+    assert batch.token_ids_RT.dtype == torch.int64
+    assert batch.loss_mask_RT.dtype == torch.bool
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20), size=st.integers(1, 8))

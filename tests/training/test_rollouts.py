@@ -33,7 +33,7 @@ def test_a_row_holds_the_sampled_tokens_of_all_samples_in_their_order() -> None:
     )
     two = rollouts([episode(turns[0]), episode(*turns)])
     # Row 1: 10 11 12 13 14 15 of the first sample, then 18 19 of the second.
-    assert two.tokens.token_ids_BT.tolist() == [
+    assert two.tokens.token_ids_RT.tolist() == [
         [10, 11, 12, 0, 0, 0, 0, 0],
         [10, 11, 12, 13, 14, 15, 18, 19],
     ]
@@ -44,16 +44,16 @@ def test_a_row_holds_the_sampled_tokens_of_all_samples_in_their_order() -> None:
     assert two.rewards_BT[1].tolist() == pytest.approx([0, 0, 0.1, 0, 0, 0.2, 0, 0.4])
     (micro,) = two.micro_batches([1, 0], size=8)
     assert micro.rows.tolist() == [0, 1]
-    assert micro.samples.token_ids_BT.tolist() == [
+    assert micro.samples.token_ids_RT.tolist() == [
         [10, 11, 12, 0, 0, 0],
         [10, 11, 12, 13, 14, 15],
         [10, 16, 17, 18, 19, 0],
     ]
     assert (micro.num_sequences, micro.num_tokens) == (2, 6)
-    values_SL = micro.samples.token_ids_BT.float().requires_grad_()
-    rows_BT = micro.in_rows(values_SL)
+    values_ML = micro.samples.token_ids_RT.float().requires_grad_()
+    rows_BT = micro.in_rows(values_ML)
     expected = [[0, 0, 12, 0, 0, 0, 0, 0], [0, 0, 12, 0, 14, 15, 18, 19]]
     assert rows_BT.tolist() == expected
     rows_BT.sum().backward()
-    assert values_SL.grad is not None
-    assert torch.equal(values_SL.grad, micro.samples.loss_mask_BT.float())
+    assert values_ML.grad is not None
+    assert torch.equal(values_ML.grad, micro.samples.loss_mask_RT.float())

@@ -78,7 +78,7 @@ def test_along_an_episode_the_advantages_add_up_to_return_less_the_first_value(
     """Where a state is what was done so far, and rewards follow from it."""
 
     def walk(actions: list[str]) -> Trajectory:
-        states = ["/".join(actions[:place]) for place in range(len(actions))]
+        states = ["/".join(actions[:index]) for index in range(len(actions))]
         pairs = zip(states, actions, strict=True)
         rewards = [len(state) / 7 + (action == "left") for state, action in pairs]
         return episode(*zip(states, actions, rewards, strict=True))

@@ -46,8 +46,8 @@ def test_the_targets_of_a_copy_batch_are_exactly_the_repeats() -> None:
         drawn.token_ids_BT.tolist(), drawn.target_mask_BT.tolist(), strict=True
     ):
         period = targets.index(True)
-        assert targets == [place >= period for place in range(20)]
-        assert all(tokens[place] == tokens[place - period] for place in range(period, 20))
+        assert targets == [index >= period for index in range(20)]
+        assert all(tokens[index] == tokens[index - period] for index in range(period, 20))
         periods.append(period)
     assert min(periods) >= 2
     assert max(periods) <= 10
@@ -251,7 +251,7 @@ def test_relabelled_numbers_stay_the_same_number_within_an_episode_and_nothing_e
     for step in range(20):
         (changed,) = relabel([sample], token_ids=numbers, seed=0, step=step)
         ids = changed.token_ids
-        assert [ids[place] for place in (0, 2, 4, 6)] == [1, 2, 3, 4]
+        assert [ids[index] for index in (0, 2, 4, 6)] == [1, 2, 3, 4]
         assert ids[1] == ids[5] != ids[3]
         assert {ids[1], ids[3]} <= set(numbers)
         assert changed.loss_mask == sample.loss_mask

@@ -109,7 +109,7 @@ def test_odd_options_of_webshop_stay_text_and_are_selected_exactly(
         assert len(actions) == len(ODD_VALUES)
         assert_no_markup(visitor.press(unescape(actions[number])))
         pressed = re.findall(r'aria-pressed="(\w+)"', visitor.page)
-        assert [place for place, each in enumerate(pressed) if each == "true"] == [number]
+        assert [index for index, each in enumerate(pressed) if each == "true"] == [number]
     visitor.press("click buy now")
     assert_no_markup(visitor.page)
     assert "1 for a score of 1, otherwise 0" in visitor.text

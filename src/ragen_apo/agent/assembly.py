@@ -48,10 +48,10 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
             f"machine.device is cuda, and torch {torch.__version__}, {built}, finds no GPU here. "
             "Set machine.device to auto or cpu, or install a CUDA build and check `nvidia-smi`"
         )
-    place = this_worker()
-    if name == "cuda" and place.local_size > torch.cuda.device_count():
+    worker = this_worker()
+    if name == "cuda" and worker.local_size > torch.cuda.device_count():
         raise ConfigError(
-            f"torchrun has started {place.local_size} processes on this host, which has "
+            f"torchrun has started {worker.local_size} processes on this host, which has "
             f"{torch.cuda.device_count()} GPUs; give --nproc-per-node gpu, or machine.device cpu"
         )
     if name == "cuda":
@@ -61,8 +61,8 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
         # cuBLAS reads it when it starts; with more workspaces it may choose among algorithms.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(machine.deterministic)
-    shares_gpus = name == "cuda" and place.size > 1
-    device = torch.device(name, place.local_rank) if shares_gpus else torch.device(name)
+    shares_gpus = name == "cuda" and worker.size > 1
+    device = torch.device(name, worker.local_rank) if shares_gpus else torch.device(name)
     return device, getattr(torch, machine.dtype)
 
 

@@ -56,7 +56,7 @@ class Episode:
     state_key: str = ""
     """The environment's state while the present response is written."""
     index: int = 0
-    """The place of its request."""
+    """The index of its request."""
     num_context_tokens: int = 0
     """Tokens of the context after the last response."""
     turns: list[Turn] = field(default_factory=list)

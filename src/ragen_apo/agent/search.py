@@ -138,7 +138,11 @@ class TurnSearch:
     def _play_turn(self, trees: Sequence[_Tree]) -> None:
         """One turn of every branch: candidates of all trees together, then one tree by one."""
         asked = {
-            tree: [each for place in enumerate(tree.open) for each in self._fork(tree, *place)]
+            tree: [
+                candidate
+                for index, branch in enumerate(tree.open)
+                for candidate in self._fork(tree, index, branch)
+            ]
             for tree in trees
         }
         responses = self._responses([each for candidates in asked.values() for each in candidates])
@@ -147,13 +151,13 @@ class TurnSearch:
             self._count(tree, proposals)
             self._go_on(tree, with_votes(proposals))
 
-    def _fork(self, tree: _Tree, place: int, branch: Branch) -> list[_Candidate]:
+    def _fork(self, tree: _Tree, index: int, branch: Branch) -> list[_Candidate]:
         """The candidates of a branch; the first one takes the branch's row, the others copies."""
         turn, seed = len(branch.episode.turns), branch.episode.request.seed
         first = _Candidate(branch, branch.row, is_greedy=branch.is_greedy or tree.is_cut)
         candidates = [first]
         for number in range(1, self._num_candidates(tree, branch)):
-            draws = generator(seed, "search", turn, place, number)
+            draws = generator(seed, "search", turn, index, number)
             copy = self.proxy.engine.copy_row(branch.row, draws)
             candidates.append(_Candidate(branch, copy, is_greedy=False))
         return candidates

@@ -159,8 +159,8 @@ def _has_moved(old: str, new: str, seed_folder: Path) -> bool:
     """Whether both name the same place in the folder of a seed, which has moved since."""
     if not Path(new).is_relative_to(seed_folder):
         return False
-    place = Path(new).relative_to(seed_folder.parent).parts
-    return Path(old).parts[-len(place) :] == place
+    parts = Path(new).relative_to(seed_folder.parent).parts
+    return Path(old).parts[-len(parts) :] == parts
 
 
 class _Results(BaseModel):

@@ -87,7 +87,7 @@ class ChatTemplate:
         """
         token_ids = self.tokenizer.encode(self.closing, add_special_tokens=False)
         added = self.tokenizer.added_tokens_decoder
-        ends = [place for place, token in enumerate(token_ids) if token in added]
+        ends = [index for index, token in enumerate(token_ids) if token in added]
         return tuple(token_ids[: ends[0] + 1]) if ends else ()
 
 

@@ -149,7 +149,7 @@ def _compute_plainly(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]
     found: list[Tensor] = []
     for row in rows:
         token_ids_1T = torch.tensor([row.token_ids], device=model.device)
-        places = torch.tensor(list(row.sampled), device=model.device)
+        positions = torch.tensor(list(row.sampled), device=model.device)
         with (
             _own_attention(model),
             torch.autocast(
@@ -157,8 +157,8 @@ def _compute_plainly(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]
             ),
         ):
             logits_TV = model.model(input_ids=token_ids_1T, use_cache=False).logits[0]
-        logprobs_NV = torch.log_softmax(logits_TV[places - 1].float(), dim=-1)
-        found.append(logprobs_NV.gather(1, token_ids_1T[0, places][:, None])[:, 0].cpu())
+        logprobs_NV = torch.log_softmax(logits_TV[positions - 1].float(), dim=-1)
+        found.append(logprobs_NV.gather(1, token_ids_1T[0, positions][:, None])[:, 0].cpu())
     return found
 
 

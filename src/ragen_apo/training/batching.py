@@ -1,6 +1,7 @@
 """From training samples to padded tensors.
 
-Axes: B rows, T positions. Rows are padded on the right, where causal attention never looks.
+Axes: R rows, of episodes or of samples; T positions. Rows are padded on the right, where causal
+attention never looks.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from ragen_apo.types import TrainingSample
 class TokenBatch:
     """Samples side by side."""
 
-    token_ids_BT: Tensor
-    loss_mask_BT: Tensor
+    token_ids_RT: Tensor
+    loss_mask_RT: Tensor
     """True exactly at the sampled tokens."""
-    sampled_logprobs_BT: Tensor
+    sampled_logprobs_RT: Tensor
     """log pi at sampling time, zero where the mask is False."""
 
     def rows(self, rows: Tensor, *, num_positions: int | None = None) -> TokenBatch:
         """The rows with these indices, or where a mask is True, and their first positions."""
         return TokenBatch(
-            token_ids_BT=self.token_ids_BT[rows, :num_positions],
-            loss_mask_BT=self.loss_mask_BT[rows, :num_positions],
-            sampled_logprobs_BT=self.sampled_logprobs_BT[rows, :num_positions],
+            token_ids_RT=self.token_ids_RT[rows, :num_positions],
+            loss_mask_RT=self.loss_mask_RT[rows, :num_positions],
+            sampled_logprobs_RT=self.sampled_logprobs_RT[rows, :num_positions],
         )
 
 
@@ -48,9 +49,9 @@ def collate(samples: Sequence[TrainingSample], *, pad_id: int, device: torch.dev
         loss_mask[row, :length] = sample.loss_mask
         logprobs[row, :length] = sample.logprobs
     return TokenBatch(
-        token_ids_BT=torch.from_numpy(token_ids).to(device),
-        loss_mask_BT=torch.from_numpy(loss_mask).to(device),
-        sampled_logprobs_BT=torch.from_numpy(logprobs).to(device),
+        token_ids_RT=torch.from_numpy(token_ids).to(device),
+        loss_mask_RT=torch.from_numpy(loss_mask).to(device),
+        sampled_logprobs_RT=torch.from_numpy(logprobs).to(device),
     )
 
 

@@ -9,7 +9,8 @@ The model reads training samples, several of a trajectory where a window moved; 
 rows, one a trajectory, in which the sampled tokens of all its samples stand in their order. Losses
 are functions of rows, so they do not know of windows.
 
-Axes: B trajectories, T token positions of a row, M samples, L token positions of a sample.
+Axes: B trajectories, T token positions of a row, M samples, L token positions of a sample. A
+`TokenBatch` (R rows, T positions) holds either: the rows of B trajectories, or M samples.
 Everything here is constant to the gradient, except what goes through `MicroBatch.in_rows`.
 """
 
@@ -67,7 +68,7 @@ class Rollouts:
     @property
     def mask_BT(self) -> Tensor:
         """True exactly at the sampled tokens."""
-        return self.tokens.loss_mask_BT
+        return self.tokens.loss_mask_RT
 
     @property
     def v_star_B(self) -> Tensor:
@@ -171,19 +172,19 @@ class MicroBatch:
     @property
     def mask_BT(self) -> Tensor:
         """True exactly at the sampled tokens."""
-        return self.tokens.loss_mask_BT
+        return self.tokens.loss_mask_RT
 
     def in_rows(self, values_ML: Tensor) -> Tensor:
         """A number of each sampled token, moved into the rows [B, T]; 0 elsewhere.
 
         Both orders are the same: by episode, then as the tokens were sampled. Gradients pass.
         """
-        if len(self.samples.token_ids_BT) == len(self.rows):
+        if len(self.samples.token_ids_RT) == len(self.rows):
             # Each episode is one sample. Of a mask as an index the device would have to tell the
             # host how many it selects, which waits for all that is queued.
             return sampled_or_zero(values_ML, self.mask_BT)
         zeros_BT = values_ML.new_zeros(self.mask_BT.shape)
-        return zeros_BT.masked_scatter(self.mask_BT, values_ML[self.samples.loss_mask_BT])
+        return zeros_BT.masked_scatter(self.mask_BT, values_ML[self.samples.loss_mask_RT])
 
     def cut(self, values_BT: Tensor) -> Tensor:
         """The part of a tensor over the step's tokens that belongs to these episodes."""
@@ -223,7 +224,7 @@ def gather_rollouts(
     samples = tuple(training_samples(trajectory) for trajectory in trajectories)
     rows = [row_of(each) for each in samples]
     tokens = collate(rows, pad_id=pad_id, device=device)
-    shape = tokens.loss_mask_BT.shape
+    shape = tokens.loss_mask_RT.shape
     turn_index_BT = torch.full(shape, -1, dtype=torch.int64)
     rewards_BT = torch.zeros(shape)
     for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
@@ -240,7 +241,7 @@ def gather_rollouts(
         pad_id=pad_id,
         tokens=tokens,
         turn_index_BT=turn_index_BT.to(device),
-        old_logprobs_BT=tokens.sampled_logprobs_BT,
+        old_logprobs_BT=tokens.sampled_logprobs_RT,
         reference_logprobs_BT=torch.zeros(shape, device=device),
         group_B=(torch.arange(len(samples)) // group_size).to(device),
         returns_B=returns_B.to(device),
@@ -257,7 +258,7 @@ def kept_by_filter(rollouts: Rollouts, settings: RolloutFilterConfig) -> Tensor:
     if settings.strategy == "none":
         return torch.ones_like(rollouts.group_B, dtype=torch.bool)
     num_tokens_B = rollouts.mask_BT.sum(dim=1)
-    surprise_B = -rollouts.tokens.sampled_logprobs_BT.sum(dim=1) / num_tokens_B
+    surprise_B = -rollouts.tokens.sampled_logprobs_RT.sum(dim=1) / num_tokens_B
     values = {"return": rollouts.returns_B, "length": num_tokens_B, "entropy": surprise_B}
     return filter_trajectories(
         rollouts.returns_B,

@@ -57,7 +57,7 @@ class StepMetrics:
         numbers |= {f"sums/{name}": value.detach() for name, value in part.sums.items()}
         logprobs_BT = scores.logprobs_BT.detach()
         if not self.updates:
-            gap_BT = (logprobs_BT - micro.tokens.sampled_logprobs_BT).abs()
+            gap_BT = (logprobs_BT - micro.tokens.sampled_logprobs_RT).abs()
             numbers["gap"] = gap_BT.max()
             numbers["sums/logprob_gap"] = gap_BT.sum()
             numbers["sums/logprob_gap_tokens"] = micro.mask_BT.sum()

@@ -286,8 +286,8 @@ class Trainer:
         """What a model says about the sampled tokens [B, T]."""
         logprobs_ML = token_logprobs(
             model,
-            micro.samples.token_ids_BT,
-            micro.samples.loss_mask_BT,
+            micro.samples.token_ids_RT,
+            micro.samples.loss_mask_RT,
             temperature=self.config.sampling.temperature,
         )
         return micro.in_rows(logprobs_ML)
@@ -296,8 +296,8 @@ class Trainer:
         """What the policy says about the sampled tokens, in the rows of their episodes."""
         scores = score_tokens(
             self.policy,
-            micro.samples.token_ids_BT,
-            micro.samples.loss_mask_BT,
+            micro.samples.token_ids_RT,
+            micro.samples.loss_mask_RT,
             temperature=self.config.sampling.temperature,
             entropy_gradients=self.algorithm.entropy_gradients,
         )

@@ -159,17 +159,17 @@ def sample_batches(
     batches = []
     for rows in micro_batches([(sample,) for sample in samples], size=size, share=share):
         tokens = collate([samples[row] for row in rows], pad_id=pad_id, device=device)
-        batch = SupervisedBatch(tokens.token_ids_BT, tokens.loss_mask_BT)
+        batch = SupervisedBatch(tokens.token_ids_RT, tokens.loss_mask_RT)
         if weights is not None:
-            padded = np.zeros(tuple(tokens.token_ids_BT.shape), dtype=np.float32)
+            padded = np.zeros(tuple(tokens.token_ids_RT.shape), dtype=np.float32)
             for index, row in enumerate(rows):
                 padded[index, : len(weights[row])] = weights[row]
             weights_BT = torch.from_numpy(padded).to(device)
             batch = SupervisedBatch(
-                tokens.token_ids_BT,
-                tokens.loss_mask_BT & (weights_BT > 0),
+                tokens.token_ids_RT,
+                tokens.loss_mask_RT & (weights_BT > 0),
                 weights_BT=weights_BT,
-                sampled_logprobs_BT=tokens.sampled_logprobs_BT,
+                sampled_logprobs_BT=tokens.sampled_logprobs_RT,
             )
         batches.append(batch)
     return batches

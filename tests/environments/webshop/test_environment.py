@@ -180,7 +180,7 @@ def test_selections_are_kept_on_sub_pages_and_lost_among_results(make: Make) -> 
     environment.step("click[features]")
     assert f"Selected: {name} = {value}" in environment.step("click[< prev]")[0]
     environment.step("click[< prev]")
-    assert environment.session.selected == {}
+    assert environment.visit.selected == {}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -250,8 +250,8 @@ def test_similar_states_forget_the_way_and_keep_what_can_be_bought(make: Make) -
     number = with_options(exact)
     for environment in (exact, similar):
         to_item(environment, number)
-    assert similar.session.product is not None
-    product = similar.catalog.product(similar.session.product)
+    assert similar.visit.product is not None
+    product = similar.catalog.product(similar.visit.product)
     value = similar.goal_task(number).payload["options"][0][1]
 
     def keys(*actions: str) -> tuple[str, str]:
@@ -287,14 +287,14 @@ def test_similar_states_tell_a_page_behind_the_last_one_from_a_search_without_re
     def key_after(*actions: str) -> str:
         for action in actions:
             environment.step(action)
-        assert environment.session.page is Page.RESULTS
+        assert environment.visit.page is Page.RESULTS
         return environment.state_key()
 
     nothing = key_after("search[xyzzyx]")
-    assert environment.session.results == ()
+    assert environment.visit.results == ()
     assert key_after("search[yxyzzy]") == nothing
     last = key_after("search[shoe]")
-    while environment.session.shown:
+    while environment.visit.shown:
         last, behind = environment.state_key(), key_after("click[next >]")
     assert len({nothing, last, behind}) == 3
     assert key_after("click[next >]") == behind
@@ -471,7 +471,7 @@ def test_rich_text_marks_what_upstreams_page_address_holds_in_quotes(one_product
     # JSON writes these two differently, so upstream never marks them.
     assert "clicked" not in environment.step('click[5" thick]')[0]
     assert "clicked" not in environment.step("click[café]")[0]
-    assert environment.session.selected == {"style": "café"}
+    assert environment.visit.selected == {"style": "café"}
     # The address holds the query too.
     environment.step('search[odd "red" shirt]')
     assert environment.step("click[b000000001]")[0].startswith("You have clicked red.")
@@ -503,11 +503,11 @@ def test_results_of_the_compact_mode_are_opened_by_the_first_words_of_their_titl
     environment.reset(environment.goal_task(0), seed=0)
     environment.step("search shoe")
     num_named = 0
-    for place, product in enumerate(environment.session.shown, start=1):
+    for rank, product in enumerate(environment.visit.shown, start=1):
         words = environment.catalog.product(product).title.split()
         alike = [
             other
-            for other in environment.session.shown
+            for other in environment.visit.shown
             if environment.catalog.product(other).title.lower().split()[:5]
             == [word.lower() for word in words[:5]]
         ]
@@ -516,9 +516,9 @@ def test_results_of_the_compact_mode_are_opened_by_the_first_words_of_their_titl
             assert name == " ".join(words[:5]).lower()
             num_named += 1
         else:
-            assert name == str(place) or len(name.split()) > 5
+            assert name == str(rank) or len(name.split()) > 5
         _, _, _, _, info = environment.step(f"click {name}")
-        assert not info["invalid_action"] and environment.session.product == product
+        assert not info["invalid_action"] and environment.visit.product == product
         environment.step("click < prev")
     assert num_named >= 5
 
@@ -527,7 +527,7 @@ def test_a_title_that_is_not_clear_or_not_there_opens_nothing(make: Make) -> Non
     environment = make()
     environment.reset(environment.goal_task(0), seed=0)
     environment.step("search shoe")
-    shown = environment.session.shown
+    shown = environment.visit.shown
     title = environment.catalog.product(shown[0]).title
     first = title.split()[0].lower()
     alike = [n for n in shown if environment.catalog.product(n).title.lower().split()[0] == first]
@@ -552,24 +552,24 @@ def test_results_of_the_compact_mode_are_opened_by_their_number(make: Make) -> N
     by_number = {}
     for first in (1, 11):
         page = environment.observation
-        shown = environment.session.shown
+        shown = environment.visit.shown
         assert clickables(environment)[-len(shown) :] == tuple(
-            str(first + place) for place in range(len(shown))
+            str(first + rank) for rank in range(len(shown))
         )
-        for place, product in enumerate(shown, start=first):
+        for rank, product in enumerate(shown, start=first):
             title = environment.catalog.product(product).title[:30].lower()
-            assert any(line.startswith(f"{place} | {title[:20]}") for line in page.splitlines()), (
-                place,
+            assert any(line.startswith(f"{rank} | {title[:20]}") for line in page.splitlines()), (
+                rank,
                 title,
             )
-            by_number[place] = product
+            by_number[rank] = product
         environment.step("click next >")
-    for place, product in by_number.items():
+    for rank, product in by_number.items():
         environment.step("search shoe")
-        for _ in range((place - 1) // 10):
+        for _ in range((rank - 1) // 10):
             environment.step("click next >")
-        assert not environment.step(f"click {place}")[4]["invalid_action"]
-        assert environment.session.product == product
+        assert not environment.step(f"click {rank}")[4]["invalid_action"]
+        assert environment.visit.product == product
 
 
 @pytest.mark.parametrize("number", ["0", "11", "01", "+1", "1.", "-1", "\u0661", "99999999999"])
@@ -578,7 +578,7 @@ def test_a_number_that_the_page_does_not_show_opens_nothing(make: Make, number: 
     environment.reset(environment.goal_task(0), seed=0)
     environment.step("search shoe")
     assert environment.step(f"click {number}")[4]["invalid_action"]
-    assert environment.session.product is None
+    assert environment.visit.product is None
 
 
 def test_numbers_open_nothing_in_upstreams_modes_and_on_other_pages(make: Make) -> None:

@@ -55,10 +55,10 @@ def test_products_share_words_and_titles_are_nearly_unique(make: Make) -> None:
 
 def test_search_is_not_trivial_and_not_hopeless(make: Make) -> None:
     environment = make(data="generated:1000")
-    places = []
+    ranks = []
     for task in environment.tasks("test")[:200]:
         found = environment.catalog.search(task.instruction.lower())
         wanted = environment.catalog.number_of(task.payload["asin"])
-        places.append(found.index(wanted) if wanted in found else 50)
-    assert 0.2 < sum(place == 0 for place in places) / 200 < 0.9
-    assert 0.5 < sum(place < 10 for place in places) / 200 < 1
+        ranks.append(found.index(wanted) if wanted in found else 50)
+    assert 0.2 < sum(rank == 0 for rank in ranks) / 200 < 0.9
+    assert 0.5 < sum(rank < 10 for rank in ranks) / 200 < 1

@@ -136,7 +136,7 @@ def test_equal_human_goals_are_counted_and_those_without_attributes_skipped(
     assert environment.num_goals == 31
     source = random.Random(0)
     texts = [f"a shoe{draw_limit(15.9, source)[1]}" for _ in range(30)]
-    expected = [(text, texts[:place].count(text)) for place, text in enumerate(texts)]
+    expected = [(text, texts[:index].count(text)) for index, text in enumerate(texts)]
     expected.append((f"b{draw_limit(15.9, source)[1]}", 0))
     random.Random(233).shuffle(expected)
     tasks = [environment.goal_task(index) for index in range(31)]
@@ -199,8 +199,8 @@ def test_training_goals_of_a_product_can_be_limited_to_the_first(
     products = [task.payload["asin"] for task in everything.tasks("train")]
     expected = [
         task
-        for place, task in enumerate(everything.tasks("train"))
-        if products[:place].count(products[place]) < 2
+        for index, task in enumerate(everything.tasks("train"))
+        if products[:index].count(products[index]) < 2
     ]
     assert list(limited.tasks("train")) == expected
     assert goals == "human" or len(expected) < len(products)

@@ -36,22 +36,22 @@ def test_options_are_numbered_through_all_groups_and_keep_their_numbers(one_prod
     assert page[-1] == "Actions: click buy now, click #<option>, click < prev, search <words>"
     assert clickables(environment)[-5:] == numbers
     environment.step("click[#4]")
-    assert environment.session.selected == {"style": "large", "color": "dark blue"}
+    assert environment.visit.selected == {"style": "large", "color": "dark blue"}
     environment.step("click #1")  # its group is hidden, and its selection can still be changed
     environment.step("click red")
-    assert environment.session.selected == {"style": "small", "color": "red"}
+    assert environment.visit.selected == {"style": "small", "color": "red"}
 
 
 def test_a_number_selects_a_shared_value_in_its_own_group(one_product: Make) -> None:
     environment = one_product(GROUPS)
     to_item(environment)
     environment.step("click #1")
-    assert environment.session.selected == {"style": "small"}
+    assert environment.visit.selected == {"style": "small"}
     environment.step("click small")  # by name it is the last group's
-    assert environment.session.selected == {"style": "small", "color": "small"}
+    assert environment.visit.selected == {"style": "small", "color": "small"}
     to_item(environment)
     environment.step("click #5")
-    assert environment.session.selected == {"color": "small"}
+    assert environment.visit.selected == {"color": "small"}
     assert environment.option_targets()["style", "small"] == "#1"
     assert environment.option_targets()["color", "small"] == "small"
 
@@ -61,7 +61,7 @@ def test_a_number_of_the_page_comes_before_a_value_that_looks_like_one(one_produ
     to_item(environment)
     for action, value in (("click #1", "#2"), ("click #2", "#1"), ("click #7", "#7")):
         environment.step(action)
-        assert environment.session.selected == {"style": value}
+        assert environment.visit.selected == {"style": value}
 
 
 @pytest.mark.parametrize("number", ["#0", "#6", "#01", "# 1", "1", "#", "#-1", "#\u0661", "#99999"])
@@ -69,7 +69,7 @@ def test_a_number_that_no_option_has_selects_nothing(one_product: Make, number: 
     environment = one_product(GROUPS)
     to_item(environment)
     assert environment.step(f"click {number}")[4]["invalid_action"]
-    assert environment.session.selected == {}
+    assert environment.visit.selected == {}
 
 
 def test_options_have_numbers_on_item_pages_of_the_compact_mode_only(one_product: Make) -> None:
@@ -79,7 +79,7 @@ def test_options_have_numbers_on_item_pages_of_the_compact_mode_only(one_product
         for action in way:
             assert not environment.step(action)[4]["invalid_action"]
         assert environment.step("click #1")[4]["invalid_action"]
-        assert environment.session.selected == {}
+        assert environment.visit.selected == {}
 
 
 @pytest.mark.parametrize("mode", ["text", "text_rich"])
@@ -109,7 +109,7 @@ def test_a_value_named_like_a_button_is_selected_by_its_number_only(one_product:
         page, *_, info = environment.step(f"click #{number}")
         assert not info["invalid_action"]
         assert page.startswith(f"Selected: style = {value.lower()}\n")
-    assert environment.session.selected == {"style": "a[b"}
+    assert environment.visit.selected == {"style": "a[b"}
 
 
 @pytest.mark.parametrize("mode", MODES)

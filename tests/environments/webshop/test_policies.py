@@ -9,7 +9,7 @@ from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.scripted import (
     HASTY_MAX_RETURNS,
-    HASTY_PLACES,
+    HASTY_RANKS,
     MAX_OPENED,
     asked_options,
     instruction_queries,
@@ -134,16 +134,16 @@ def test_the_teacher_opens_a_wrong_product_now_and_then_and_goes_back(make: Make
         mistakes: list[int | None] = []
         terminated = False
         for _ in range(25):
-            before = environment.session.page
+            before = environment.visit.page
             reply = policy.act(observation)
-            if mistakes and environment.session.product == mistakes[-1]:
+            if mistakes and environment.visit.product == mistakes[-1]:
                 assert reply.action == "click < prev"
             observation, _, terminated, _, info = environment.step(reply.action)
             assert not info["invalid_action"]
             if reply.is_mistake:
                 assert before is Page.RESULTS
-                assert environment.session.product not in (None, wanted)
-                mistakes.append(environment.session.product)
+                assert environment.visit.product not in (None, wanted)
+                mistakes.append(environment.visit.product)
             if terminated:
                 break
         assert terminated
@@ -173,7 +173,7 @@ def test_the_forgetful_shopper_misnames_a_product_and_finds_it_by_reading(make: 
             if turn == reads_from:
                 assert reply == Reply("I look at the first result.", "click 1")
             observation, reward, terminated, _, info = environment.step(reply.action)
-            if reply.is_mistake and environment.session.page is Page.RESULTS:
+            if reply.is_mistake and environment.visit.page is Page.RESULTS:
                 assert info["invalid_action"]
                 reads_from = turn + 1
             if terminated:
@@ -236,25 +236,25 @@ def test_the_careful_shopper_leaves_what_lacks_an_option_and_buys_the_first_that
     num_left = 0
     for task in environment.tasks("test")[:90]:
         policy, observation = begun(environment, "careful", task)
-        session, was_possible, terminated = environment.session, True, False
+        visit, was_possible, terminated = environment.visit, True, False
         opened: list[int] = []
         while not terminated:
             reply = policy.act(observation)
             if reply.action == "click < prev":
                 assert not was_possible
                 num_left += 1
-            was_on_results = session.page is Page.RESULTS
+            was_on_results = visit.page is Page.RESULTS
             observation, _, terminated, _, info = environment.step(reply.action)
             was_possible = not info["invalid_action"]
-            if was_on_results and session.product is not None:
-                opened.append(session.product)
-        assert tuple(opened) == session.results[: len(opened)]
+            if was_on_results and visit.product is not None:
+                opened.append(visit.product)
+        assert tuple(opened) == visit.results[: len(opened)]
         assert len(opened) <= MAX_OPENED
         options = dict(asked_options(task.instruction))
         for product in opened[:-1]:
             offered = environment.catalog.product(product).options
             assert any(value not in offered.get(name, ()) for name, value in options.items())
-        assert len(opened) == MAX_OPENED or session.selected == options
+        assert len(opened) == MAX_OPENED or visit.selected == options
     assert num_left > 10
 
 
@@ -263,16 +263,16 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
 ) -> None:
     environment = make()
     queries: Counter[int] = Counter()
-    places: Counter[int] = Counter()
+    ranks: Counter[int] = Counter()
     selects: Counter[bool] = Counter()
     leaves: Counter[bool] = Counter()
     for task in environment.tasks("test"):
         options = asked_options(task.instruction)
         policy, observation = begun(environment, "hasty", task)
-        session, num_returns, missing, terminated = environment.session, 0, "", False
+        visit, num_returns, missing, terminated = environment.visit, 0, "", False
         while not terminated:
-            page, shown, selected = session.page, session.shown, dict(session.selected)
-            opened = set(session.opened)
+            page, shown, selected = visit.page, visit.shown, dict(visit.selected)
+            opened = set(visit.opened)
             observed = f"\n{observation}"
             reply = policy.act(observation)
             observation, _, terminated, _, info = environment.step(reply.action)
@@ -283,28 +283,28 @@ def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_l
                 known = [searchable(q) for q in instruction_queries(task.instruction, options)]
                 queries[known.index(reply.action.removeprefix("search "))] += 1
             elif page is Page.RESULTS and shown:
-                place = shown.index(session.product or 0)
+                rank = shown.index(visit.product or 0)
                 seen = {shown.index(product) for product in opened}
                 if not seen:
-                    places[place] += 1
-                elif left := {each for each in HASTY_PLACES if each < len(shown)} - seen:
-                    assert place == min(left)
+                    ranks[rank] += 1
+                elif left := {each for each in HASTY_RANKS if each < len(shown)} - seen:
+                    assert rank == min(left)
                 numbers = ", ".join(str(number + 1) for number in sorted(seen))
                 before = f"Opened: {numbers}" if seen else ""
                 assert before in observed.split("\n")
-                assert reply.thought == f"{before}{'. ' if seen else ''}I look at {place + 1}."
+                assert reply.thought == f"{before}{'. ' if seen else ''}I look at {rank + 1}."
             elif terminated:
-                offered = environment.catalog.product(session.product or 0).options
+                offered = environment.catalog.product(visit.product or 0).options
                 for name, value in options:
                     if value in offered.get(name, ()):
                         selects[name in selected] += 1
             missing = reply.thought.removeprefix("I need one with ")[:-1]
             missing = missing if info["invalid_action"] else ""
         assert num_returns <= HASTY_MAX_RETURNS
-    assert places.keys() == set(HASTY_PLACES)
+    assert ranks.keys() == set(HASTY_RANKS)
     assert queries.keys() == {0, 1, 2}
     assert [queries[n] / queries.total() for n in range(3)] == pytest.approx([1 / 3] * 3, abs=0.07)
-    assert [places[n] / places.total() for n in range(4)] == pytest.approx(
+    assert [ranks[n] / ranks.total() for n in range(4)] == pytest.approx(
         [1 / 3, 1 / 3, 1 / 6, 1 / 6], abs=0.07
     )
     assert selects[True] / selects.total() == pytest.approx(0.8, abs=0.06)
@@ -331,10 +331,10 @@ def test_options_are_clicked_as_the_mode_writes_them(make: Make, mode: str, name
         observation, _ = environment.reset(task, seed=0)
         terminated = False
         while not terminated:
-            before = dict(environment.session.selected)
+            before = dict(environment.visit.selected)
             reply = policy.act(observation)
             observation, _, terminated, _, _ = environment.step(reply.action)
-            chosen = set(environment.session.selected.items()) - set(before.items())
+            chosen = set(environment.visit.selected.items()) - set(before.items())
             if not chosen:
                 continue
             num_selected += 1

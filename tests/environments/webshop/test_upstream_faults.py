@@ -64,7 +64,7 @@ def test_fault_the_text_never_shows_which_options_are_selected(make: Make) -> No
 def test_fault_sessions_are_never_freed(make: Make) -> None:
     environment = make()
     environment.reset(environment.goal_task(0), seed=0)
-    session = weakref.ref(environment.session)
+    session = weakref.ref(environment.visit)
     environment.reset(environment.goal_task(1), seed=0)
     gc.collect()
     assert session() is None

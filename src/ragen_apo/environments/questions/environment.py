@@ -194,8 +194,8 @@ def _tasks_of(
 def _task(row: Row, split: str, compare: Mode) -> Task:
     if compare == "number" and read_quantity(row.answer) is None:
         raise EnvironmentDataError(
-            f"{row.place}: the answer {row.answer[:80]!r} is no number, which environment.compare: "
-            "number asks for; choose auto, math or text"
+            f"{row.location}: the answer {row.answer[:80]!r} is no number, which "
+            "environment.compare: number asks for; choose auto, math or text"
         )
     optional = {"solution": row.solution, "id": row.name}
     return make_task(

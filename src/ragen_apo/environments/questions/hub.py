@@ -45,7 +45,7 @@ def dataset_rows(
             _check(option, column, loaded[split].column_names, f"the columns of {name}")
     return {
         split: tuple(
-            row_of(values, columns, place=f"{name}, row {number} of {split}")
+            row_of(values, columns, location=f"{name}, row {number} of {split}")
             for number, values in enumerate(loaded[split], 1)
         )
         for split in splits

@@ -52,7 +52,7 @@ class Row:
     category: str
     name: str
     """Its id in the data; empty for none."""
-    place: str
+    location: str
     """File and line, for messages."""
 
     @property
@@ -84,42 +84,44 @@ def read_rows(path: Path, *, option: str) -> list[Row]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        place = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         try:
             values = parse_json(line, unique_keys=True)
         except ValueError as error:
-            raise EnvironmentDataError(f"{place} is not JSON with unique keys: {error}") from error
+            raise EnvironmentDataError(
+                f"{location} is not JSON with unique keys: {error}"
+            ) from error
         if not isinstance(values, dict):
             found = shortened(repr(values), 80)
-            raise EnvironmentDataError(f"{place}: got {found}, expected a JSON object")
-        rows.append(row_of(values, Columns(), place=place))
+            raise EnvironmentDataError(f"{location}: got {found}, expected a JSON object")
+        rows.append(row_of(values, Columns(), location=location))
     if not rows:
         raise EnvironmentDataError(f"{path} has no question; expected one in each line")
     return rows
 
 
-def row_of(values: Mapping[str, Any], columns: Columns, *, place: str) -> Row:
-    """A row, checked; EnvironmentDataError, which begins with `place`, where it cannot be used."""
+def row_of(values: Mapping[str, Any], columns: Columns, *, location: str) -> Row:
+    """A row, checked; EnvironmentDataError with the location where it cannot be used."""
     for key in (columns.question, columns.answer):
         if values.get(key) is None:
             there = ", ".join(map(str, values)) or "none"
-            raise EnvironmentDataError(f"{place} has no {key!r}; its keys: {there}")
-    answer, solution = _final_answer(_text(values, columns.answer, place))
+            raise EnvironmentDataError(f"{location} has no {key!r}; its keys: {there}")
+    answer, solution = _final_answer(_text(values, columns.answer, location))
     if problem := problem_with_answer(answer):
         raise EnvironmentDataError(
-            f"{place}: {columns.answer!r} is no right answer: {problem}. A derivation may "
+            f"{location}: {columns.answer!r} is no right answer: {problem}. A derivation may "
             "stand before `#### ` and the answer"
         )
-    question = _text(values, columns.question, place).strip()
+    question = _text(values, columns.question, location).strip()
     if not question:
-        raise EnvironmentDataError(f"{place}: {columns.question!r} is empty")
+        raise EnvironmentDataError(f"{location}: {columns.question!r} is empty")
     return Row(
         question=question,
         answer=answer,
         solution=solution,
-        category=_optional(values, columns.category, place) or DEFAULT_CATEGORY,
-        name=_optional(values, columns.name, place),
-        place=place,
+        category=_optional(values, columns.category, location) or DEFAULT_CATEGORY,
+        name=_optional(values, columns.name, location),
+        location=location,
     )
 
 
@@ -134,7 +136,7 @@ def problem_with_answer(text: str) -> str | None:
     return None
 
 
-def _text(values: Mapping[str, Any], key: str, place: str) -> str:
+def _text(values: Mapping[str, Any], key: str, location: str) -> str:
     """The text under a key; a number is text, too."""
     value = values[key]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -142,14 +144,14 @@ def _text(values: Mapping[str, Any], key: str, place: str) -> str:
         return str(value)
     if not isinstance(value, str):
         found = shortened(repr(value), 80)
-        raise EnvironmentDataError(f"{place}: {key!r} is {found}, expected text or a number")
+        raise EnvironmentDataError(f"{location}: {key!r} is {found}, expected text or a number")
     if problem := problem_with_text(value):
-        raise EnvironmentDataError(f"{place}: {key!r}: {problem}")
+        raise EnvironmentDataError(f"{location}: {key!r}: {problem}")
     return value
 
 
-def _optional(values: Mapping[str, Any], key: str | None, place: str) -> str:
-    return "" if key is None or values.get(key) is None else _text(values, key, place).strip()
+def _optional(values: Mapping[str, Any], key: str | None, location: str) -> str:
+    return "" if key is None or values.get(key) is None else _text(values, key, location).strip()
 
 
 def _final_answer(text: str) -> tuple[str, str]:
@@ -218,7 +220,7 @@ def distinct(
             num_left_out += 1
             if first.answer != row.answer and contradictions is Contradictions.REFUSED:
                 raise EnvironmentDataError(
-                    f"{row.place} asks what {first.place} asks, and its answer is "
+                    f"{row.location} asks what {first.location} asks, and its answer is "
                     f"{shortened(repr(row.answer), 40)} instead of "
                     f"{shortened(repr(first.answer), 40)}; remove one of them"
                 )
@@ -229,5 +231,5 @@ def _check_name(row: Row, by_name: dict[str, Row]) -> None:
     first = by_name.setdefault(row.name, row) if row.name else row
     if first is not row:
         raise EnvironmentDataError(
-            f"{row.place} has the id {row.name!r} of {first.place}; every id may occur once"
+            f"{row.location} has the id {row.name!r} of {first.location}; every id may occur once"
         )

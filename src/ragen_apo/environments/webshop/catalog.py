@@ -180,7 +180,9 @@ def _human_instructions(path: Path) -> dict[str, tuple[HumanInstruction, ...]]:
         if not isinstance(records, list):
             raise malformed(path, f"{shown(asin)} has {shown(records)}, expected a list of objects")
         checked = (
-            check_record(HumanRecord, record, path=path, place=f"record {number} of {shown(asin)}")
+            check_record(
+                HumanRecord, record, path=path, location=f"record {number} of {shown(asin)}"
+            )
             for number, record in enumerate(records, 1)
         )
         found[asin] = tuple(
@@ -198,18 +200,18 @@ def _human_instructions(path: Path) -> dict[str, tuple[HumanInstruction, ...]]:
 def _labels(
     path: Path, scratch: Path | None, progress: Progress
 ) -> Iterator[Callable[[str], LabelRecord]]:
-    """What the attributes file has by asin, kept on disk: memory holds the places alone."""
-    places: dict[str, int] = {}
+    """What the attributes file has by asin, kept on disk: memory holds the offsets alone."""
+    offsets: dict[str, int] = {}
     with tempfile.TemporaryFile(dir=scratch) as file:
         progress.start("read attributes (%)", 100)
         try:
             for number, ((asin, value), share) in enumerate(stream_json_object(path), 1):
-                place = f"record {number} ({shown(asin)})"
+                location = f"record {number} ({shown(asin)})"
                 if not isinstance(asin, str):
-                    raise malformed(path, f"{place} has no text as its key")
-                record = check_record(LabelRecord, value, path=path, place=place)
+                    raise malformed(path, f"{location} has no text as its key")
+                record = check_record(LabelRecord, value, path=path, location=location)
                 if len(asin) <= MAX_ASIN_LENGTH:
-                    places[asin] = file.tell()
+                    offsets[asin] = file.tell()
                     file.write(record.model_dump_json().encode() + b"\n")
                 if number % PROGRESS_EVERY == 0:
                     progress.update(int(100 * share), f"{number:,} products")
@@ -218,9 +220,9 @@ def _labels(
         progress.update(100)
 
         def labels_of(asin: str) -> LabelRecord:
-            if asin not in places:
+            if asin not in offsets:
                 return LabelRecord()
-            file.seek(places[asin])
+            file.seek(offsets[asin])
             return LabelRecord.model_validate_json(file.readline())
 
         yield labels_of
@@ -246,13 +248,13 @@ def read_products(
                     asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen
                 ):
                     continue
-                place = f"record {number}" + (f" ({shown(asin)})" if asin else "")
-                checked = check_record(ItemRecord, record, path=files.items, place=place)
+                location = f"record {number}" + (f" ({shown(asin)})" if asin else "")
+                checked = check_record(ItemRecord, record, path=files.items, location=location)
                 product = _product(checked, labels_of(asin), human.get(asin, ()))
                 if not all(map(math.isfinite, product.prices)):
                     pricing = shown(checked.pricing)
                     raise malformed(
-                        files.items, f"{place}, field pricing: got {pricing}, expected a price"
+                        files.items, f"{location}, field pricing: got {pricing}, expected a price"
                     )
                 seen.add(asin)
                 if len(seen) % PROGRESS_EVERY == 0:
@@ -294,7 +296,7 @@ class GoalIndex:
 class Catalog:
     """A prepared folder, opened: products by number, search, prices. Immutable and shared.
 
-    A product's number is its place in upstream's file; a document's number is the rank of its asin.
+    A product's number is its index in upstream's file; a document's number is the rank of its asin.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -331,14 +333,14 @@ class Catalog:
     def number_of(self, asin: str) -> int:
         """The number of a product by its asin; raises EnvironmentDataError for an unknown one."""
         wanted = np.bytes_(asin.encode("utf-8"))
-        place = int(np.searchsorted(self._asins, wanted))
-        if place == len(self._asins) or self._asins[place] != wanted:
+        index = int(np.searchsorted(self._asins, wanted))
+        if index == len(self._asins) or self._asins[index] != wanted:
             raise EnvironmentDataError(
                 f"no product {asin!r} in the catalogue {self.folder} of {self.num_products} "
                 "products; "
                 "the task belongs to other data: make it with this environment's tasks()"
             )
-        return int(self._product_of_document[place])
+        return int(self._product_of_document[index])
 
     def goal_index(self, kind: str) -> GoalIndex:
         """Where the goals of a kind (`synthetic`, `human`) come from."""

@@ -2,7 +2,7 @@
 
 Consumes a `Task` (a goal of the catalogue) and actions `search[words]` and `click[target]`;
 produces observations in one of three modes and, on Buy Now, the reward. Everything large is
-shared: the mapped catalogue, its views, the prices and goals. The rest is a `Session`, which
+shared: the mapped catalogue, its views, the prices and goals. The rest is a `Visit`, which
 belongs to its environment.
 """
 
@@ -55,7 +55,7 @@ from ragen_apo.environments.webshop.store import (
     resolve_data,
 )
 from ragen_apo.environments.webshop.views import product_views
-from ragen_apo.environments.webshop.visit import Page, Session, parse_action, parse_plain_action
+from ragen_apo.environments.webshop.visit import Page, Visit, parse_action, parse_plain_action
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
@@ -174,7 +174,7 @@ class WebShopEnvironment:
         self.properties = self._declare()
         self._task: Task | None = None
         self._goal: Goal | None = None
-        self.session = Session(page=Page.DONE)
+        self.visit = Visit(page=Page.DONE)
         """The state of the visit; to be read, not changed."""
         self._num_turns = 0
         self._score: Score | None = None
@@ -265,7 +265,7 @@ class WebShopEnvironment:
             )
         self._goal = goal
         self._task = task
-        self.session = Session()
+        self.visit = Visit()
         self._num_turns = 0
         self._score = None
         return self.observation, {"available_actions": self.available_actions()}
@@ -279,14 +279,14 @@ class WebShopEnvironment:
         self._num_turns += 1
         reward = 0.0
         info: dict[str, Any] = {"invalid_action": not valid}
-        if self.session.page is Page.DONE:
+        if self.visit.page is Page.DONE:
             reward = self._pay(info)
         elif valid and self._target_is_shown():
             info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
         info["available_actions"] = self.available_actions()
         observation = self.observation
         if not valid and self.is_compact:
-            observation = f"{INVALID_ACTION_LINE}\n{compact_actions(self.session, self.views)}"
+            observation = f"{INVALID_ACTION_LINE}\n{compact_actions(self.visit, self.views)}"
         terminated = self._score is not None
         truncated = not terminated and self._num_turns == self.options.max_turns
         if truncated:
@@ -295,15 +295,15 @@ class WebShopEnvironment:
 
     def product_name(self, product: int) -> str:
         """How a product of the open results is clicked in this mode; its id works in every mode."""
-        return product_name(self.session, product, self.views, self.options.observation)
+        return product_name(self.visit, product, self.views, self.options.observation)
 
     def option_targets(self) -> Mapping[tuple[str, str], str]:
         """How the options (name and value) of the open product are clicked in this mode."""
-        return option_targets(self.session, self.views, self.options.observation)
+        return option_targets(self.visit, self.views, self.options.observation)
 
     def _over(self) -> bool:
         limit = self.options.max_turns
-        return self.session.page is Page.DONE or (limit is not None and self._num_turns >= limit)
+        return self.visit.page is Page.DONE or (limit is not None and self._num_turns >= limit)
 
     def _follow(self, action: str) -> bool:
         """Carries an action out; False where it is none, or none that the page offers."""
@@ -312,36 +312,36 @@ class WebShopEnvironment:
             return False
         name, argument = parsed
         if name == "search":
-            self.session.search(argument, self.catalog)
+            self.visit.search(argument, self.catalog)
             return True
         if name != "click":
             return False
         if self.is_compact:
             return self._click_compact(argument)
-        return self.session.click(argument, self.views)
+        return self.visit.click(argument, self.views)
 
     def _click_compact(self, target: str) -> bool:
         """As in upstream's modes, but a number of the page comes first and a title's start last."""
-        session, views = self.session, self.views
-        if session.select_numbered(target, views):
+        visit, views = self.visit, self.views
+        if visit.select_numbered(target, views):
             return True
-        numbered = session.shown_at(target)
+        numbered = visit.shown_at(target)
         if numbered is not None:
-            return session.click(views(numbered).link, views)
-        if session.click(target, views):
+            return visit.click(views(numbered).link, views)
+        if visit.click(target, views):
             return True
-        titled = session.shown_as(target, views)
-        return titled is not None and session.click(views(titled).link, views)
+        titled = visit.shown_as(target, views)
+        return titled is not None and visit.click(views(titled).link, views)
 
     def _pay(self, info: dict[str, Any]) -> float:
-        goal, bought = self._goal, self.session.product
+        goal, bought = self._goal, self.visit.product
         assert goal is not None and bought is not None
         self._score = self._reward_rule.score(
             goal,
             self.catalog.product(goal.product),
             self.catalog.product(bought),
             price=float(self._book.prices[bought]),
-            selected=self.session.selected,
+            selected=self.visit.selected,
         )
         info["success"] = self._score.success
         info["score"] = self._score.value
@@ -350,28 +350,28 @@ class WebShopEnvironment:
 
     def _target_is_shown(self) -> bool:
         assert self._goal is not None
-        if self.session.page is Page.RESULTS:
-            return self._goal.product in self.session.shown
-        return self._goal.product == self.session.product
+        if self.visit.page is Page.RESULTS:
+            return self._goal.product in self.visit.shown
+        return self._goal.product == self.visit.product
 
     @property
     def observation(self) -> str:
         """The open page in the chosen mode."""
-        if self.session.page is Page.DONE:
+        if self.visit.page is Page.DONE:
             if self._score is None:
                 return EPISODE_OVER
             mode = self.options.observation
-            return render_done(self.session, mode, self.views, self._score.value)
+            return render_done(self.visit, mode, self.views, self._score.value)
         assert self._task is not None
-        return self._render(self.session, self._task.instruction, self.views)
+        return self._render(self.visit, self._task.instruction, self.views)
 
     def available_actions(self) -> AvailableActions | None:
         """Whether the page has a search field and what it offers to click; None after the end."""
-        if self.session.page is Page.DONE:
+        if self.visit.page is Page.DONE:
             return None
         return AvailableActions(
-            has_search_bar=self.session.page is Page.START,
-            clickables=clickables(self.session, self.views, self.options.observation),
+            has_search_bar=self.visit.page is Page.START,
+            clickables=clickables(self.visit, self.views, self.options.observation),
         )
 
     def state_key(self) -> str:
@@ -383,23 +383,23 @@ class WebShopEnvironment:
         behind the last one all results. Episodes that searched in different words or took a turn
         more are then in one state, although their futures may differ a little.
         """
-        session = self.session
+        visit = self.visit
         state: list[Any] = [
             self._task.task_id if self._task else "",
-            session.page.value,
-            session.product,
-            session.sub_page if session.page is Page.SUB_PAGE else "",
-            sorted(session.selected.items()),
+            visit.page.value,
+            visit.product,
+            visit.sub_page if visit.page is Page.SUB_PAGE else "",
+            sorted(visit.selected.items()),
         ]
         if self.options.states == "similar":
-            if session.page is Page.RESULTS:
-                state += [session.shown, sorted(session.opened)]
-                if not session.shown:  # nothing was found, or the page lies behind the last one
-                    state.append(session.results)
+            if visit.page is Page.RESULTS:
+                state += [visit.shown, sorted(visit.opened)]
+                if not visit.shown:  # nothing was found, or the page lies behind the last one
+                    state.append(visit.results)
         else:
-            state += [session.query, session.page_number]
+            state += [visit.query, visit.page_number]
             if self.options.observation is not ObservationMode.TEXT:
-                state.append(sorted(session.opened))
+                state.append(sorted(visit.opened))
             if self.options.max_turns is not None:
                 state.append(self._num_turns)
         text = repr(state).encode("utf-8", "backslashreplace")

@@ -110,8 +110,8 @@ def count_goals(product: Product, kind: GoalKind) -> int | None:
     return math.prod(len(values) for values in product.options.values())
 
 
-def synthetic_goal(number: int, product: Product, limit: float, place: int) -> Goal:
-    """The goal of a product for the combination of its options at `place`.
+def synthetic_goal(number: int, product: Product, limit: float, index: int) -> Goal:
+    """The goal of a product for the combination of its options at `index`.
 
     The combinations are those of itertools.product over the options sorted by name. A value that
     an option lists twice makes equal goals; `repetition` counts those before this one.
@@ -120,10 +120,10 @@ def synthetic_goal(number: int, product: Product, limit: float, place: int) -> G
     repetition, num_equal = 0, 1
     for name in sorted(product.options, reverse=True):
         values = product.options[name]
-        place, index = divmod(place, len(values))
-        options.append((name, values[index]))
-        repetition += values[:index].count(values[index]) * num_equal
-        num_equal *= values.count(values[index])
+        index, chosen = divmod(index, len(values))
+        options.append((name, values[chosen]))
+        repetition += values[:chosen].count(values[chosen]) * num_equal
+        num_equal *= values.count(values[chosen])
     options.reverse()
     described = ", and ".join(f"{name}: {value}" for name, value in options)
     with_options = f" with {described}" if described else ""
@@ -137,8 +137,8 @@ def synthetic_goal(number: int, product: Product, limit: float, place: int) -> G
     )
 
 
-def human_goal(number: int, product: Product, limits: Sequence[float], place: int) -> Goal:
-    """The goal of a product for the instruction at `place`, given the limits up to it."""
+def human_goal(number: int, product: Product, limits: Sequence[float], index: int) -> Goal:
+    """The goal of a product for the instruction at `index`, given the limits up to it."""
     goals = [
         Goal(
             product=number,
@@ -149,7 +149,7 @@ def human_goal(number: int, product: Product, limits: Sequence[float], place: in
         )
         for written, limit in zip(_with_attributes(product), limits, strict=False)
     ]
-    return replace(goals[place], repetition=goals[:place].count(goals[place]))
+    return replace(goals[index], repetition=goals[:index].count(goals[index]))
 
 
 def _with_attributes(product: Product) -> list[HumanInstruction]:
@@ -244,13 +244,13 @@ class GoalBook:
 
     @functools.cached_property
     def _split_of_goal(self) -> npt.NDArray[np.uint8]:
-        """The split of each goal by its number, as a place in SPLITS, under `product`."""
+        """The split of each goal by its number, as an index into SPLITS, under `product`."""
         asins = self.catalog.asins[self._index.products]
         of_row = np.array([SPLITS.index(product_split(asin.decode())) for asin in asins], np.uint8)
         return of_row[self._rows()]
 
     def _rows(self) -> npt.NDArray[np.int64]:
-        """The place of each goal's product in the index, by the goal's number."""
+        """The row of each goal's product in the index, by the goal's number."""
         ends = self._index.ends
         return np.repeat(np.arange(len(ends) - 1), np.diff(ends))[self._index.order]
 
@@ -282,13 +282,13 @@ class TaskSequence(Sequence[Task]):
         return len(self._indices)
 
     @overload
-    def __getitem__(self, place: int) -> Task: ...
+    def __getitem__(self, index: int) -> Task: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Task, ...]: ...
-    def __getitem__(self, place: int | slice) -> Task | tuple[Task, ...]:
-        if isinstance(place, slice):
-            return tuple(self._book.task(index, self._scheme) for index in self._indices[place])
-        return self._book.task(self._indices[place], self._scheme)
+    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
+    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
+        if isinstance(index, slice):
+            return tuple(self._book.task(number, self._scheme) for number in self._indices[index])
+        return self._book.task(self._indices[index], self._scheme)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

@@ -87,8 +87,8 @@ class IndexBuilder:
             terms, chunk_documents, chunk_counts = np.load(path)
             in_chunk = np.bincount(terms, minlength=len(frequencies))
             first = np.cumsum(in_chunk) - in_chunk
-            places = free[terms] + np.arange(len(terms)) - first[terms]
-            documents[places], counts[places] = ranks[chunk_documents], chunk_counts
+            indices = free[terms] + np.arange(len(terms)) - first[terms]
+            documents[indices], counts[indices] = ranks[chunk_documents], chunk_counts
             free += in_chunk
             path.unlink()
             self._progress.update(number + 1)

@@ -1,4 +1,4 @@
-"""What the shopper reads and may click: a `Session` rendered in one of three modes.
+"""What the shopper reads and may click: a `Visit` rendered in one of three modes.
 
 `text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
 made for language models that read the whole episode: what is read once is not repeated. Results and
@@ -7,10 +7,11 @@ by an option's value, which are written as they are searched. Below the results 
 those that were opened, which `text_rich` marks. A last line says what can be done, and it alone
 answers an action that is not possible.
 
-An option's number is its place among all options of the product, so it stays when groups are
-hidden. It selects the value at that place in that group, even one that two groups share or that is
-called like a button. A value clicked by its name means what it means upstream: the last group that
-has it, or the button. A number of the page comes before a value that looks like one (`#2`).
+An option's number is its position among all options of the product, so it stays when groups are
+hidden. It selects the value at that position, in its own group, even one that two groups share or
+that is called like a button. A value clicked by its name means what it means upstream: the last
+group that has it, or the button. A number of the page comes before a value that looks like one
+(`#2`).
 """
 
 import json
@@ -29,7 +30,7 @@ from ragen_apo.environments.webshop.views import (
     plain,
     shortened,
 )
-from ragen_apo.environments.webshop.visit import Page, Session
+from ragen_apo.environments.webshop.visit import Page, Visit
 
 
 class AvailableActions(TypedDict):
@@ -73,11 +74,11 @@ _BACK_RICH = lines([button("Back to Search")])
 _BACK_AND_PREVIOUS_RICH = _BACK_RICH + lines([button("< Prev")])
 
 
-def product_name(session: Session, product: int, views: Views, mode: ObservationMode) -> str:
+def product_name(visit: Visit, product: int, views: Views, mode: ObservationMode) -> str:
     """How a product of the results is best clicked: by its id, or in `compact` by its title.
 
     As many words of the title as tell it from the others of its page, and no fewer than a few; its
-    place in the results, from 1, where what is shown of it does not or has brackets.
+    rank in the results, from 1, where what is shown of it does not or has brackets.
     """
     view = views(product)
     if mode is not ObservationMode.COMPACT:
@@ -85,20 +86,20 @@ def product_name(session: Session, product: int, views: Views, mode: Observation
     for num_words in range(MIN_TITLE_WORDS, MAX_TITLE_WORDS + 1):
         name = " ".join(view.title_words[:num_words])
         is_shown = view.in_results_compact.startswith(name) and not set(name) & _BRACKETS
-        if is_shown and session.shown_as(name, views) == product:
+        if is_shown and visit.shown_as(name, views) == product:
             return name
-    return str(session.results.index(product) + 1)
+    return str(visit.results.index(product) + 1)
 
 
 def option_targets(
-    session: Session, views: Views, mode: ObservationMode
+    visit: Visit, views: Views, mode: ObservationMode
 ) -> Mapping[tuple[str, str], str]:
     """How the options (name and value) of the open product are clicked; none that cannot be.
 
     By the value; in `compact` by the number where the value would select something else.
     """
-    assert session.product is not None
-    view = views(session.product)
+    assert visit.product is not None
+    view = views(visit.product)
     by_value = {(name, value): value for value, name in view.selectable.items()}
     if mode is not ObservationMode.COMPACT:
         return by_value
@@ -106,124 +107,123 @@ def option_targets(
     return {**view.option_numbers, **clear}
 
 
-def clickables(session: Session, views: Views, mode: ObservationMode) -> tuple[str, ...]:
+def clickables(visit: Visit, views: Views, mode: ObservationMode) -> tuple[str, ...]:
     """What can be clicked, in upstream's order; nothing after the end."""
-    if session.page is Page.START:
+    if visit.page is Page.START:
         return ("search",)
-    if session.page is Page.RESULTS:
-        buttons = _RESULTS_CLICKABLES if session.page_number == 1 else _LATER_RESULTS_CLICKABLES
+    if visit.page is Page.RESULTS:
+        buttons = _RESULTS_CLICKABLES if visit.page_number == 1 else _LATER_RESULTS_CLICKABLES
         if mode is ObservationMode.COMPACT:
-            first = session.first_place
-            return buttons + tuple(map(str, range(first, first + len(session.shown))))
-        return buttons + tuple(views(number).link for number in session.shown)
-    if session.page is Page.ITEM:
-        assert session.product is not None
-        view = views(session.product)
+            first = visit.first_rank
+            return buttons + tuple(map(str, range(first, first + len(visit.shown))))
+        return buttons + tuple(views(number).link for number in visit.shown)
+    if visit.page is Page.ITEM:
+        assert visit.product is not None
+        view = views(visit.product)
         return view.clickables_compact if mode is ObservationMode.COMPACT else view.clickables
-    return ("back to search", "< prev") if session.page is Page.SUB_PAGE else ()
+    return ("back to search", "< prev") if visit.page is Page.SUB_PAGE else ()
 
 
-def _results_heading(session: Session) -> tuple[str, list[str]]:
+def _results_heading(visit: Visit) -> tuple[str, list[str]]:
     """Where one is in the results, and the buttons that lead on."""
-    buttons = ["Next >"] if session.page_number == 1 else ["< Prev", "Next >"]
-    return f"Page {session.page_number} (Total results: {len(session.results)})", buttons
+    buttons = ["Next >"] if visit.page_number == 1 else ["< Prev", "Next >"]
+    return f"Page {visit.page_number} (Total results: {len(visit.results)})", buttons
 
 
-def render_text(session: Session, instruction: str, views: Views) -> str:
+def render_text(visit: Visit, instruction: str, views: Views) -> str:
     """The page as upstream's mode `text`."""
-    if session.page is Page.START:
+    if visit.page is Page.START:
         return plain(["WebShop", "Instruction:", *nodes(instruction), "Search"])
     pieces = ["Instruction:", *nodes(instruction), "Back to Search"]
-    if session.page is Page.RESULTS:
-        heading, buttons = _results_heading(session)
-        products = (views(number).in_results_text for number in session.shown)
+    if visit.page is Page.RESULTS:
+        heading, buttons = _results_heading(visit)
+        products = (views(number).in_results_text for number in visit.shown)
         return SEPARATOR.join([plain([*pieces, heading, *buttons]), *products])
-    assert session.product is not None
-    view = views(session.product)
+    assert visit.product is not None
+    view = views(visit.product)
     pieces.append("< Prev")
-    if session.page is Page.ITEM:
+    if visit.page is Page.ITEM:
         return f"{plain(pieces)}{SEPARATOR}{view.item_text}"
-    return plain(pieces + view.sub_page(session.sub_page))
+    return plain(pieces + view.sub_page(visit.sub_page))
 
 
-def render_rich(session: Session, instruction: str, views: Views) -> str:
+def render_rich(visit: Visit, instruction: str, views: Views) -> str:
     """The page as upstream's mode `text_rich`."""
-    if session.page is Page.START:
+    if visit.page is Page.START:
         return lines(["WebShop", "Instruction: ", *nodes(instruction), button("Search")])
     head = lines(["Instruction:", *nodes(instruction)])
-    if session.page is Page.RESULTS:
-        heading, buttons = _results_heading(session)
+    if visit.page is Page.RESULTS:
+        heading, buttons = _results_heading(visit)
         products = (
-            views(number).in_results_rich(clicked=number in session.opened)
-            for number in session.shown
+            views(number).in_results_rich(clicked=number in visit.opened) for number in visit.shown
         )
         top = lines([heading, *(button(label) for label in buttons)])
         return f"{head}{_BACK_RICH}{top}{''.join(products)}"
-    assert session.product is not None
-    view = views(session.product)
+    assert visit.product is not None
+    view = views(visit.product)
     head += _BACK_AND_PREVIOUS_RICH
-    if session.page is Page.SUB_PAGE:
-        return head + lines(view.sub_page(session.sub_page))
-    if not session.selected and '"' not in session.query:
+    if visit.page is Page.SUB_PAGE:
+        return head + lines(view.sub_page(visit.sub_page))
+    if not visit.selected and '"' not in visit.query:
         return head + view.item_rich_unselected
-    address = view.address(session.query, session.page_number, session.selected)
+    address = view.address(visit.query, visit.page_number, visit.selected)
     before, rest = view.item_rich(address)
     return f"{before}{head}{rest}"
 
 
-def render_compact(session: Session, instruction: str, views: Views) -> str:
+def render_compact(visit: Visit, instruction: str, views: Views) -> str:
     """The page as our mode `compact`."""
     shown: list[str]
-    if session.page is Page.START:
+    if visit.page is Page.START:
         shown = [f"Task: {instruction}"]
-    elif session.page is Page.RESULTS:
-        shown = _compact_results(session, views)
-    elif session.page is Page.SUB_PAGE:
-        assert session.product is not None
-        texts = views(session.product).sub_page(session.sub_page)
-        shown = [f"{session.sub_page}: {shortened(' '.join(texts), MAX_COMPACT_TEXT) or 'none'}"]
+    elif visit.page is Page.RESULTS:
+        shown = _compact_results(visit, views)
+    elif visit.page is Page.SUB_PAGE:
+        assert visit.product is not None
+        texts = views(visit.product).sub_page(visit.sub_page)
+        shown = [f"{visit.sub_page}: {shortened(' '.join(texts), MAX_COMPACT_TEXT) or 'none'}"]
     else:
-        shown = _compact_item(session, views)
-    return "\n".join([*shown, compact_actions(session, views)])
+        shown = _compact_item(visit, views)
+    return "\n".join([*shown, compact_actions(visit, views)])
 
 
-def _compact_results(session: Session, views: Views) -> list[str]:
-    shown = session.shown
+def _compact_results(visit: Visit, views: Views) -> list[str]:
+    shown = visit.shown
     if not shown:
-        return [f"No results on page {session.page_number} of {len(session.results)} results"]
-    first = session.first_place
-    heading = f"Results {first}-{first + len(shown) - 1} of {len(session.results)}"
-    places = dict(enumerate(shown, start=first))
-    rows = [f"{place} | {views(number).in_results_compact}" for place, number in places.items()]
-    opened = [str(place) for place, number in places.items() if number in session.opened]
+        return [f"No results on page {visit.page_number} of {len(visit.results)} results"]
+    first = visit.first_rank
+    heading = f"Results {first}-{first + len(shown) - 1} of {len(visit.results)}"
+    ranks = dict(enumerate(shown, start=first))
+    rows = [f"{rank} | {views(number).in_results_compact}" for rank, number in ranks.items()]
+    opened = [str(rank) for rank, number in ranks.items() if number in visit.opened]
     return [heading, *rows, *([f"Opened: {', '.join(opened)}"] if opened else [])]
 
 
-def _compact_item(session: Session, views: Views) -> list[str]:
-    assert session.product is not None
-    view = views(session.product)
-    if not session.selected:
+def _compact_item(visit: Visit, views: Views) -> list[str]:
+    assert visit.product is not None
+    view = views(visit.product)
+    if not visit.selected:
         return [view.item_compact, *(["Selected: nothing"] if view.option_names else [])]
-    selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
-    still_open = [line for name, line in view.option_lines_compact if name not in session.selected]
+    selected = ", ".join(f"{name} = {value}" for name, value in visit.selected.items())
+    still_open = [line for name, line in view.option_lines_compact if name not in visit.selected]
     return [f"Selected: {selected}", *still_open]
 
 
-def compact_actions(session: Session, views: Views) -> str:
+def compact_actions(visit: Visit, views: Views) -> str:
     """The last line of a page in the mode `compact`: what can be done there."""
-    if session.page is Page.START:
+    if visit.page is Page.START:
         return _START_ACTIONS
-    if session.page is Page.RESULTS:
-        return _RESULTS_ACTIONS if session.page_number == 1 else _LATER_RESULTS_ACTIONS
-    if session.page is Page.SUB_PAGE:
+    if visit.page is Page.RESULTS:
+        return _RESULTS_ACTIONS if visit.page_number == 1 else _LATER_RESULTS_ACTIONS
+    if visit.page is Page.SUB_PAGE:
         return _SUB_PAGE_ACTIONS
-    assert session.product is not None
-    if session.selected:
+    assert visit.product is not None
+    if visit.selected:
         return _SELECTED_ACTIONS
-    return _OPTIONS_ACTIONS if views(session.product).option_names else _ITEM_ACTIONS
+    return _OPTIONS_ACTIONS if views(visit.product).option_names else _ITEM_ACTIONS
 
 
-RENDERERS: dict[ObservationMode, Callable[[Session, str, Views], str]] = {
+RENDERERS: dict[ObservationMode, Callable[[Visit, str, Views], str]] = {
     ObservationMode.COMPACT: render_compact,
     ObservationMode.TEXT: render_text,
     ObservationMode.TEXT_RICH: render_rich,
@@ -245,15 +245,15 @@ def _done_nodes(asin: str, selected: dict[str, str], reward: float) -> list[str]
     ]
 
 
-def render_done(session: Session, mode: ObservationMode, views: Views, reward: float) -> str:
+def render_done(visit: Visit, mode: ObservationMode, views: Views, reward: float) -> str:
     """The page after a purchase."""
-    assert session.product is not None
-    asin = views(session.product).product.asin
+    assert visit.product is not None
+    asin = views(visit.product).product.asin
     if mode is ObservationMode.COMPACT:
-        selected = ", ".join(f"{name} = {value}" for name, value in session.selected.items())
+        selected = ", ".join(f"{name} = {value}" for name, value in visit.selected.items())
         with_options = f" with {selected}" if selected else ""
         return f"Bought {asin}{with_options}. Score: {reward:.3g} of 1."
-    texts = _done_nodes(asin, session.selected, reward)
+    texts = _done_nodes(asin, visit.selected, reward)
     return plain(texts) if mode is ObservationMode.TEXT else lines(texts)
 
 

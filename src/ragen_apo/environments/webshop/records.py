@@ -88,10 +88,10 @@ class HumanRecord(_Record):
     instruction_options: _Texts
 
 
-def check_record(model: type[_RecordT], value: Any, *, path: Path, place: str) -> _RecordT:
-    """The record in a value; `place` says which one of the file it is, `record 7`."""
+def check_record(model: type[_RecordT], value: Any, *, path: Path, location: str) -> _RecordT:
+    """The record in a value; `location` says which one of the file it is, `record 7`."""
     if not isinstance(value, Mapping):
-        raise malformed(path, f"{place} is {shown(value)}, expected an object")
+        raise malformed(path, f"{location} is {shown(value)}, expected an object")
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -100,12 +100,12 @@ def check_record(model: type[_RecordT], value: Any, *, path: Path, place: str) -
         within = "".join(f"[{part}]" for part in problem["loc"][1:] if isinstance(part, int))
         expected = model.model_fields[name].description
         if problem["type"] == "missing" and len(problem["loc"]) == 1:
-            raise malformed(path, f"{place} has no field {name}, expected {expected}") from error
+            raise malformed(path, f"{location} has no field {name}, expected {expected}") from error
         got = shown(problem["input"])
         if problem["type"] == "value_error":
             expected = str(problem.get("ctx", {})["error"])
         raise malformed(
-            path, f"{place}, field {name}{within}: got {got}, expected {expected}"
+            path, f"{location}, field {name}{within}: got {got}, expected {expected}"
         ) from error
 
 

@@ -35,7 +35,7 @@ _ASKED_OPTION = re.compile(
 )
 MAX_OPENED = 4
 """How many results the careful shopper opens at most."""
-HASTY_PLACES = (0, 0, 1, 1, 2, 3)
+HASTY_RANKS = (0, 0, 1, 1, 2, 3)
 """The results, counted from 0, of which the hasty shopper opens one, all alike likely; when it
 comes back, the first that it has not opened."""
 HASTY_SELECTS_SHARE = 0.8
@@ -99,7 +99,7 @@ class _Shopper:
         """How the products of the open results page are clicked by number, else by id."""
         available = self.shop.available_actions()
         assert available is not None
-        return available["clickables"][-len(self.shop.session.shown) :]
+        return available["clickables"][-len(self.shop.visit.shown) :]
 
     def _click_product(self, thought: str, product: int) -> Reply:
         return self._click(thought, self.shop.product_name(product))
@@ -141,25 +141,25 @@ class RuleShopper(_Shopper):
         self.words_left = searchable(self.task.instruction).split()[::-1]
 
     def _choose(self) -> Reply:
-        session = self.shop.session
-        if session.page is Page.RESULTS and session.shown:
-            return self._click_product("The first result will do.", session.shown[0])
-        if session.page is Page.ITEM:
+        visit = self.shop.visit
+        if visit.page is Page.RESULTS and visit.shown:
+            return self._click_product("The first result will do.", visit.shown[0])
+        if visit.page is Page.ITEM:
             return self._select_or_buy()
-        if session.page is Page.START:
+        if visit.page is Page.START:
             return self._search("I search the request.", searchable(self.task.instruction))
         word = self.words_left.pop() if self.words_left else "product"
         return self._search("Nothing was found; I search one word.", word)
 
     def _select_or_buy(self) -> Reply:
-        session = self.shop.session
-        assert session.product is not None
+        visit = self.shop.visit
+        assert visit.product is not None
         targets = self.shop.option_targets()
-        for name, values in self.shop.views(session.product).product.options.items():
+        for name, values in self.shop.views(visit.product).product.options.items():
             value = mentioned_value(values, self.task.instruction)
             if value is None or (name, value) not in targets:
                 continue
-            if session.selected.get(name) != value:
+            if visit.selected.get(name) != value:
                 return self._click(f"The request names {value}.", targets[name, value])
         return self._click("I buy it.", "buy now")
 
@@ -181,12 +181,12 @@ class CarefulShopper(_Shopper):
         self.tried: set[str] = set()
 
     def _choose(self) -> Reply:
-        session = self.shop.session
-        if session.page is Page.ITEM:
+        visit = self.shop.visit
+        if visit.page is Page.ITEM:
             return self._select_or_leave()
-        if session.page is Page.SUB_PAGE:
+        if visit.page is Page.SUB_PAGE:
             return self._click("I go back.", "< prev")
-        if session.page is Page.RESULTS and self.num_opened < len(session.shown):
+        if visit.page is Page.RESULTS and self.num_opened < len(visit.shown):
             return self._look_at_next()
         query = searchable(self.queries.pop() if self.queries else "product")
         return self._search("I search for what is asked.", query)
@@ -202,7 +202,7 @@ class CarefulShopper(_Shopper):
         targets = self.shop.option_targets()
         is_last = self.num_opened == MAX_OPENED
         for name, value in self.options:
-            if self.shop.session.selected.get(name) == value:
+            if self.shop.visit.selected.get(name) == value:
                 continue
             if name not in self.tried:
                 self.tried.add(name)
@@ -232,26 +232,26 @@ class HastyShopper(_Shopper):
         self.missed: tuple[str, str] | None = None
 
     def _choose(self) -> Reply:
-        session = self.shop.session
-        if session.page is Page.ITEM:
+        visit = self.shop.visit
+        if visit.page is Page.ITEM:
             return self._select_or_leave()
-        if session.page is Page.SUB_PAGE:
+        if visit.page is Page.SUB_PAGE:
             return self._click("I go back.", "< prev")
-        if session.page is Page.RESULTS and session.shown:
+        if visit.page is Page.RESULTS and visit.shown:
             return self._look_at_one()
-        query = "product" if session.page is Page.RESULTS else self.query
+        query = "product" if visit.page is Page.RESULTS else self.query
         return self._search("I search for what is asked.", searchable(query))
 
     def _look_at_one(self) -> Reply:
-        session = self.shop.session
-        places = [place for place in HASTY_PLACES if place < len(session.shown)]
-        place = self.draws.choice(places)
+        visit = self.shop.visit
+        ranks = [rank for rank in HASTY_RANKS if rank < len(visit.shown)]
+        rank = self.draws.choice(ranks)
         thought = ""
-        if opened := [n for n, each in enumerate(session.shown) if each in session.opened]:
-            place = next((each for each in places if each not in opened), place)
+        if opened := [n for n, each in enumerate(visit.shown) if each in visit.opened]:
+            rank = next((each for each in ranks if each not in opened), rank)
             thought = f"Opened: {', '.join(str(n + 1) for n in opened)}. "
         self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
-        return self._click(f"{thought}I look at {place + 1}.", self._result_targets()[place])
+        return self._click(f"{thought}I look at {rank + 1}.", self._result_targets()[rank])
 
     def _select_or_leave(self) -> Reply:
         if self.missed is not None:
@@ -285,12 +285,12 @@ class GoalShopper(_Shopper):
         self.has_erred = False
         self.goal = goal_of_task(self.task, self.shop.catalog)
         queries = [searchable(query) for query in self._queries()]
-        places = [self._place(query) for query in queries]
-        on_first_page = [place for place in places if place < PAGE_SIZE]
-        best = on_first_page[0] if on_first_page else min(places)
-        self.query = queries[places.index(best)]
+        ranks = [self._rank(query) for query in queries]
+        on_first_page = [rank for rank in ranks if rank < PAGE_SIZE]
+        best = on_first_page[0] if on_first_page else min(ranks)
+        self.query = queries[ranks.index(best)]
 
-    def _place(self, query: str) -> int:
+    def _rank(self, query: str) -> int:
         found = self.shop.catalog.search(query.lower())
         return found.index(self.goal.product) if self.goal.product in found else len(found) + 1000
 
@@ -298,38 +298,38 @@ class GoalShopper(_Shopper):
         return instruction_queries(self.task.instruction, self.goal.options)
 
     def _choose(self) -> Reply:
-        session = self.shop.session
-        if session.page is Page.RESULTS:
+        visit = self.shop.visit
+        if visit.page is Page.RESULTS:
             return self._choose_result()
-        if session.page is Page.ITEM:
+        if visit.page is Page.ITEM:
             return self._select_or_buy()
         return self._search("I search for what is asked.", self.query)
 
     def _choose_result(self) -> Reply:
-        session = self.shop.session
-        if self.goal.product in session.shown:
-            others = [product for product in session.shown if product != self.goal.product]
+        visit = self.shop.visit
+        if self.goal.product in visit.shown:
+            others = [product for product in visit.shown if product != self.goal.product]
             if others and not self.has_erred and self.draws.random() < self.mistake_share:
                 self.has_erred = True
                 wrong = self._click_product(FOUND, self.draws.choice(others))
                 return replace(wrong, is_mistake=True)
             return self._click_product(FOUND, self.goal.product)
-        later = session.results[session.page_number * PAGE_SIZE :]
+        later = visit.results[visit.page_number * PAGE_SIZE :]
         if self.goal.product in later:
             return self._click("It is not on this page.", "next >")
-        if not session.shown:
+        if not visit.shown:
             return self._search("Nothing was found.", searchable(self.task.instruction))
-        return self._click_product("The first result comes close.", session.shown[0])
+        return self._click_product("The first result comes close.", visit.shown[0])
 
     def _select_or_buy(self) -> Reply:
-        session = self.shop.session
-        if session.product != self.goal.product and self.has_erred:
+        visit = self.shop.visit
+        if visit.product != self.goal.product and self.has_erred:
             return self._click("This is not what is asked for.", "< prev")
         targets = self.shop.option_targets()
         for name, wanted in self.goal.options:
             offered = {value: click for (of, value), click in targets.items() if name in ("", of)}
             value = _closest(wanted, list(offered))
-            taken = session.selected if name else session.selected.values()
+            taken = visit.selected if name else visit.selected.values()
             if value is not None and (name or value) not in taken:
                 wish = f"{name}: {value}" if name else value
                 return self._click(f"I need one with {wish}.", offered[value])
@@ -357,7 +357,7 @@ class ForgetfulShopper(GoalShopper):
         shop = self.shop
         can_err = not self.has_erred and self._careful_choice() == self.goal.product
         name = self._mixed_name()
-        is_name = shop.session.shown_as(name, shop.views) is not None
+        is_name = shop.visit.shown_as(name, shop.views) is not None
         if not can_err or is_name or self.draws.random() >= MISNAMING_SHARE:
             return super()._choose_result()
         self.has_erred = True
@@ -368,7 +368,7 @@ class ForgetfulShopper(GoalShopper):
     def _careful_choice(self) -> int | None:
         """What the careful shopper would buy of the open results before the last that it tries."""
         asked = asked_options(self.task.instruction)
-        for product in self.shop.session.shown[: MAX_OPENED - 1]:
+        for product in self.shop.visit.shown[: MAX_OPENED - 1]:
             offered = self.shop.views(product).product.options
             if all(value in offered.get(name, ()) for name, value in asked):
                 return product

@@ -138,8 +138,8 @@ class SearchIndex:
             hits = np.flatnonzero(scores)
             values = scores[hits]
         if len(hits) > NUM_RESULTS:
-            place = len(values) - NUM_RESULTS
-            best = values >= np.partition(values, place)[place]
+            kth = len(values) - NUM_RESULTS
+            best = values >= np.partition(values, kth)[kth]
             hits, values = hits[best], values[best]
         return hits[np.argsort(-values, kind="stable")[:NUM_RESULTS]].astype(np.int64)
 
@@ -182,24 +182,24 @@ class SearchIndex:
         return self._term_scores(term, slice(term.start, term.end))
 
     def _term_scores(
-        self, term: _Term, places: slice | npt.NDArray[np.int64]
+        self, term: _Term, indices: slice | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:
-        """What a term adds at these places of the postings."""
+        """What a term adds at these indices of the postings."""
         if term.count == 1:
-            return self._scores[places]
+            return self._scores[indices]
         frequency = term.end - term.start
         weight = np.float32(term.count) * inverse_document_frequency(self._num_documents, frequency)
-        norms = self._norms[self._length_bytes[self._documents[places]]]
-        return term_scores(weight, self._counts[places], norms)
+        norms = self._norms[self._length_bytes[self._documents[indices]]]
+        return term_scores(weight, self._counts[indices], norms)
 
     def looked_up(self, term: _Term, documents: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """What a term adds to some documents, 0 where one does not have it."""
         of_term = self.documents_of(term)
-        places = np.searchsorted(of_term, documents)
-        places[places == len(of_term)] = 0
-        found = np.flatnonzero(of_term[places] == documents)
+        indices = np.searchsorted(of_term, documents)
+        indices[indices == len(of_term)] = 0
+        found = np.flatnonzero(of_term[indices] == documents)
         added = np.zeros(len(documents), dtype=np.float32)
-        added[found] = self._term_scores(term, places[found] + term.start)
+        added[found] = self._term_scores(term, indices[found] + term.start)
         return added
 
     def scores_of(
@@ -215,16 +215,16 @@ class SearchIndex:
     def _find_term(self, term: str) -> tuple[int, int, float]:
         """Where the postings of a term lie, and its largest score; an empty span if unknown."""
         wanted = term.encode("utf-8", "surrogatepass")
-        places = range(len(self._term_rows))
-        place = bisect.bisect_left(places, wanted, key=self._term)
-        if place == len(places) or self._term(place) != wanted:
+        indices = range(len(self._term_rows))
+        index = bisect.bisect_left(indices, wanted, key=self._term)
+        if index == len(indices) or self._term(index) != wanted:
             return 0, 0, 0.0
-        row = int(self._term_rows[place])
+        row = int(self._term_rows[index])
         return int(self._offsets[row]), int(self._offsets[row + 1]), float(self._max_scores[row])
 
-    def _term(self, place: int) -> bytes:
+    def _term(self, index: int) -> bytes:
         return bytes(
-            self._term_bytes[int(self._term_ends[place]) : int(self._term_ends[place + 1])]
+            self._term_bytes[int(self._term_ends[index]) : int(self._term_ends[index + 1])]
         )
 
 
@@ -261,16 +261,16 @@ class _Shortcut:
     def _read_until_nothing_new_can_win(self) -> int:
         """Reads whole terms, the weightiest first; gives their number."""
         num_postings, next_look = 0, NUM_SEEDS
-        for place, term in enumerate(self._ranked):
+        for index, term in enumerate(self._ranked):
             # With these types `add.at` takes half the time of `+=`, which reads and writes in turn.
             scores = self._index.all_scores(term).astype(np.float64)
             np.add.at(self._total, self._index.documents_of(term).astype(np.intp), scores)
             num_postings += term.end - term.start
             if num_postings >= next_look:
-                self._raise_threshold(self._ranked[: place + 1])
+                self._raise_threshold(self._ranked[: index + 1])
                 next_look = 2 * num_postings
-            if self._threshold > self._rest[place]:
-                return place + 1
+            if self._threshold > self._rest[index]:
+                return index + 1
         return len(self._ranked)
 
     def _raise_threshold(self, read: list[_Term]) -> None:
@@ -280,15 +280,15 @@ class _Shortcut:
             documents = self._index.documents_of(term)
             if len(documents) > NUM_SEEDS:
                 partial = self._total[documents]
-                place = len(documents) - NUM_SEEDS
-                documents = documents[np.argpartition(partial, place)[place:]]
+                kth = len(documents) - NUM_SEEDS
+                documents = documents[np.argpartition(partial, kth)[kth:]]
             seeds.append(documents)
             if sum(map(len, seeds)) >= 2 * NUM_SEEDS:
                 break
         scores = self._index.scores_of(np.unique(np.concatenate(seeds)), self._terms)
         if len(scores) >= NUM_RESULTS:
-            place = len(scores) - NUM_RESULTS
-            found = float(np.partition(scores, place)[place]) * (1 - _SLACK)
+            kth = len(scores) - NUM_RESULTS
+            found = float(np.partition(scores, kth)[kth]) * (1 - _SLACK)
             self._threshold = max(self._threshold, found)
 
     def _added(self, term: _Term, documents: npt.NDArray[np.int32]) -> npt.NDArray[np.floating]:

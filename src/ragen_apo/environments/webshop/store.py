@@ -216,7 +216,7 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
         "product_of_document": order,
     }
     progress.start("shuffle goals", len(num_goals))
-    for place, (kind, counts) in enumerate(num_goals.items()):
+    for num_done, (kind, counts) in enumerate(num_goals.items(), 1):
         of_product = np.array(counts, np.int64)
         drawing = np.flatnonzero(of_product >= 0)
         arrays |= {
@@ -224,7 +224,7 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
             f"{kind.value}_ends": np.append(0, np.cumsum(of_product[drawing])),
             f"{kind.value}_order": shuffled_order(total[kind]),
         }
-        progress.update(place + 1)
+        progress.update(num_done)
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values, allow_pickle=False)
     return len(asins)

@@ -69,7 +69,7 @@ class ProductView:
 
     @functools.cached_property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """Name and value of each option in page order; its number is its place here, from 1."""
+        """Name and value of each option in page order; its number is its position here, from 1."""
         groups = self.product.options.items()
         return tuple((name, value) for name, values in groups for value in values)
 

@@ -1,6 +1,6 @@
 """One shopper's visit: which page is open, what was searched, opened and selected.
 
-A `Session` consumes parsed actions and changes page; it renders nothing and pays nothing. It is a
+A `Visit` consumes parsed actions and changes page; it renders nothing and pays nothing. It is a
 plain object without global state: it is freed with its owner, and two visits never share anything.
 
     start --search--> results --id--> item --Description...--> sub-page
@@ -48,7 +48,7 @@ def parse_action(action: str) -> tuple[str, str] | None:
     return line[:opening], line[opening + 1 : close].lower()
 
 
-_PLACE = re.compile(r"[1-9][0-9]{0,3}")
+_RANK = re.compile(r"[1-9][0-9]{0,3}")
 _OPTION_NUMBER = re.compile(r"#([1-9][0-9]{0,3})")
 _PLAIN_ACTION = re.compile(r"\s*(search|click)\s+(\S[^\n]*)", re.IGNORECASE)
 
@@ -66,7 +66,7 @@ def parse_plain_action(action: str) -> tuple[str, str] | None:
 
 
 @dataclass
-class Session:
+class Visit:
     """The state of one visit."""
 
     page: Page = Page.START
@@ -88,15 +88,15 @@ class Session:
         return self.results[(self.page_number - 1) * PAGE_SIZE : self.page_number * PAGE_SIZE]
 
     @property
-    def first_place(self) -> int:
-        """The place of the page's first product in all results, counted from 1."""
+    def first_rank(self) -> int:
+        """The rank of the page's first product among all results, counted from 1."""
         return (self.page_number - 1) * PAGE_SIZE + 1
 
-    def shown_at(self, place: str) -> int | None:
-        """The product of the open results page with this place in all results, counted from 1."""
-        if self.page is not Page.RESULTS or not _PLACE.fullmatch(place):
+    def shown_at(self, rank: str) -> int | None:
+        """The product of the open results page with this rank among all results, counted from 1."""
+        if self.page is not Page.RESULTS or not _RANK.fullmatch(rank):
             return None
-        index = int(place) - self.first_place
+        index = int(rank) - self.first_rank
         return self.shown[index] if 0 <= index < len(self.shown) else None
 
     def shown_as(self, start: str, views: Views) -> int | None:
@@ -110,7 +110,7 @@ class Session:
     def select_numbered(self, number: str, views: Views) -> bool:
         """Selects the option of the open item page with this number, `#1` the first of all groups.
 
-        Exactly the value at that place, in its own group, whatever it is called; also where its
+        Exactly the value with that number, in its own group, whatever it is called; also where its
         group has a selection already. False, and nothing changes, where there is no such number.
         """
         found = _OPTION_NUMBER.fullmatch(number)
@@ -118,10 +118,10 @@ class Session:
             return False
         assert self.product is not None
         options = views(self.product).options
-        place = int(found[1])
-        if place > len(options):
+        index = int(found[1]) - 1
+        if index >= len(options):
             return False
-        name, value = options[place - 1]
+        name, value = options[index]
         self.selected[name] = value
         return True
 

@@ -147,7 +147,7 @@ class ApoAlgorithm(Algorithm[ApoTargets]):
         offset_B = torch.zeros_like(returns_B)
         if self._settings.has_offset:
             log_ratio_B = apo.sequence_log_ratio(
-                rollouts.tokens.sampled_logprobs_BT,
+                rollouts.tokens.sampled_logprobs_RT,
                 reference_logprobs_BT=rollouts.reference_logprobs_BT,
                 mask_BT=rollouts.mask_BT,
             )

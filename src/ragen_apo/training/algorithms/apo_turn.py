@@ -146,7 +146,7 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
         from ragen_apo.objectives.turn_level import segment_log_ratios, segment_residuals, traced
 
         log_ratio_BS = segment_log_ratios(
-            rollouts.tokens.sampled_logprobs_BT,
+            rollouts.tokens.sampled_logprobs_RT,
             reference_logprobs_BT=rollouts.reference_logprobs_BT,
             mask_BT=rollouts.mask_BT,
             segment_BT=segment_BT,

@@ -200,7 +200,7 @@ class OaplAlgorithm(Algorithm[OaplTargets]):
         from ragen_apo.training.step_metrics import LossPart
 
         against = {
-            "reference_logprobs_BT": micro.tokens.sampled_logprobs_BT,
+            "reference_logprobs_BT": micro.tokens.sampled_logprobs_RT,
             "mask_BT": micro.mask_BT,
         }
         result = apo_loss(

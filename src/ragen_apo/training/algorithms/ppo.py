@@ -189,7 +189,7 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
 
     def _critic_values(self, micro: MicroBatch) -> Tensor:
         samples = micro.samples
-        return micro.in_rows(self._critic(samples.token_ids_BT, samples.loss_mask_BT))
+        return micro.in_rows(self._critic(samples.token_ids_RT, samples.loss_mask_RT))
 
     def _estimate(self, rollouts: Rollouts, values_BT: Tensor) -> AdvantageEstimate:
         from ragen_apo.objectives.ppo import bi_level_gae, gae

@@ -159,7 +159,7 @@ def cross_scores(
         )
         with torch.no_grad():
             logprobs_BT = token_logprobs(
-                policy, batch.token_ids_BT, batch.loss_mask_BT, temperature=temperature
+                policy, batch.token_ids_RT, batch.loss_mask_RT, temperature=temperature
             )
         sums = logprobs_BT.double().sum(dim=1).tolist()
         score_of |= {pairs[index]: total for index, total in zip(indices, sums, strict=True)}

@@ -31,7 +31,7 @@ class Choice:
     policy: str
     split: str
     task: int = 0
-    """The place of the task in its split, from 0."""
+    """The index of the task in its split."""
     temperature: float = 0.0
     """0 for greedy play."""
     draw: int = 0

@@ -39,22 +39,22 @@ class WebShopFront:
         self.environment = environment
 
     def page(self, *, is_over: bool) -> ShopPage:
-        session = self.environment.session
+        visit = self.environment.visit
         if is_over:
-            bought = self._product(is_open=False) if session.page is Page.DONE else None
-            return ShopPage("end", session.query, product=bought)
-        if session.page is Page.START:
+            bought = self._product(is_open=False) if visit.page is Page.DONE else None
+            return ShopPage("end", visit.query, product=bought)
+        if visit.page is Page.START:
             number = self.environment.catalog.num_products
             return ShopPage("start", welcome=f"{number:,} products, found by their words.")
-        if session.page is Page.RESULTS:
+        if visit.page is Page.RESULTS:
             return ShopPage(
-                "results", session.query, results=self._results(), buttons=self._ways_on()
+                "results", visit.query, results=self._results(), buttons=self._ways_on()
             )
         back = (self._button("Back", PREVIOUS), self._button("Back to the start", BACK_TO_SEARCH))
-        if session.page is Page.ITEM:
+        if visit.page is Page.ITEM:
             product = self._product(is_open=True)
-            return ShopPage("product", session.query, product=product, buttons=back)
-        return ShopPage("text", session.query, text=self._text(), buttons=back)
+            return ShopPage("product", visit.query, product=product, buttons=back)
+        return ShopPage("text", visit.query, text=self._text(), buttons=back)
 
     def search(self, words: str) -> str:
         """Without square brackets, which end an action; the search reads words only."""
@@ -88,13 +88,13 @@ class WebShopFront:
         return f"click {target}" if self.environment.is_compact else f"click[{target}]"
 
     def _results(self) -> Results:
-        session = self.environment.session
-        total, shown = len(session.results), session.shown
+        visit = self.environment.visit
+        total, shown = len(visit.results), visit.shown
         if not shown:
-            where = f" on page {session.page_number}" if total else ""
-            return Results(f"No results{where} for “{session.query}”", ())
-        first = session.first_place
-        heading = f"{first}–{first + len(shown) - 1} of {total} results for “{session.query}”"
+            where = f" on page {visit.page_number}" if total else ""
+            return Results(f"No results{where} for “{visit.query}”", ())
+        first = visit.first_rank
+        heading = f"{first}–{first + len(shown) - 1} of {total} results for “{visit.query}”"
         return Results(heading, tuple(map(self._card, shown)))
 
     def _card(self, number: int) -> Card:
@@ -103,21 +103,21 @@ class WebShopFront:
         return Card(product.title, product.asin, look=look, price=product.price_tag)
 
     def _ways_on(self) -> tuple[Button, ...]:
-        session = self.environment.session
+        visit = self.environment.visit
         buttons = [self._button("Back to the start", BACK_TO_SEARCH)]
-        if session.page_number > 1:
+        if visit.page_number > 1:
             buttons.append(self._button("Previous page", PREVIOUS))
-        if session.first_place + len(session.shown) <= len(session.results):
+        if visit.first_rank + len(visit.shown) <= len(visit.results):
             buttons.append(self._button("Next page", NEXT_PAGE))
         return tuple(buttons)
 
     def _product(self, *, is_open: bool) -> display.Product:
         """The product of the item page, or the one that was bought."""
-        session = self.environment.session
-        assert session.product is not None
-        product = self.environment.catalog.product(session.product)
+        visit = self.environment.visit
+        assert visit.product is not None
+        product = self.environment.catalog.product(visit.product)
         if not is_open:
-            selected = tuple(session.selected.items())
+            selected = tuple(visit.selected.items())
             facts = (*selected, ("Product id", product.asin))
             return display.Product(product.title, product.price_tag, facts)
         return display.Product(
@@ -130,25 +130,25 @@ class WebShopFront:
         )
 
     def _options(self) -> tuple[OptionGroup, ...]:
-        session, targets = self.environment.session, self.environment.option_targets()
-        assert session.product is not None
+        visit, targets = self.environment.visit, self.environment.option_targets()
+        assert visit.product is not None
 
         def choice(name: str, value: str) -> Choice:
             target = targets.get((name, value))
             action = None if target is None else self._click(target)
-            return Choice(value, action, session.selected.get(name) == value)
+            return Choice(value, action, visit.selected.get(name) == value)
 
-        offered = self.environment.catalog.product(session.product).options
+        offered = self.environment.catalog.product(visit.product).options
         return tuple(
             OptionGroup(name, tuple(choice(name, value) for value in dict.fromkeys(values)))
             for name, values in offered.items()
         )
 
     def _text(self) -> Text:
-        session = self.environment.session
-        assert session.product is not None
-        texts = self.environment.views(session.product).sub_page(session.sub_page)
-        return Text(session.sub_page, tuple(text.strip() for text in texts if text.strip()))
+        visit = self.environment.visit
+        assert visit.product is not None
+        texts = self.environment.views(visit.product).sub_page(visit.sub_page)
+        return Text(visit.sub_page, tuple(text.strip() for text in texts if text.strip()))
 
 
 def _weighted(parts: Mapping[str, float | bool], name: str) -> str:
