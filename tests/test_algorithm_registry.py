@@ -163,6 +163,15 @@ def test_a_key_of_0_1_is_an_error_that_names_the_new_one(old: str, new: str) -> 
         parse_config(old, source="x")
 
 
+def test_a_run_may_still_name_the_default_of_an_option_that_is_gone() -> None:
+    """Every run with a ratio has `kl_estimator: null` in its file from when that was an option."""
+    assert parse_config("algorithm: {name: grpo, kl_estimator: null}", source="x") == parse_config(
+        "algorithm: grpo", source="x"
+    )
+    with pytest.raises(ConfigError, match=r"has been removed \(kl_in decides it.*; leave it out"):
+        parse_config("algorithm: grpo", source="x", overrides=["--algorithm.kl_estimator=k2"])
+
+
 def test_the_sources_style_is_read() -> None:
     config = load_config(ROOT / "configs" / "source_style.yaml")
     assert (config.algorithm.name, config.algorithm.model_dump()["beta2"]) == ("apo", 0.5)

@@ -193,6 +193,11 @@ class TestOverrides:
         ("apo: [1]", "apo: got [1], expected a section with beta, v_star_samples"),
         ("apo: {lss: 1}", "apo.lss: unknown key; the section apo may hold beta, v_star_samples"),
         ("apo: {replay: {capacity: 9}}", "apo.replay.capacity: it has been removed"),
+        (
+            "algorithm: {name: grpo, kl_estimator: k3}",
+            "algorithm.kl_estimator: unknown key; it has been removed (kl_in decides it",
+        ),
+        ("policy_gradient: {kl_estimator: k1}", "kl_estimator: it has been removed (kl_in"),
         ("run: {num_threads: 1}", "run.num_threads: it is machine.num_threads now"),
         ("ppo: {gamma: 1}", "ppo.gamma: it is algorithm.gamma now"),
         ("algorithm: no", "algorithm: got False, expected a name or a section"),

@@ -45,27 +45,10 @@ FilterScore = Literal["return", "entropy", "length"]
 FilterStrategy = Literal["none", "top_p", "top_p_softmax", "top_k", "top_fraction", "min_p"]
 """How tasks are chosen by score (`objectives.filters`); none keeps all."""
 
-KlEstimator = Literal["k1", "k2", "k3", "low_variance", "absolute"]
-"""Estimators of KL(pi || pi_ref) from d = log pi - log pi_ref of a token sampled from pi.
-
-k1 is d; k2 is d^2 / 2; k3 is exp(-d) - 1 + d, never negative; low_variance is k3 with d clamped to
-+-20 and the result to 10, so that a token cannot dominate the batch; absolute is |d|. k1 and k3 are
-unbiased; k2 and absolute are other numbers that are small when KL is. As a loss, differentiated on
-samples of pi, the expected gradient is
-
-    k1             0: the term does nothing but add noise
-    k2             grad KL(pi || pi_ref): use this one
-    k3             grad KL(pi_ref || pi), the other direction
-    low_variance   that of k3 within the clamp, 0 beyond it
-    absolute       grad sum |pi - pi_ref|, twice the total variation
-
-Subtracted from the reward and held constant, only k1 yields grad KL(pi || pi_ref); k3 yields it
-minus grad KL(pi_ref || pi). A loss by token forgets what a token does to the KL of later ones; a
-reward does not. Schulman, "Approximating KL Divergence" (2020); Tang and Munos (arXiv 2506.09477).
-"""
-
 KlPlace = Literal["loss", "reward"]
-"""Where a KL penalty stands: added to the loss, or subtracted from the rewards of tokens."""
+"""Where a KL penalty stands: added to the loss, or subtracted from the rewards of tokens. Each has
+the one estimate of a token's KL whose gradient is right there (`objectives.policy_gradient.kl_loss`
+and `penalize_rewards`)."""
 
 LengthNormalization = Literal["none", "tokens"]
 """The log ratio of a sequence: the sum over its tokens (A*-PO), or their mean, which is another
@@ -92,10 +75,10 @@ ResponseFormat = Literal["think_answer", "tool_call"]
 Schedule = Literal["constant", "linear", "cosine"]
 """Learning rate after the warm-up."""
 
-ScoreStatistic = Literal["std", "variance", "mean"]
+ScoreStatistic = Literal["std", "mean"]
 """How the numbers of a task's rollouts become its score. `std`: their sample standard deviation, 0
-for one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it). `variance`: its
-square, which ranks alike but changes what `top_p` keeps. `mean`: their mean."""
+for one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it). `mean`: their
+mean."""
 
 SearchMethod = Literal["beam", "best_of_n"]
 """How an episode is searched for: the best branches turn by turn, or the best of whole episodes."""

@@ -128,16 +128,14 @@ def run(values_B=None, returns_B=RETURNS_B, **options):
     return filter_trajectories(returns_B, group_B=GROUP_B, settings=settings, values_B=values_B)
 
 
-def test_what_top_p_keeps_follows_the_statistic():
-    # Groups 30, 10, 20: std 0.707, 0.566, 0; variance 0.5, 0.32, 0; mean 0.5, 0.5, 0.1.
-    for statistic, share, kept_G in (
-        ("std", 0.5, [True, False, False]),
-        ("std", 0.58, [True, True, False]),  # 0.707 / 1.273 = 0.56
-        ("variance", 0.58, [True, False, False]),  # 0.5 / 0.82 = 0.61
-        ("std", 1.0, [True, True, True]),
+def test_top_p_weighs_by_standard_deviations():
+    # Groups 30, 10, 20: std 0.707, 0.566, 0. As variances, 0.5 of 0.82, one group would hold 58%.
+    for share, kept_G in (
+        (0.5, [True, False, False]),
+        (0.58, [True, True, False]),  # 0.707 / 1.273 = 0.56
+        (1.0, [True, True, True]),
     ):
-        result = run(statistic=statistic, value=share, zero_variance="keep")
-        assert result.keep_G.tolist() == kept_G
+        assert run(value=share, zero_variance="keep").keep_G.tolist() == kept_G
 
 
 def test_a_group_is_kept_or_dropped_as_a_whole():

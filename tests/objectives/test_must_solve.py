@@ -29,7 +29,6 @@ from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
     penalize_rewards,
-    token_kl,
 )
 from ragen_apo.objectives.ppo import bi_level_gae, clipped_value_loss, gae
 from ragen_apo.objectives.reinforce import (
@@ -41,6 +40,7 @@ from ragen_apo.objectives.tensors import (
     discounted_sum,
     spread_over_tokens,
     spread_turns_over_tokens,
+    token_log_ratio,
     whiten,
 )
 from ragen_apo.values.estimator import soft_value
@@ -167,12 +167,8 @@ def from_reinforce(rollouts):
 
 def from_reinforce_plus_plus(rollouts):
     uniform_BT = torch.full_like(rollouts.old_logprobs_BT, 1 / 3).log()
-    kl_BT = token_kl(
-        rollouts.old_logprobs_BT,
-        reference_logprobs_BT=torch.where(rollouts.old_logprobs_BT == 0, 0.0, uniform_BT),
-        mask_BT=rollouts.mask,
-        estimator="k1",
-    )
+    reference_BT = torch.where(rollouts.old_logprobs_BT == 0, 0.0, uniform_BT)
+    kl_BT = token_log_ratio(rollouts.old_logprobs_BT, reference_BT, rollouts.mask)
     rewards_BT = penalize_rewards(
         rollouts.rewards_BT, kl_BT=kl_BT, mask_BT=rollouts.mask, coefficient=0.01
     )

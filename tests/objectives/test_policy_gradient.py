@@ -7,13 +7,13 @@ from typing import get_args
 import pytest
 import torch
 
-from ragen_apo.choices import Aggregation, KlEstimator
+from ragen_apo.choices import Aggregation
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
     entropy_bonus,
+    kl_loss,
     penalize_rewards,
-    token_kl,
 )
 
 CLIPS = {
@@ -173,11 +173,10 @@ def test_the_gradient_flows_into_the_current_log_probabilities_only(batch):
     constants = {name: batch[name].clone().requires_grad_() for name in list(batch)[1:3]}
     logprobs_BT = batch["logprobs_BT"].clone().requires_grad_()
     clipped = clipped_policy_loss(logprobs_BT, **constants, mask_BT=batch["mask_BT"]).loss_BT
-    kl_BT = token_kl(
+    kl_BT = kl_loss(
         logprobs_BT,
         reference_logprobs_BT=constants["old_logprobs_BT"],
         mask_BT=batch["mask_BT"],
-        estimator="k2",
     )
     (clipped + kl_BT).sum().backward()
     assert logprobs_BT.grad is not None
@@ -219,102 +218,55 @@ def categorical():
     return logits, logits.log_softmax(0)[:, None], reference[:, None]
 
 
-def estimates(categorical, estimator):
-    _, logprobs_BT, reference_BT = categorical
-    mask_BT = torch.ones(4, 1, dtype=torch.bool)
-    return token_kl(
-        logprobs_BT, reference_logprobs_BT=reference_BT, mask_BT=mask_BT, estimator=estimator
-    )
-
-
 def gradient_of(categorical, number):
     return torch.autograd.grad(number, categorical[0], retain_graph=True)[0]
 
 
-def true_gradients(categorical):
-    """Gradients of KL(pi || ref), of KL(ref || pi) and of sum |pi - ref|."""
+def test_both_penalties_have_the_expected_gradient_of_the_kl(categorical):
     _, log_pi, log_ref = categorical
-    pi, ref = log_pi.exp(), log_ref.exp()
-    numbers = {
-        "reverse": (pi * (log_pi - log_ref)).sum(),
-        "forward": (ref * (log_ref - log_pi)).sum(),
-        "variation": (pi - ref).abs().sum(),
-    }
-    return {name: gradient_of(categorical, number) for name, number in numbers.items()}
-
-
-def test_estimators_equal_their_formulas(categorical):
-    _, log_pi, log_ref = categorical
-    for i, d in enumerate((log_pi - log_ref).flatten().tolist()):
-        k3 = math.exp(-d) - 1 + d
-        expected = {"k1": d, "k2": d * d / 2, "k3": k3, "low_variance": k3, "absolute": abs(d)}
-        for estimator in get_args(KlEstimator):
-            value = estimates(categorical, estimator)[i, 0].item()
-            assert value == pytest.approx(expected[estimator], abs=1e-12)
-
-
-def test_k1_and_k3_are_unbiased_values_and_k2_is_not(categorical):
-    _, log_pi, log_ref = categorical
-    kl = (log_pi.exp() * (log_pi - log_ref)).sum().item()
-    for estimator, bias in (("k1", 0.0), ("k3", 0.0), ("k2", None)):
-        mean = (log_pi.exp() * estimates(categorical, estimator)).sum().item()
-        if bias is None:
-            assert abs(mean - kl) > 0.01
-        else:
-            assert mean == pytest.approx(kl, abs=1e-12)
-
-
-def test_expected_gradients_of_the_estimators_as_a_loss(categorical):
-    pi = categorical[1].exp().detach()
-    true = true_gradients(categorical)
-    expected = {
-        "k1": torch.zeros(4),
-        "k2": true["reverse"],
-        "k3": true["forward"],
-        "low_variance": true["forward"],
-        "absolute": true["variation"],
-    }
-    for estimator in get_args(KlEstimator):
-        gradient = gradient_of(categorical, (pi * estimates(categorical, estimator)).sum())
-        torch.testing.assert_close(gradient, expected[estimator], rtol=0, atol=1e-12)
-    assert (true["reverse"] - true["forward"]).norm() > 0.1
-
-
-def test_expected_gradients_of_the_estimators_in_the_reward(categorical):
-    _, log_pi, _ = categorical
-    pi, true = log_pi.exp().detach(), true_gradients(categorical)
-    expected = {"k1": true["reverse"], "k3": true["reverse"] - true["forward"]}
-    for name, gradient in expected.items():
-        penalty = estimates(categorical, name).detach()
-        score_function = gradient_of(categorical, (pi * penalty * log_pi).sum())
-        torch.testing.assert_close(score_function, gradient, rtol=0, atol=1e-12)
-
-
-def test_the_low_variance_estimator_is_bounded_and_flat_beyond_its_clamp():
-    logprobs_BT = torch.tensor([[-30.0, -1.0, 0.0]], requires_grad=True)
-    kl_BT = token_kl(
-        logprobs_BT,
-        reference_logprobs_BT=torch.tensor([[0.0, -1.5, -30.0]]),
-        mask_BT=torch.ones(1, 3, dtype=torch.bool),
-        estimator="low_variance",
+    pi, mask_BT = log_pi.exp().detach(), torch.ones(4, 1, dtype=torch.bool)
+    expected = gradient_of(categorical, (log_pi.exp() * (log_pi - log_ref)).sum())
+    loss_BT = kl_loss(log_pi, reference_logprobs_BT=log_ref, mask_BT=mask_BT)
+    assert loss_BT.flatten().tolist() == pytest.approx(
+        [d * d / 2 for d in (log_pi - log_ref).flatten().tolist()]
     )
-    (gradient_BT,) = torch.autograd.grad(kl_BT.sum(), logprobs_BT)
-    k3 = math.exp(-0.5) - 1 + 0.5
-    assert kl_BT.tolist() == [pytest.approx([10, k3, 10])]
-    assert gradient_BT.tolist() == [pytest.approx([0, 1 - math.exp(-0.5), 0])]
+    penalty_BT = -penalize_rewards(
+        torch.zeros(4, 1), kl_BT=log_pi - log_ref, mask_BT=mask_BT, coefficient=1.0
+    )
+    for number in ((pi * loss_BT).sum(), (pi * penalty_BT * log_pi).sum()):
+        torch.testing.assert_close(gradient_of(categorical, number), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", get_args(KlEstimator))
-def test_kl_does_not_see_what_was_not_sampled(batch, estimator):
+def test_other_estimates_of_the_kl_have_another_gradient(categorical):
+    """Of d as a loss nothing is left; of "k3" KL(ref || pi), also where it is in the reward."""
+    _, log_pi, log_ref = categorical
+    pi, ref, d = log_pi.exp().detach(), log_ref.exp(), log_pi - log_ref
+    k3 = torch.expm1(-d) + d
+    reverse, forward, of_d, of_k3, in_reward = (
+        gradient_of(categorical, number)
+        for number in (
+            (log_pi.exp() * d).sum(),
+            -(ref * d).sum(),
+            (pi * d).sum(),
+            (pi * k3).sum(),
+            (pi * k3.detach() * log_pi).sum(),
+        )
+    )
+    assert of_d.norm() < 1e-12
+    torch.testing.assert_close(of_k3, forward, rtol=0, atol=1e-12)
+    torch.testing.assert_close(in_reward, reverse - forward, rtol=0, atol=1e-12)
+    assert (reverse - forward).norm() > 0.1
+
+
+def test_kl_does_not_see_what_was_not_sampled(batch):
     mask_BT = batch["mask_BT"]
 
     def value_and_gradient(garbage):
         leaf_BT = torch.where(mask_BT, batch["logprobs_BT"], garbage).requires_grad_()
-        kl_BT = token_kl(
+        kl_BT = kl_loss(
             leaf_BT,
             reference_logprobs_BT=torch.where(mask_BT, batch["old_logprobs_BT"], garbage),
             mask_BT=mask_BT,
-            estimator=estimator,
         )
         return kl_BT.detach(), torch.autograd.grad(kl_BT.sum(), leaf_BT)[0]
 
@@ -357,8 +309,8 @@ def test_refusals(batch):
         given = {"aggregation": "constant", **counts(batch), **wrong}
         with pytest.raises(ValueError, match=message):
             aggregate(loss_BT, mask_BT=mask_BT, **given)
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        token_kl(loss_BT, reference_logprobs_BT=loss_BT, mask_BT=mask_BT, estimator="k4")
+    with pytest.raises(ValueError, match=r"must have shape \(6, 9\), got \(6, 8\)"):
+        kl_loss(loss_BT, reference_logprobs_BT=torch.zeros(6, 8), mask_BT=mask_BT)
     with pytest.raises(ValueError, match="coefficient"):
         penalize_rewards(loss_BT, kl_BT=loss_BT, mask_BT=mask_BT, coefficient=-1)
     with pytest.raises(ValueError, match="coefficient must be finite"):

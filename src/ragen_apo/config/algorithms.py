@@ -40,6 +40,12 @@ ALGORITHMS: Mapping[str, str] = {
     "brpo": "ragen_apo.training.algorithms.brpo:Brpo",
 }
 """Where each built-in algorithm's class is."""
+RETIRED: Mapping[str, str] = {
+    "kl_estimator": "kl_in decides it: k2 in the loss and k1 in the reward are the only estimates "
+    "whose gradient is that of KL(pi || pi_ref)"
+}
+"""Options of algorithms that are gone, and why. Null was their default, and runs of before have it
+in their files: `read_algorithm` passes over it."""
 ENTRY_POINT_GROUP = "ragen_apo.algorithms"
 DEFAULT = "apo"
 
@@ -172,7 +178,10 @@ def read_algorithm(values: Any) -> Any:
         raise ValueError(
             f"got {values!r}, expected a name or a section such as {{name: {DEFAULT}}}"
         )
-    return algorithm_class(section.get("name", DEFAULT)).model_validate(dict(section))
+    given = {
+        key: value for key, value in section.items() if value is not None or key not in RETIRED
+    }
+    return algorithm_class(given.get("name", DEFAULT)).model_validate(given)
 
 
 def as_section(values: Any) -> Any:

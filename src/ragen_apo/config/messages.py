@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ragen_apo.config.moved import REMOVED, moved_to
+from ragen_apo.config.moved import became
 
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 _TYPE_NAMES = {
@@ -124,10 +124,8 @@ def _constraints(metadata: Sequence[Any]) -> Iterator[Any]:
 
 def suggestion(path: str, known: list[str]) -> str:
     """What a reader of an unknown key should do: the likeliest keys, or those of the section."""
-    if new := moved_to(path):
-        return f"it is {new} now"
-    if path.startswith(REMOVED):
-        return "it has been removed; leave it out"
+    if what := became(path):
+        return what
     parent, _, leaf = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     same_name = [key for key in known if key.rpartition(".")[2] == leaf]

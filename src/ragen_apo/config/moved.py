@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ragen_apo.config.algorithms import ALGORITHMS, DEFAULT, algorithm_class
+from ragen_apo.config.algorithms import ALGORITHMS, DEFAULT, RETIRED, algorithm_class
 
 SOURCE_STYLE: Mapping[str, tuple[str, ...]] = {
     "beta": ("values.beta1", "algorithm.beta2"),
@@ -52,8 +52,12 @@ MOVED: Mapping[str, str] = {
     "reward_normalization": "algorithm.reward_normalization",
 }
 """Keys and sections of 0.1, with what stands in for them."""
-REMOVED = ("apo.replay", "monitors.gradient_buckets")
-"""Keys of 0.1 that have nothing in their place (docs/log.md says why)."""
+REMOVED: Mapping[str, str] = {
+    "apo.replay": "",
+    "monitors.gradient_buckets": "",
+    **{f"algorithm.{name}": f" ({reason})" for name, reason in RETIRED.items()},
+}
+"""Keys that have nothing in their place, and why in brackets (docs/log.md says more)."""
 
 
 _OLD_SECTIONS = {path.partition(".")[0] for path in MOVED} | {"apo"}
@@ -66,6 +70,15 @@ def moved_to(path: str) -> str | None:
         if new := MOVED.get(".".join(names[:length])):
             return ".".join([new, *names[length:]])
     return None
+
+
+def became(path: str) -> str | None:
+    """What has become of a key of an earlier version, as half a sentence; None for others."""
+    new = moved_to(path)
+    for gone, reason in REMOVED.items():
+        if f"{new or path}.".startswith(f"{gone}."):
+            return f"it has been removed{reason}; leave it out"
+    return f"it is {new} now" if new else None
 
 
 def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -93,10 +106,8 @@ def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any
 
 def _whereabouts(path: str, value: Any) -> str:
     """What became of a key of 0.1."""
-    if new := moved_to(path):
-        return f"it is {new} now"
-    if path.startswith(REMOVED):
-        return "it has been removed; leave it out"
+    if what := became(path):
+        return what
     if path == "apo":
         return f"got {value!r:.60}, expected a section with {', '.join(SOURCE_STYLE)}"
     return f"unknown key; the section apo may hold {', '.join(SOURCE_STYLE)}"
@@ -112,7 +123,7 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     others = {"turn_level", "policy_gradient", "ppo", "gigpo"} - {own, name}
     result: dict[str, Any] = {}
     for path, value in _leaves({key: v for key, v in values.items() if key not in others}):
-        if not path.startswith(REMOVED) and path != "algorithm":
+        if not path.startswith(tuple(REMOVED)) and path != "algorithm":
             set_at(result, moved_to(path) or path, value)
     known = algorithm_class(name).model_fields if name in ALGORITHMS else ()
     if value_at(result, "algorithm.reward_normalization.grouping") == "environment":

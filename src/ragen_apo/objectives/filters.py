@@ -68,8 +68,6 @@ def filter_trajectories(
     first_G, member_B = _first_appearance(group_B)
     statistics = group_statistics(values_B, group_N=group_B)
     score_B = statistics.mean if settings.statistic == "mean" else statistics.std
-    if settings.statistic == "variance":
-        score_B = score_B.square()
     score_G = score_B[first_G]
     constant_G = group_statistics(returns_B, group_N=group_B).std[first_G] == 0
     eligible_G = torch.ones_like(constant_G)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen_apo.choices import Aggregation, KlEstimator, check_choice
+from ragen_apo.choices import Aggregation, check_choice
 from ragen_apo.objectives.tensors import (
     check_finite_tokens,
     check_range,
@@ -36,9 +36,6 @@ from ragen_apo.objectives.tensors import (
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this size before `exp`: an infinite ratio has a NaN gradient."""
-
-MAX_LOW_VARIANCE_KL = 10.0
-"""Largest value of one token under `low_variance`."""
 
 
 @dataclass(frozen=True)
@@ -136,29 +133,18 @@ def aggregate(
     return loss_B.sum() / (num_sequences * max_tokens)
 
 
-def token_kl(
-    logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor, mask_BT: Tensor, estimator: KlEstimator
-) -> Tensor:
-    """An estimate of KL(pi || pi_ref) for each token [B, T]; 0 where no token was sampled.
+def kl_loss(logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """d^2 / 2 for each token [B, T], d = log pi - log pi_ref; 0 where no token was sampled.
 
-    As a loss: add coefficient times this to the token losses. In the reward: `penalize_rewards`. To
-    watch KL(pi_old || pi), pass the old log-probabilities first and the new ones as the reference.
-    The gradient flows into `logprobs_BT` only. Raises ValueError for shapes that differ and an
-    unknown estimator.
+    Differentiated on samples of pi, its expected gradient is that of KL(pi || pi_ref) of a token.
+    Estimates that read better as a value fail as a loss: the gradient of d itself is 0, and
+    exp(-d) - 1 + d ("k3") has that of KL(pi_ref || pi). Forgets what a token does to the KL of
+    later ones; a reward does not. Schulman, "Approximating KL Divergence" (2020); Tang and Munos
+    (arXiv 2506.09477). The gradient flows into `logprobs_BT` only. Raises ValueError for shapes
+    that differ.
     """
     check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
-    check_choice("estimator", estimator, KlEstimator)
-    d_BT = token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT)
-    if estimator == "k1":
-        return d_BT
-    if estimator == "k2":
-        return d_BT.square() / 2
-    if estimator == "k3":
-        return torch.expm1(-d_BT) + d_BT
-    if estimator == "absolute":
-        return d_BT.abs()
-    d_BT = d_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO)
-    return (torch.expm1(-d_BT) + d_BT).clamp(max=MAX_LOW_VARIANCE_KL)
+    return token_log_ratio(logprobs_BT, reference_logprobs_BT, mask_BT).square() / 2
 
 
 def penalize_rewards(
@@ -166,9 +152,10 @@ def penalize_rewards(
 ) -> Tensor:
     """Rewards minus coefficient times KL, token by token [B, T], held constant; 0 elsewhere.
 
-    `kl_BT` comes from `token_kl` at the weights that sampled; see `KlEstimator` for why it should
-    be K1. Raises ValueError for shapes that differ, a negative coefficient, and numbers that are
-    not finite at sampled tokens.
+    `kl_BT` is d = log pi - log pi_ref at the weights that sampled: of the estimates of a token's KL
+    it alone gives a policy gradient the gradient of KL(pi || pi_ref); "k3" would give it minus that
+    of KL(pi_ref || pi). Raises ValueError for shapes that differ, a negative coefficient, and
+    numbers that are not finite at sampled tokens.
     """
     check_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)
     check_finite_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)

@@ -13,9 +13,10 @@ from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
     entropy_bonus,
+    kl_loss,
     penalize_rewards,
-    token_kl,
 )
+from ragen_apo.objectives.tensors import token_log_ratio
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
@@ -59,11 +60,8 @@ class PolicyTerm:
         """The rollouts with the KL of each token taken off its reward, if that is configured."""
         if self.settings.kl_in != "reward" or self.settings.kl_coefficient == 0:
             return rollouts
-        kl_BT = token_kl(
-            rollouts.old_logprobs_BT,
-            reference_logprobs_BT=rollouts.reference_logprobs_BT,
-            mask_BT=rollouts.mask_BT,
-            estimator=self.settings.kl_estimator or "k1",
+        kl_BT = token_log_ratio(
+            rollouts.old_logprobs_BT, rollouts.reference_logprobs_BT, rollouts.mask_BT
         )
         rewards_BT = penalize_rewards(
             rollouts.rewards_BT,
@@ -88,11 +86,10 @@ class PolicyTerm:
         )
         loss_BT = policy.loss_BT
         if settings.kl_in == "loss" and settings.kl_coefficient > 0:
-            loss_BT = loss_BT + settings.kl_coefficient * token_kl(
+            loss_BT = loss_BT + settings.kl_coefficient * kl_loss(
                 scores.logprobs_BT,
                 reference_logprobs_BT=micro.reference_logprobs_BT,
                 mask_BT=mask_BT,
-                estimator=settings.kl_estimator or "k2",
             )
         if settings.entropy_coefficient > 0:
             loss_BT = loss_BT + entropy_bonus(

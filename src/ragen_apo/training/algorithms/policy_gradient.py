@@ -18,7 +18,6 @@ from pydantic import Field
 
 from ragen_apo.choices import (
     Aggregation,
-    KlEstimator,
     KlPlace,
     NormalizationGrouping,
     NormalizationMethod,
@@ -71,12 +70,10 @@ class PolicyGradientConfig(AlgorithmConfig):
     aggregation: Aggregation = "token_mean"
     """How token losses become one number; the default is what the algorithm's paper does."""
     kl_in: KlPlace = "loss"
-    """Where the KL penalty stands: added to the loss, or subtracted from the rewards of tokens."""
+    """Where the KL penalty stands: added to the loss, (log pi/pi_ref)^2 / 2 of each token, or
+    subtracted from the rewards of tokens, log pi/pi_ref."""
     kl_coefficient: NonNegative = 0.0
     """Weight of the KL penalty to the reference."""
-    kl_estimator: KlEstimator | None = None
-    """Estimate of a token's KL; null for the one with the right gradient: k2 in the loss, k1 in the
-    reward."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus."""
     reward_normalization: RewardNormalizationConfig = RewardNormalizationConfig()

@@ -1,0 +1,93 @@
+"""Options that no shipped configuration sets, seen in a step: what it trains on, and with what."""
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+
+from ragen_apo.session import Session
+from ragen_apo.training.algorithms.ppo import PpoAlgorithm
+from ragen_apo.types import Trajectory
+from tests.factories import changed, loss_of, step_without_update, trainer_of
+
+RETURNS = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0, 0.9, 1.1, 0.9]
+"""Of four tasks, three rollouts each. Standard deviations 0, 0.577, 0.289, 0.115: 59, 29 and 12% of
+their sum 0.981, and 42, 32 and 27% as softmax of the three that vary. Means 0, 0.333, 0.167, 0.967.
+"""
+FILTERS: list[tuple[dict[str, Any], list[int]]] = [
+    ({"strategy": "top_p", "value": 0.8}, [1, 2]),
+    ({"strategy": "top_p", "value": 0.5}, [1]),
+    ({"strategy": "top_p_softmax", "value": 0.4}, [1]),
+    ({"strategy": "top_p_softmax", "value": 0.8}, [1, 2, 3]),
+    ({"strategy": "top_k", "value": 2}, [1, 2]),
+    ({"strategy": "top_k", "value": 1, "order": "smallest"}, [3]),
+    ({"strategy": "top_fraction", "value": 0.7}, [1, 2]),
+    ({"strategy": "min_p", "value": 0.4}, [1, 2]),
+    ({"strategy": "top_k", "value": 1, "statistic": "mean"}, [3]),
+    ({"strategy": "top_fraction", "value": 1.0, "zero_variance": "keep"}, [0, 1, 2, 3]),
+]
+
+
+def mean_surprise(trajectory: Trajectory) -> float:
+    return -fmean(logprob for turn in trajectory.turns for logprob in turn.logprobs)
+
+
+def length(trajectory: Trajectory) -> float:
+    return sum(len(turn.response_token_ids) for turn in trajectory.turns)
+
+
+@pytest.mark.slow
+def test_a_step_trains_on_the_tasks_that_the_filter_keeps_and_on_all_their_rollouts(
+    session: Session,
+) -> None:
+    trainer = trainer_of(session, "grpo")
+    everything = trainer.config
+    played = step_without_update(trainer, returns=RETURNS).trajectories
+    mean_only = {"strategy": "top_k", "value": 1, "statistic": "mean", "zero_variance": "keep"}
+    cases = list(FILTERS)
+    for score, measure in (("entropy", mean_surprise), ("length", length)):
+        means = [fmean(map(measure, played[3 * n : 3 * n + 3])) for n in range(4)]
+        cases.append(({**mean_only, "score": score}, [means.index(max(means))]))
+    for settings, kept in cases:
+        keys = [f"--rollout_filter.{name}={value}" for name, value in settings.items()]
+        trainer.config = changed(everything, *keys)
+        seen = step_without_update(trainer, returns=RETURNS)
+        assert seen.rollouts.group_B.tolist() == [n for n in kept for _ in range(3)], settings
+        assert seen.result.metrics["kept_share"] == len(kept) / 4, settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        # Mean 1/12 and standard deviation sqrt(1/12): the success is 3.175 of them above it.
+        ("mean", [-1 / 12] * 11 + [11 / 12]),
+        ("mean_std", [-0.2887] * 11 + [3.1754]),
+        ("asym_clip", [-0.2887] * 11 + [3.0]),
+    ],
+)
+def test_advantages_are_made_of_the_normalised_returns(
+    method: str, expected: list[float], session: Session
+) -> None:
+    trainer = trainer_of(session, "grpo", f"--algorithm.reward_normalization.method={method}")
+    seen = step_without_update(trainer, returns=[0.0] * 11 + [1.0])
+    assert seen.rollouts.returns_B.tolist() == pytest.approx(expected, abs=1e-4)
+    paid_B = seen.rollouts.rewards_BT.sum(dim=1)
+    assert paid_B.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("clip", "is_stopped"), [("0.2", True), ("null", False)])
+def test_the_value_clip_stops_a_critic_that_has_moved_further_towards_the_returns(
+    clip: str, is_stopped: bool, session: Session
+) -> None:
+    trainer = trainer_of(session, "ppo", f"--algorithm.value_clip={clip}")
+    seen = step_without_update(trainer, returns=[1000.0] * 12)
+    assert isinstance(trainer.algorithm, PpoAlgorithm)
+    bias = dict(trainer.algorithm.other_models[0].named_parameters())["head.bias"]
+    with torch.no_grad():
+        bias += 1.0  # every value, which was 0
+    (micro,) = seen.rollouts.micro_batches(range(12), size=1000)
+    (gradient,) = torch.autograd.grad(loss_of(trainer, seen, micro), bias)
+    assert (gradient.item() == 0) is is_stopped
