@@ -93,7 +93,9 @@ def random_model(size: str, folder: Path, *, device: str) -> Path:
     """A model folder with these shapes and a tokenizer of the shop's words."""
     shape, config = SHAPES[size], read_config({"environment": {"name": "shop"}})
     environments = build_environments(config.environment, config.agent)
-    tokenizer = train_tokenizer(tokenizer_texts(config, environments), vocab_size=2048)
+    demonstrations = config.warm_start.demonstrations
+    texts = tokenizer_texts(demonstrations, environments, seed=config.seed)
+    tokenizer = train_tokenizer(texts, vocab_size=2048)
     network = Qwen2Config(
         vocab_size=VOCABULARY.get(size, 151_936),
         hidden_size=shape["hidden"],

@@ -87,6 +87,7 @@ def test_different_tasks_with_one_id_are_refused() -> None:
     properties = SimpleNamespace(category_weights={})
     environment = SimpleNamespace(tasks=lambda split: shared, properties=properties)
     with pytest.raises(ConfigError, match="different training tasks with the id 'same'"):
-        training_tasks(factories.config(), environment)
+        training_tasks(environment, name="shop", max_tasks=None, seed=0)
     environment.tasks = lambda split: [tasks[0], tasks[0]]
-    assert training_tasks(factories.config(), environment) == [tasks[0], tasks[0]]
+    found = training_tasks(environment, name="shop", max_tasks=None, seed=0)
+    assert found == [tasks[0], tasks[0]]

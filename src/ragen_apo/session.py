@@ -84,7 +84,12 @@ class Session:
 
     def training_tasks(self) -> list[Task]:
         """See `task_order.training_tasks`."""
-        return training_tasks(self.config, self.environments)
+        return training_tasks(
+            self.environments,
+            name=self.config.environment.name,
+            max_tasks=self.config.training.max_tasks,
+            seed=self.config.seed,
+        )
 
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.

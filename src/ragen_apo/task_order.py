@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ragen_apo.config import RunConfig
 from ragen_apo.environments.base import HasTasks
 from ragen_apo.errors import ConfigError
 from ragen_apo.seeding import generator
@@ -101,36 +100,38 @@ def epoch_slice(
     return indices
 
 
-def training_tasks(config: RunConfig, environment: HasTasks) -> list[Task]:
+def training_tasks(
+    environment: HasTasks, *, name: str, max_tasks: int | None, seed: int
+) -> list[Task]:
     """What Stage 1 and Stage 2 train on: the split `train`, or a seeded part of it.
 
-    Raises ConfigError if there is none, or none of a category that has a weight.
+    `name` is what messages call the environment. Raises ConfigError if there is no task, or none of
+    a category that has a weight.
     """
     tasks = list(environment.tasks("train"))
     if not tasks:
         raise ConfigError(
-            f"the environment {config.environment.name!r} has no task in the split "
-            "'train' with these options; change them (section environment) or its data"
+            f"the environment {name!r} has no task in the split 'train' with these options; "
+            "change them (section environment) or its data"
         )
-    _refuse_shared_ids(tasks, config)
-    limit = config.training.max_tasks
+    _refuse_shared_ids(tasks, name)
     weights = environment.properties.category_weights
-    if limit is not None and limit < len(tasks):
-        tasks = seeded_part(tasks, size=limit, weights=weights, seed=config.seed)
+    if max_tasks is not None and max_tasks < len(tasks):
+        tasks = seeded_part(tasks, size=max_tasks, weights=weights, seed=seed)
     if missing := missing_categories(tasks, weights):
         raise ConfigError(
             f"no training task is of {', '.join(missing)}, which should come up by its "
-            f"weight; raise training.max_tasks (now {limit}), give it tasks, or leave it out"
+            f"weight; raise training.max_tasks (now {max_tasks}), give it tasks, or leave it out"
         )
     return tasks
 
 
-def _refuse_shared_ids(tasks: Sequence[Task], config: RunConfig) -> None:
+def _refuse_shared_ids(tasks: Sequence[Task], name: str) -> None:
     """Returns are stored by task: two tasks of one id would get each other's V*."""
     by_id: dict[str, Task] = {}
     for task in tasks:
         if by_id.setdefault(task.task_id, task) != task:
             raise ConfigError(
-                f"the environment {config.environment.name!r} has different training tasks with "
+                f"the environment {name!r} has different training tasks with "
                 f"the id {task.task_id!r}; expected an id for each, as `make_task` computes it"
             )

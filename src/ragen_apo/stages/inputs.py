@@ -87,7 +87,12 @@ def check_run_inputs(
     _check_number_format(config)
     require_trackers(config.tracking)
     _check_ranks(config)
-    training_tasks(config, environment)
+    training_tasks(
+        environment,
+        name=config.environment.name,
+        max_tasks=config.training.max_tasks,
+        seed=config.seed,
+    )
     _check_split(config.evaluation.split, environment)
     _check_teacher(config, environment)
     _check_chance(config, environment)

@@ -194,12 +194,10 @@ def _initial_model(session: Session) -> Path | str:
         return config.policy.path
     if session.has(folder):
         return folder
-    small = config.policy.small
-    model = build_small_model(
-        train_tokenizer(tokenizer_texts(config, session.environments), vocab_size=small.vocab_size),
-        small,
-        seed=config.seed,
-    )
+    small, demonstrations = config.policy.small, config.warm_start.demonstrations
+    texts = tokenizer_texts(demonstrations, session.environments, seed=config.seed)
+    tokenizer = train_tokenizer(texts, vocab_size=small.vocab_size)
+    model = build_small_model(tokenizer, small, seed=config.seed)
     session.save_model(model, folder)
     return folder
 

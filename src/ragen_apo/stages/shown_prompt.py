@@ -104,5 +104,6 @@ def _tokenizer(
         length = config.agent.max_context_tokens
         check_model(config.policy.path, max_context_tokens=length, trust_remote_code=trust)
         return load_tokenizer(config.policy.path, trust_remote_code=trust)
-    texts = tokenizer_texts(config, environments)
+    demonstrations = config.warm_start.demonstrations
+    texts = tokenizer_texts(demonstrations, environments, seed=config.seed)
     return train_tokenizer(texts, vocab_size=config.policy.small.vocab_size)

@@ -23,8 +23,7 @@ from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.choices import Relabel
-from ragen_apo.config import RunConfig
-from ragen_apo.config.warm_start import CopyConfig
+from ragen_apo.config.warm_start import CopyConfig, DemonstrationsConfig
 from ragen_apo.environments.base import ScriptedPolicy
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
@@ -195,9 +194,10 @@ def play_demonstrations(
     )
 
 
-def tokenizer_texts(config: RunConfig, environments: EnvironmentManager) -> list[str]:
+def tokenizer_texts(
+    settings: DemonstrationsConfig, environments: EnvironmentManager, *, seed: int
+) -> list[str]:
     """What the agent will read and write, for a tokenizer: demonstrations without their tokens."""
-    settings = config.warm_start.demonstrations
     policies = environments.scripted_policies()
     trajectories = play_demonstrations(
         policies[settings.teacher if settings.teacher in policies else "random"],
@@ -205,7 +205,7 @@ def tokenizer_texts(config: RunConfig, environments: EnvironmentManager) -> list
         None,
         environments.tasks("train"),
         num_episodes_per_task=settings.num_episodes_per_task,
-        seed=config.seed,
+        seed=seed,
     )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     texts = [text for turn in turns for text in (turn.observation, turn.response)]
