@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,20 @@ def test_no_checkpoint_is_written_twice(session: Session, monkeypatch: pytest.Mo
     phase = demonstrations_phase(session, model)
     run_supervised_phase(session, model, phase, start=0)
     assert saved == [f"2-demonstrations-0000{step}" for step in (10, 20, 30, 40)]
+
+
+@pytest.mark.slow
+def test_copying_ends_once_it_is_as_accurate_as_asked_for(session: Session) -> None:
+    keys = ("--warm_start.copy.target_accuracy=0.5", "--warm_start.copy.max_steps=500")
+    patient = with_keys(session, *keys)
+    model = session.load_model(session.run.initial)
+    phase = copy_phase(patient, model)
+    first = phase.batch(0)  # one batch again and again is soon known by heart
+    phase = replace(phase, batch=lambda _: first, peak_learning_rate=3e-3)
+    run_supervised_phase(patient, model, phase, start=0, moments={})
+    last = read_json_lines(session.run.warm_start)[-1]
+    assert last["phase"] == "copy" and last["step"] < 500
+    assert last["accuracy"] >= 0.5
 
 
 def test_an_unknown_teacher_is_refused_with_the_names_there_are(session: Session) -> None:
