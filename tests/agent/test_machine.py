@@ -6,6 +6,7 @@ import torch
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.policy.sampling import inverse_cdf
+from tests.pretend_gpu import PretendGpu
 
 
 @pytest.fixture
@@ -36,3 +37,25 @@ def test_a_cpu_keeps_the_precision_of_its_products() -> None:
     before = torch.get_float32_matmul_precision()
     set_up_machine(MachineConfig(num_threads=None, device="cpu", tf32=True))
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.fixture
+def _products_as_before():
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = cuda.allow_tf32, cudnn.allow_tf32
+    yield
+    cuda.allow_tf32, cudnn.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("_products_as_before")
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_gpu_has_the_products_that_the_configuration_asks_for(tf32: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not tf32
+    with PretendGpu():
+        set_up_machine(MachineConfig(num_threads=None, device="cuda", tf32=tf32))
+    assert torch.backends.cuda.matmul.allow_tf32 == tf32
+    assert torch.backends.cudnn.allow_tf32 == tf32
+
+
+def test_a_gpu_takes_tf32_unless_told_otherwise() -> None:
+    assert MachineConfig().tf32

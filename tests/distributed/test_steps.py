@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ragen_apo.policy import language_model
 from tests.distributed.processes import answers, in_ranks
 from tests.distributed.steps import Seen, assert_same_steps, steps
 
@@ -38,4 +39,19 @@ def test_so_do_more_ranks_than_some_have_work_for(
     options = (finished_run, algorithm, num_tasks, "float64")
     one = by_one_process(steps, *options)
     for seen in answers(in_ranks(4, steps, *options, sharding)):
+        assert_same_steps(seen, one)
+
+
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_so_do_ranks_that_read_logits_in_pieces(
+    sharding: str,
+    finished_run: Path,
+    by_one_process: Callable[..., Seen],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Projections of a vocabulary whose weights are in shares are computed again as well."""
+    options = (finished_run, "ppo", 4, "float64")
+    one = by_one_process(steps, *options)
+    monkeypatch.setattr(language_model, "MAX_LOGITS", 7 * 512)
+    for seen in answers(in_ranks(2, steps, *options, sharding)):
         assert_same_steps(seen, one)

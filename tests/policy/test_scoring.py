@@ -1,11 +1,21 @@
 """Scores of recorded tokens: equal to the sampler's, and read at the sampled positions only."""
 
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from ragen_apo.config.policy import LoraConfig
+from ragen_apo.policy import language_model
 from ragen_apo.policy.generation import GenerationEngine
-from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import score_tokens, token_logprobs
+from ragen_apo.policy.language_model import LanguageModel, load_language_model
+from ragen_apo.policy.lora import add_adapters
+from ragen_apo.policy.scoring import TokenScores, score_tokens, token_logprobs
 from ragen_apo.seeding import generator
 from tests.generating import respond
 
@@ -145,3 +155,164 @@ def test_scores_carry_gradients_to_the_weights(llama: LanguageModel) -> None:
     scores = score_tokens(llama, token_ids, mask)
     (gradient,) = torch.autograd.grad(scores.logprobs_BT.sum(), [next(llama.model.parameters())])
     assert gradient.abs().sum() > 0
+
+
+# In pieces
+
+
+def in_full(
+    model: LanguageModel,
+    token_ids_RT: torch.Tensor,
+    mask_RT: torch.Tensor,
+    *,
+    temperature: float,
+    entropy_gradients: bool,
+) -> TokenScores:
+    """The scores by their definition, with all logits at once."""
+    logits_NV = model.target_logits(token_ids_RT, mask_RT)
+    logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
+    zeros_RT = torch.zeros(mask_RT.shape, dtype=logprobs_NV.dtype)
+    chosen_N = logprobs_NV.gather(1, token_ids_RT[mask_RT][:, None])[:, 0]
+    with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    return TokenScores(
+        zeros_RT.masked_scatter(mask_RT, chosen_N), zeros_RT.masked_scatter(mask_RT, entropy_N)
+    )
+
+
+def rows_to_score(*, num_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask [2, num_targets]: half of the targets end each row."""
+    token_ids_RT = torch.randint(
+        0, 300, (2, num_targets), generator=torch.Generator().manual_seed(0)
+    )
+    mask_RT = (torch.arange(num_targets) >= num_targets // 2).expand(2, -1)
+    return token_ids_RT, mask_RT
+
+
+Score = Callable[..., TokenScores]
+
+
+def scores_and_gradients(
+    score: Score, model: LanguageModel, *, temperature: float, entropy_gradients: bool
+) -> list[torch.Tensor]:
+    """Of 40 targets; what a loss gives each weight that is trained."""
+    token_ids_RT, mask_RT = rows_to_score(num_targets=40)
+    scores = score(
+        model,
+        token_ids_RT,
+        mask_RT,
+        temperature=temperature,
+        entropy_gradients=entropy_gradients,
+    )
+    assert scores.entropy_BT.requires_grad == entropy_gradients
+    position_T = torch.arange(40) / 40
+    loss = (scores.logprobs_BT * position_T).sum()
+    if entropy_gradients:
+        loss = loss + (scores.entropy_BT * (1 - position_T)).sum()
+    trained = [each for each in model.model.parameters() if each.requires_grad]
+    gradients = torch.autograd.grad(loss, trained)
+    return [scores.logprobs_BT.detach(), scores.entropy_BT.detach(), *gradients]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_gradients", [False, True])
+def test_few_targets_are_scored_to_the_bit_as_with_all_logits(
+    any_model: LanguageModel, temperature: float, entropy_gradients: bool
+) -> None:
+    options = {"temperature": temperature, "entropy_gradients": entropy_gradients}
+    actual = scores_and_gradients(score_tokens, any_model, **options)
+    expected = scores_and_gradients(in_full, any_model, **options)
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def in_pieces_of(num_rows: int, model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on so many targets make a piece."""
+    largest = num_rows * model.vocabulary_size
+    monkeypatch.setattr(language_model, "MAX_LOGITS", largest + model.vocabulary_size // 2)
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 39])
+@pytest.mark.parametrize("entropy_gradients", [False, True])
+def test_pieces_have_the_scores_and_gradients_of_all_logits(
+    any_model: LanguageModel,
+    num_rows: int,
+    entropy_gradients: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"temperature": 0.7, "entropy_gradients": entropy_gradients}
+    expected = scores_and_gradients(in_full, any_model, **options)
+    in_pieces_of(num_rows, any_model, monkeypatch)
+    actual = scores_and_gradients(score_tokens, any_model, **options)
+    for mine, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-6 * float(theirs.abs().max()))
+
+
+def test_pieces_are_the_same_where_only_adapters_are_trained_over_bfloat16(
+    qwen_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mixed precision, with weights that are tied, and layers that are computed again."""
+    model = load_language_model(
+        qwen_folder,
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        autocast=torch.bfloat16,
+        gradient_checkpointing=True,
+    )
+    add_adapters(model.model, LoraConfig(rank=4, alpha=8, target_modules=["all-linear"]), seed=0)
+    for number, each in enumerate(each for each in model.model.parameters() if each.requires_grad):
+        torch.nn.init.normal_(each, std=0.1, generator=torch.Generator().manual_seed(number))
+    options = {"temperature": 1.0, "entropy_gradients": True}
+    expected = scores_and_gradients(in_full, model, **options)
+    in_pieces_of(7, model, monkeypatch)
+    actual = scores_and_gradients(score_tokens, model, **options)
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert float(theirs.abs().max()) > 0
+        # A bfloat16 has 8 bits.
+        assert float((mine - theirs).norm()) <= 2**-7 * float(theirs.norm())
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the size of the largest tensor of floating-point numbers that an operator makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        sizes = [each.numel() for each in made if each.is_floating_point()]
+        self.largest = max([self.largest, *sizes])
+        return result
+
+
+def sizes_of_a_pass(model: LanguageModel, *, num_targets: int) -> tuple[int, int]:
+    """Numbers in the largest tensor of a pass, and in what is kept of logits between its halves."""
+    token_ids_RT, mask_RT = rows_to_score(num_targets=num_targets)
+    width, kept = model.vocabulary_size, 0
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        if tensor.shape[-1:] == (width,):
+            kept += tensor.numel()
+        return tensor
+
+    with Sizes() as sizes, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        scores = score_tokens(model, token_ids_RT, mask_RT, entropy_gradients=True)
+        (scores.logprobs_BT + scores.entropy_BT).sum().backward()
+        token_logprobs(model, token_ids_RT, mask_RT)
+    return sizes.largest, kept
+
+
+def test_logits_take_no_more_memory_for_more_targets(
+    llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(llama)
+    width = model.vocabulary_size
+    # All at once: log-softmax, and the entropy's probabilities.
+    for num_targets in 100, 200:
+        largest, kept = sizes_of_a_pass(model, num_targets=num_targets)
+        assert largest == num_targets * width
+        assert kept >= 2 * num_targets * width
+    in_pieces_of(80, model, monkeypatch)
+    assert sizes_of_a_pass(model, num_targets=100) == (80 * width, 0)
+    assert sizes_of_a_pass(model, num_targets=200) == (80 * width, 0)

@@ -165,6 +165,23 @@ def test_a_pass_over_full_contexts_keeps_no_more_than_planned(
         assert sum(kept.values()) >= planned / 4
 
 
+def test_logits_of_a_pass_are_planned_as_the_pieces_that_it_makes(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = model.vocabulary_size
+
+    def planned(num_sampled: int) -> int:
+        limit = f"--agent.max_response_tokens={num_sampled}"
+        return plan(model, limit, max_turns=1).training_pass
+
+    assert planned(64) - planned(32) == 5 * 2 * 32 * width * 4  # two rows of float32
+    monkeypatch.setattr(memory, "MAX_LOGITS", 2 * 48 * width)
+    assert planned(64) - planned(32) == 5 * 2 * 16 * width * 4
+    assert planned(128) == planned(64)
+    monkeypatch.setattr(memory, "MAX_LOGITS", 1)
+    assert planned(64) - planned(32) == 0, "a piece has one token at least"
+
+
 def test_a_run_that_cannot_fit_is_refused_with_what_to_do(model: LanguageModel) -> None:
     made = plan(model)
     made.require(made.certain)

@@ -5,13 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragen_apo.errors import ModelError
+from ragen_apo.policy import language_model
 from ragen_apo.policy.conversation_probe import probe_conversation
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
@@ -46,6 +49,18 @@ def assert_same_weights(on_gpu: torch.nn.Module, on_cpu: torch.nn.Module) -> Non
     for actual, expected in zip(on_gpu.parameters(), on_cpu.parameters(), strict=True):
         assert isinstance(actual, OnGpu)
         torch.testing.assert_close(actual.within, expected.data, rtol=1e-6, atol=1e-7)
+
+
+class Names(TorchDispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def token_ids(device: torch.device | str = "cpu") -> torch.Tensor:
@@ -114,6 +129,32 @@ def test_scores_and_their_gradients_are_those_of_the_cpu(tiny_model: LanguageMod
     assert torch.equal(actual.entropy_BT.within, expected.entropy_BT)
     for left, right in zip(moved.model.parameters(), model.model.parameters(), strict=True):
         assert torch.equal(left.grad.within, right.grad)
+
+
+def test_scores_in_pieces_wait_no_more_often_for_the_device(
+    tiny_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each way their numbers are those of the CPU."""
+    waits, operators = [], []
+    for num_targets in 12, 5:  # all, and pieces of 5, 5 and 2
+        monkeypatch.setattr(language_model, "MAX_LOGITS", num_targets * tiny_model.vocabulary_size)
+        model = copy.deepcopy(tiny_model)
+        expected = score_tokens(model, token_ids(), sampled_mask())
+        expected.logprobs_BT.sum().backward()
+        with PretendGpu() as gpu:
+            moved = copy_on_gpu(tiny_model)
+            inputs = token_ids(GPU), sampled_mask(GPU)
+            gpu.waits.clear()
+            before = gpu.num_operators
+            actual = score_tokens(moved, *inputs)
+            actual.logprobs_BT.sum().backward()
+            waits.append(Counter(gpu.waits))
+            operators.append(gpu.num_operators - before)
+        assert torch.equal(actual.logprobs_BT.within, expected.logprobs_BT)
+        for left, right in zip(moved.model.parameters(), model.model.parameters(), strict=True):
+            assert torch.equal(left.grad.within, right.grad)
+    assert operators[1] > operators[0]
+    assert waits[1] == waits[0]
 
 
 def play(model: LanguageModel, *, temperature: float) -> list[tuple[int, float]]:
@@ -295,6 +336,25 @@ def test_supervised_updates_and_a_checkpoint_are_those_of_the_cpu(
     assert_same_weights(again.model, model.model)
 
 
+def test_adamw_is_one_kernel_on_a_gpu_unless_told_otherwise() -> None:
+    """It counts its steps there, and makes the update of a CPU."""
+    layers = [torch.nn.Linear(3, 2) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    on_cpu, several = Optimizer(layers[0]), []
+    with PretendGpu():
+        moved = layers[1].to("cuda")
+        on_gpu, apart = Optimizer(moved), Optimizer(moved, fused=False)
+        counts = [each.state_tensors()["weight/step"] for each in (on_gpu, apart, on_cpu)]
+        for layer, optimizer, device in ((layers[0], on_cpu, "cpu"), (moved, on_gpu, "cuda")):
+            layer(torch.ones(3, device=device)).square().sum().backward()
+            with Names() as names:
+                optimizer.update(learning_rate=0.1, max_grad_norm=9.0)
+            several.append("_fused_adamw_" in names.seen)
+    assert [isinstance(each, OnGpu) for each in counts] == [True, False, False]
+    assert several == [False, True]
+    assert_same_weights(moved, layers[0])
+
+
 # Steps of the trainer
 
 
@@ -367,8 +427,9 @@ def test_how_often_a_micro_batch_waits_for_the_device(session: Session) -> None:
     assert {kind: number for kind, number in per_micro_batch.items() if number} == {
         # Of the reference and of the policy each: token ids, mask, log-probabilities, row indices.
         "to gpu": 8,
-        # Hidden states and token ids at sampled tokens, of both; the policy's backward pass.
-        "mask": 5,
+        # Token ids at sampled tokens, and where their hidden states are, of both.
+        "mask": 2,
+        "size": 2,
         # In both passes transformers looks for packed rows; returns and values are finite.
         "item": 4,
     }

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ragen_apo.errors import ConfigError
+
+Result = TypeVar("Result")
+"""Tensors, by themselves or in a tuple: where a backward pass begins FSDP hears of it by them."""
 
 
 def require_fully_shard() -> None:
@@ -58,7 +62,7 @@ class _Root(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(self, compute: Callable[[], Result]) -> Result:
         return compute()
 
 
@@ -74,8 +78,8 @@ class Shards:
         self._is_whole = False
         shard(self._root, layers, num_ranks=num_ranks)
 
-    def run(self, compute: Callable[[], Tensor]) -> Tensor:
-        """What `compute` returns, which calls parts of the module; gradients reach the shares."""
+    def run(self, compute: Callable[[], Result]) -> Result:
+        """The tensors of `compute`, which calls parts of the module; gradients reach the shares."""
         return self._root(compute)
 
     @contextlib.contextmanager

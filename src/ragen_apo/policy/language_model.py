@@ -12,10 +12,10 @@ import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import transformers
@@ -49,11 +49,15 @@ from ragen_apo.policy.model_checks import (
     refuse_foreign_weights,
 )
 from ragen_apo.policy.packed_weights import packed_weights
-from ragen_apo.policy.passes import at_least_float32, body_output, decoder_layers
+from ragen_apo.policy.passes import at_least_float32, body_output, decoder_layers, in_pieces
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
 ROPE_THETA = 10_000.0
+Result = TypeVar("Result")
+
+MAX_LOGITS = 2**26
+"""Numbers in the largest tensor [n, V] of a pass over targets: 256 MiB in float32."""
 PREVIOUS_TOKEN_SHARPNESS = 5.7
 """Size of a head's constant queries and keys; the next best position is about 4 nats behind."""
 _HOUSEKEEPING = ("_name_or_path", "architectures", "dtype", "transformers_version")
@@ -153,13 +157,43 @@ class LanguageModel:
 
         Rows are padded on the right. The first token of a row cannot be one: nothing predicts it.
         """
+        return self._in_one_pass(lambda: self.logits(self._states_before(token_ids_RT, targets_RT)))
+
+    def over_targets(
+        self,
+        token_ids_RT: Tensor,
+        targets_RT: Tensor,
+        read: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        """Tensors [N, ...] that `read` makes of the N targets, in little memory.
+
+        It gets the hidden states [n, H] that predict n of them, and their tokens [n]. They are so
+        few that their `logits` are at most `MAX_LOGITS` numbers; for the backward pass `read` is
+        called again, unless it had all of them at once. Of each target it may use its own row only.
+        Targets are those of `target_logits`; ValueError if the first token of a row is one.
+        """
+        tokens_N = token_ids_RT[targets_RT]
+
+        def compute() -> tuple[Tensor, ...]:
+            hidden_NH = self._states_before(token_ids_RT, targets_RT)
+            # Counts that the host knows: to look at the mask would wait for the device once more.
+            if len(hidden_NH) != len(tokens_N):
+                raise ValueError("the first token of a row cannot be a target: nothing predicts it")
+            max_rows = max(MAX_LOGITS // self.vocabulary_size, 1)
+            return in_pieces(read, hidden_NH, tokens_N, max_rows=max_rows)
+
+        return self._in_one_pass(compute)
+
+    def _states_before(self, token_ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
+        """The hidden states [N, H] that predict the targets."""
         predicts_RT = torch.zeros_like(targets_RT)
         predicts_RT[:, :-1] = targets_RT[:, 1:]
+        hidden_RTH = self.hidden_states(token_ids_RT, use_cache=False)
+        # By numbers: a mask would be counted again in the backward pass, for which the host waits.
+        return hidden_RTH[predicts_RT.nonzero(as_tuple=True)]
 
-        def compute() -> Tensor:
-            hidden_RTH = self.hidden_states(token_ids_RT, use_cache=False)
-            return self.logits(hidden_RTH[predicts_RT])
-
+    def _in_one_pass(self, compute: Callable[[], Result]) -> Result:
+        """What `compute` returns, which calls parts of the model; weights may be in shares."""
         return compute() if self.shards is None else self.shards.run(compute)
 
     def shard(self, *, num_ranks: int) -> None:

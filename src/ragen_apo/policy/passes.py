@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -63,3 +63,22 @@ def body_output(
         recomputed_layers(body) if recompute else contextlib.nullcontext(),
     ):
         return body(input_ids=token_ids_RT, **kwargs).last_hidden_state
+
+
+def in_pieces(
+    compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor, max_rows: int
+) -> tuple[Tensor, ...]:
+    """What `compute` makes of tensors [N, ...], in calls with at most `max_rows` rows of each.
+
+    Its results [n, ...] are joined. Of several pieces only the inputs are kept for the backward
+    pass, in which they are computed again one after another; a single one is computed as ever.
+    """
+    pieces = list(zip(*(each.split(max_rows) for each in rows), strict=True))
+    if len(pieces) == 1:
+        return compute(*rows)
+    found = [
+        # Nothing in a piece is drawn at random.
+        checkpoint(compute, *piece, use_reentrant=False, preserve_rng_state=False)
+        for piece in pieces
+    ]
+    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

@@ -41,36 +41,43 @@ def score_tokens(
     vocabulary projection runs at the N masked positions only. `entropy_gradients` keeps a second
     tensor [N, V] for the backward pass, for an entropy bonus.
     """
-    logprobs_NV = _distributions(model, token_ids_RT, loss_mask_RT, temperature=temperature)
-    logprobs_RT = _of_tokens(logprobs_NV, token_ids_RT, loss_mask_RT)
-    with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
-        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-    return TokenScores(logprobs_RT, entropy_BT=_in_rows(entropy_N, loss_mask_RT))
+
+    def read(hidden_NH: Tensor, tokens_N: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs_NV = _distributions(model, hidden_NH, temperature=temperature)
+        chosen_N = _of_tokens(logprobs_NV, tokens_N)
+        with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
+            return chosen_N, -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+
+    logprobs_N, entropy_N = model.over_targets(token_ids_RT, loss_mask_RT, read)
+    return TokenScores(
+        logprobs_BT=_in_rows(logprobs_N, loss_mask_RT),
+        entropy_BT=_in_rows(entropy_N, loss_mask_RT),
+    )
 
 
 def token_logprobs(
     model: LanguageModel, token_ids_RT: Tensor, loss_mask_RT: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
     """The log-probabilities [R, T] of `score_tokens` alone."""
-    logprobs_NV = _distributions(model, token_ids_RT, loss_mask_RT, temperature=temperature)
-    return _of_tokens(logprobs_NV, token_ids_RT, loss_mask_RT)
+
+    def read(hidden_NH: Tensor, tokens_N: Tensor) -> tuple[Tensor]:
+        logprobs_NV = _distributions(model, hidden_NH, temperature=temperature)
+        return (_of_tokens(logprobs_NV, tokens_N),)
+
+    (logprobs_N,) = model.over_targets(token_ids_RT, loss_mask_RT, read)
+    return _in_rows(logprobs_N, loss_mask_RT)
 
 
-def _distributions(
-    model: LanguageModel, token_ids_RT: Tensor, loss_mask_RT: Tensor, *, temperature: float
-) -> Tensor:
-    """What each sampled token was drawn from, as log pi [N, V]."""
-    logits_NV = model.target_logits(token_ids_RT, loss_mask_RT)
-    return torch.log_softmax(logits_NV / temperature, dim=-1)
+def _distributions(model: LanguageModel, hidden_NH: Tensor, *, temperature: float) -> Tensor:
+    """What each token was drawn from, as log pi [N, V]."""
+    logits_NV = model.logits(hidden_NH)
+    if temperature != 1.0:
+        logits_NV = logits_NV / temperature
+    return torch.log_softmax(logits_NV, dim=-1)
 
 
-def _of_tokens(logprobs_NV: Tensor, token_ids_RT: Tensor, loss_mask_RT: Tensor) -> Tensor:
-    tokens_N = token_ids_RT[loss_mask_RT]
-    # Counts that the host knows: to look at the mask would wait for the device once more.
-    if len(tokens_N) != len(logprobs_NV):
-        raise ValueError("the first token of a row cannot be a sampled one: nothing predicts it")
-    chosen_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
-    return _in_rows(chosen_N, loss_mask_RT)
+def _of_tokens(logprobs_NV: Tensor, tokens_N: Tensor) -> Tensor:
+    return logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
 
 
 def _in_rows(values_N: Tensor, loss_mask_RT: Tensor) -> Tensor:

@@ -33,14 +33,14 @@ from torch import nn
 
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError
-from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.language_model import MAX_LOGITS, LanguageModel
 from ragen_apo.policy.lora import has_adapters, merged_bytes
 from ragen_apo.policy.packed_weights import num_packed_bytes
 from ragen_apo.policy.passes import decoder_layers
 
 _GIB = 2**30
-_LOGIT_TENSORS = 4
-"""Logits, their log-softmax, its gradient, and the products of the entropy, all [N, V]."""
+_LOGIT_TENSORS = 5
+"""Log-softmax, the entropy's probabilities, and their gradients and products, all [N, V]."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,8 @@ def _training_pass(
     sampled = config.agent.max_context_tokens
     if max_turns is not None:
         sampled = min(sampled, max_turns * config.agent.max_response_tokens)
-    logits = config.training.micro_batch_size * sampled * shape.vocab_size * _LOGIT_TENSORS
+    logits = config.training.micro_batch_size * sampled * shape.vocab_size
+    logits = min(logits, max(MAX_LOGITS, shape.vocab_size)) * _LOGIT_TENSORS
     return num_tokens * kept * size + _converted(policy), logits * torch.float32.itemsize
 
 
