@@ -14,6 +14,8 @@ from ragen_apo.config import algorithms as registry
 from ragen_apo.config import load_config, parse_config
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
+from ragen_apo.report.tables import compact_mean
+from ragen_apo.run_directory import RunDirectory
 from tests.command_line import Command, assert_refused
 
 if sys.version_info >= (3, 11):
@@ -86,12 +88,17 @@ def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_p
     )
     assert finished.returncode == 0, finished.stderr
     run = tmp_path / "runs" / "step_rloo"
-    assert [row["num_episodes"] for row in read_json_lines(run / "metrics.jsonl")] == [4, 4]
+    rows = list(read_json_lines(run / "metrics.jsonl"))
+    assert [row["num_episodes"] for row in rows] == [4, 4]
     assert "Step RLOO (trained)" in finished.stdout
     page = (run / "report" / "report.html").read_text("utf-8")
     assert "Step RLOO compares each episode with the others of its step" in page
-    assert "Spread of advantages, over the steps" in page
-    assert not (run / "values").exists()
+    for curve in ("Spread of advantages", "Spread of returns"):
+        assert f"{curve}, over the steps" in page
+    shown = [compact_mean(row["return_std"]) for row in rows]
+    cells = "".join(f'<td class="n">{number}</td>' for number in shown)
+    assert f"<td>return, standard deviation</td>{cells}" in page
+    assert not RunDirectory(run).values.exists()
     saved = (run / "config.yaml").read_text("utf-8")
     assert "baseline_weight: 0.5" in saved and "center_residuals" not in saved
 

@@ -1,6 +1,6 @@
 """A run directory as a finished run leaves it, made up and the same every time.
 
-`python tests/report/conftest.py DIRECTORY` writes it and its report, to be looked at.
+`python -m tests.report.conftest DIRECTORY` writes it and its report, to be looked at.
 """
 
 from __future__ import annotations
@@ -210,6 +210,10 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "value_loss": 0.2 * (1 - progress),
             "explained_variance": 0.8 * progress,
             "critic_gradient_norm": 2.0,
+            "num_segments_mean": 2.5,
+            "known_turn_share": 0.6 - 0.2 * progress,
+            "sampler_lag": step % 4,
+            "sampler_log_ratio_mean_abs": 0.3 * progress,
             "gradient_norm": 0.8 + 0.3 * rng.random(),
             "learning_rate": 3e-4,
             "num_episodes": 64,

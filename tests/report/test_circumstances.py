@@ -15,7 +15,8 @@ from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.model_card import model_card
 from ragen_apo.report.page import page
-from ragen_apo.report.plots import DISTILLATION_PANEL, panels
+from ragen_apo.report.panels import DISTILLATION_PANEL
+from ragen_apo.report.plots import panels
 from ragen_apo.report.slides import slides
 
 

@@ -68,10 +68,24 @@ class Traits:
     """It compares several rollouts of one task."""
 
 
+@dataclass(frozen=True)
+class Monitor:
+    """How reports show a metric."""
+
+    label: str
+    """In the table of monitors."""
+    title: str = ""
+    """Of its curve, short enough for half of a phone's width; without one it has no curve."""
+    share: bool = False
+    """Between 0 and 1, written in percent."""
+
+
 class AlgorithmConfig(Section):
     """The section `algorithm`: a name and the options of that algorithm alone."""
 
     traits: ClassVar[Traits]
+    monitors: ClassVar[Mapping[str, Monitor]] = {}
+    """Metrics of its own that reports show, by name."""
     name: str
     """Which algorithm; its options stand beside the name."""
 

@@ -1,16 +1,17 @@
 """The algorithm of a run in words, for the whole report.
 
-Consumes `RunData`; produces the algorithm's traits, and sentences on origin, adapters and an early
-stop.
+Consumes `RunData`; produces the algorithm's traits and monitors, and sentences on origin, adapters
+and an early stop.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Mapping
 
 from ragen_apo.config.algorithms import (
     DEFAULT,
     AlgorithmConfig,
+    Monitor,
     Traits,
     algorithm_class,
     as_section,
@@ -34,14 +35,27 @@ def algorithm_of(run: RunData) -> Traits:
 
     Of an algorithm that this version does not know its name only.
     """
-    settings = settings_of(run)
-    if settings is not None:
-        return settings.traits
-    given = str(mapping(as_section(run.config.get("algorithm"))).get("name") or DEFAULT)
-    with suppress(ValueError):
-        return algorithm_class(given).traits
-    name = one_line(given, 30)
+    if (known := _class_of(run)) is not None:
+        return known.traits
+    name = one_line(_name_of(run), 30)
     return Traits(label=name, sentence=f"{name} trains the agent")
+
+
+def monitors_of(run: RunData) -> Mapping[str, Monitor]:
+    """The algorithm's own metrics, none of an algorithm that this version does not know."""
+    known = _class_of(run)
+    return {} if known is None else known.monitors
+
+
+def _class_of(run: RunData) -> type[AlgorithmConfig] | None:
+    try:
+        return algorithm_class(_name_of(run))
+    except ValueError:
+        return None
+
+
+def _name_of(run: RunData) -> str:
+    return str(mapping(as_section(run.config.get("algorithm"))).get("name") or DEFAULT)
 
 
 def rollouts_per_task(run: RunData) -> int:

@@ -18,9 +18,15 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.load import RunData, finite, mapping, pair, series
+from ragen_apo.report.panels import (
+    DISTILLATION_PANEL,
+    TRAINING_PANELS,
+    WARM_START_PANELS,
+    Panel,
+    stage_two_panels,
+)
 from ragen_apo.report.style import (
     ACCENT,
     ACCENT_SOFT,
@@ -44,40 +50,9 @@ CURVE_SIZE = (3.9, 3.0)
 MIN_POINTS_TO_SMOOTH = 10
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One curve over steps: which metric, and how it is drawn."""
-
-    title: str
-    """Short enough for half of a phone's width."""
-    key: str
-    evaluation_key: str | None = None
-    share: bool = False
-
-
-TRAINING_PANELS = (
-    Panel("Success rate", "success_rate", evaluation_key="eval_success_rate", share=True),
-    Panel("Return per episode", "return_mean", evaluation_key="eval_avg_reward"),
-    Panel("KL to the reference", "kl_per_sequence"),
-)
-VALUE_PANEL = Panel("Residual variance", "residual_variance")
-CRITIC_PANEL = Panel("Critic: R² of returns", "explained_variance")
-RATIO_PANEL = Panel("Spread of advantages", "advantage_std")
-WARM_START_PANELS = {
-    "copy": Panel("Copying: accuracy", "accuracy", share=True),
-    "demonstrations": Panel("Demonstrations: loss", "loss"),
-}
-DISTILLATION_PANEL = Panel("Distillation: loss", "loss")
-
-
 def panels(run: RunData) -> list[tuple[Panel, Sequence[Mapping[str, Any]]]]:
-    """The curves of the run, with their rows: Stage 2, then distillation and warm start.
-
-    Success, return and KL of every algorithm, then the quality of its own baseline.
-    """
-    traits = algorithm_of(run)
-    own = VALUE_PANEL if traits.has_values else CRITIC_PANEL if traits.has_critic else RATIO_PANEL
-    curves = [(panel, run.metrics) for panel in (*TRAINING_PANELS, own)]
+    """The curves of the run, with their rows: Stage 2, then distillation and warm start."""
+    curves = [(panel, run.metrics) for panel in stage_two_panels(run)]
     if distilled := _first_distillation(run):
         curves.append((DISTILLATION_PANEL, distilled))
     for phase, panel in WARM_START_PANELS.items():

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from ragen_apo.config.algorithms import Monitor
 from ragen_apo.config.search import WITHOUT_SEARCH
 from ragen_apo.environments.base import PatternWords
 from ragen_apo.evaluation.failures import NEUTRAL_WORDS, FailurePattern
-from ragen_apo.report.algorithm import algorithm_of, search_label
+from ragen_apo.report.algorithm import algorithm_of, monitors_of, search_label
 from ragen_apo.report.api_model import ADVICE as API_ADVICE
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.latex import latex_table
@@ -27,45 +28,29 @@ CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
 BASELINES = (WITHOUT_SEARCH, "reference", "distilled", "heuristic", "random")
 """In this order, before others by name."""
 
-MONITORS = {
-    "success_rate": "success rate (training rollouts)",
-    "return_mean": "mean return",
-    "loss": "loss",
-    "kl_per_sequence": "KL to the reference, per episode",
-    "kl_per_token": "KL to the reference, per token",
-    "log_ratio_max_abs": "log ratio, largest",
-    "logprob_gap_mean": "sampler–trainer log-probability gap, mean",
-    "logprob_gap_max": "sampler–trainer log-probability gap, largest",
-    "entropy": "entropy",
-    "mutual_information": "information of thoughts about tasks, nats",
-    "retrieval_accuracy": "thoughts that fit their own task best",
-    "empty_thought_share": "share of empty thoughts",
-    "unclosed_thought_share": "share of unclosed thoughts",
-    "truncated_share": "share of truncated episodes",
-    "invalid_turn_share": "share of invalid turns",
-    "format_error_share": "share of format errors",
-    "num_turns_mean": "turns per episode",
-    "gradient_norm": "gradient norm",
-    "rollout_seconds": "seconds of rollouts per step",
-    "training_seconds": "seconds of training per step",
+MONITORS: Mapping[str, Monitor] = {
+    "success_rate": Monitor("success rate (training rollouts)", share=True),
+    "return_mean": Monitor("mean return"),
+    "loss": Monitor("loss"),
+    "kl_per_sequence": Monitor("KL to the reference, per episode"),
+    "kl_per_token": Monitor("KL to the reference, per token"),
+    "log_ratio_max_abs": Monitor("log ratio, largest"),
+    "logprob_gap_mean": Monitor("sampler–trainer log-probability gap, mean"),
+    "logprob_gap_max": Monitor("sampler–trainer log-probability gap, largest"),
+    "entropy": Monitor("entropy"),
+    "mutual_information": Monitor("information of thoughts about tasks, nats"),
+    "retrieval_accuracy": Monitor("thoughts that fit their own task best", share=True),
+    "empty_thought_share": Monitor("share of empty thoughts", share=True),
+    "unclosed_thought_share": Monitor("share of unclosed thoughts", share=True),
+    "truncated_share": Monitor("share of truncated episodes", share=True),
+    "invalid_turn_share": Monitor("share of invalid turns", share=True),
+    "format_error_share": Monitor("share of format errors", share=True),
+    "num_turns_mean": Monitor("turns per episode"),
+    "gradient_norm": Monitor("gradient norm"),
+    "rollout_seconds": Monitor("seconds of rollouts per step"),
+    "training_seconds": Monitor("seconds of training per step"),
 }
-VALUE_MONITORS = {
-    "residual_mean": "residual, mean",
-    "residual_variance": "residual, variance",
-    "v_star_success_correlation": "correlation of V* with success",
-}
-RATIO_MONITORS = {
-    "advantage_mean": "advantage of tokens, mean",
-    "advantage_std": "advantage of tokens, standard deviation",
-    "clip_fraction": "share of clipped tokens",
-}
-CRITIC_MONITORS = {
-    "value_loss": "critic, loss",
-    "explained_variance": "critic, explained variance",
-    "critic_gradient_norm": "critic, gradient norm",
-}
-_SHARES = ("_share", "success_rate", "retrieval_accuracy", "clip_fraction")
-"""Ends of the names of monitors that are written in percent."""
+"""Of every algorithm; its class has its own."""
 
 UNKNOWN_WORDS = PatternWords(
     meaning="A pattern that this version of the report does not know.",
@@ -195,24 +180,21 @@ def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
 
     Of a monitor that was not recorded in such a tenth, the first or the last that was, and where.
     """
-    traits = algorithm_of(run)
-    own = VALUE_MONITORS if traits.has_values else RATIO_MONITORS
-    critic = CRITIC_MONITORS if traits.has_critic else {}
     last = int(max([len(run.metrics), *series(run.metrics, "step")[1]]))
     tenth = max(1, last // 10)
     rows: list[tuple[str, str, str]] = []
-    for key, label in {**MONITORS, **own, **critic}.items():
+    for key, monitor in {**MONITORS, **monitors_of(run)}.items():
         steps, values = series(run.metrics, key)
         if values:
             recorded = list(zip(steps, values, strict=True))
-            write = percent if key.endswith(_SHARES) else compact_mean
+            write = percent if monitor.share else compact_mean
             early = [value for step, value in recorded if step <= tenth]
             late = [value for step, value in recorded if step > last - tenth]
             first, newest = (
                 write(fmean(part)) if part else f"{write(value)} (step {step:g})"
                 for part, (step, value) in ((early, recorded[0]), (late, recorded[-1]))
             )
-            rows.append((label, first, newest))
+            rows.append((monitor.label, first, newest))
     return rows
 
 

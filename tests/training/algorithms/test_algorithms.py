@@ -16,6 +16,8 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.session import Session
 from ragen_apo.training.algorithms.ppo import Ppo
+from ragen_apo.training.rollouts import Rollouts
+from ragen_apo.training.step_metrics import StepMetrics
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory, training_samples
 from tests.factories import (
@@ -245,6 +247,28 @@ def test_a_filter_that_drops_everything_makes_no_update(
         metrics = trainer.step(0).metrics
     assert (metrics["num_updates"], metrics["kept_share"]) == (0, 0.0)
     assert trainer.policy.fingerprint() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_metrics_of_its_own_are_the_monitors_that_it_declares(
+    algorithm: str, session: Session
+) -> None:
+    trainer = trainer_of(session, algorithm)
+    metrics, own = trainer.algorithm.metrics, set()
+
+    def noted(rollouts: Rollouts, targets: Any, collected: StepMetrics) -> dict[str, float]:
+        found = metrics(rollouts, targets, collected)
+        own.update(found.keys() - collected.metrics().keys())
+        return found
+
+    returns = RETURNS if algorithm in RIVALS else None
+    with patch.object(trainer.algorithm, "metrics", noted), paying(trainer, returns):
+        row = trainer.step(0).metrics
+    declared = set(trainer.config.algorithm.monitors)
+    assert own <= declared
+    # What is absent where V* or success is the same for all episodes.
+    assert declared - {"v_star_success_correlation"} <= set(row)
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ragen_apo.web.view.curves import HEIGHT, MAX_POINTS, WIDTH, Panel, curve
+from ragen_apo.report.panels import Panel
+from ragen_apo.web.view.curves import HEIGHT, MAX_POINTS, WIDTH, curve
 
 LOSS = Panel("Loss", "loss")
 
@@ -40,7 +41,7 @@ def test_last_is_the_last_value_and_no_mean() -> None:
 
 
 def test_two_series_share_an_axis() -> None:
-    panel = Panel("Success", "success_rate", second="eval_success_rate", share=True)
+    panel = Panel("Success", "success_rate", evaluation_key="eval_success_rate", share=True)
     drawn = curve(panel, ([1, 2], [0.5, 0.6]), ([2], [1.0]))
     assert drawn is not None
     assert [line.label for line in drawn.lines] == ["training", "evaluation"]

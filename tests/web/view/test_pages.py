@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.files import append_json_line, read_json_lines
+from ragen_apo.report.load import load_run
+from ragen_apo.report.plots import panels
 from tests.command_line import snapshot
 from tests.factories import episode, played, task, turn
 from tests.web.view_runs import HOSTILE, client, get, some_episodes, write_run
 
+TITLE = re.compile(r"<figcaption><b>(.*?)</b>")
 LINK = re.compile(r'href="(/[^"]*)"')
 
 
@@ -50,6 +53,22 @@ def test_a_run_shows_curves_episodes_and_where_the_time_went(trained_runs: Path)
     for text in ("stage 2", "tokens per second", "6 of 6"):
         assert text in page
     assert "data-live" not in page
+
+
+@pytest.mark.parametrize("algorithm", ["apo", "ppo"])
+def test_curves_have_the_titles_that_they_have_in_the_report(
+    algorithm: str, tmp_path: Path
+) -> None:
+    names = ("kl_per_sequence", "residual_variance", "explained_variance", "known_turn_share")
+    config = f"algorithm: {algorithm}\n"
+    rows = [dict.fromkeys(names, 0.5)]
+    run = write_run(tmp_path / "mine", some_episodes(2), metrics=rows, config=config)
+    shown = TITLE.findall(get(client(tmp_path), "/run", run="mine"))
+    declared = {panel.key: panel.title for panel, _ in panels(load_run(run))}
+    assert [html.unescape(title) for title in shown] == [
+        declared[name] for name in names if name in declared
+    ]
+    assert len(shown) == 2
 
 
 def test_tasks_of_training_are_not_called_held_out(tmp_path: Path) -> None:

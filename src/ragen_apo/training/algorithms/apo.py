@@ -14,11 +14,12 @@ a filter chooses A*-PO's tasks before any step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ragen_apo.choices import LengthNormalization, LossForm
-from ragen_apo.config.algorithms import AlgorithmConfig, Traits
+from ragen_apo.config.algorithms import AlgorithmConfig, Monitor, Traits
 from ragen_apo.config.section import NonNegative, Positive
 from ragen_apo.training.algorithms.base import Algorithm
 
@@ -33,12 +34,20 @@ if TYPE_CHECKING:
     from ragen_apo.training.step_metrics import LossPart, StepMetrics
 
 
+RESIDUAL_MONITORS: Mapping[str, Monitor] = {
+    "residual_mean": Monitor("residual, mean"),
+    "residual_variance": Monitor("residual, variance", title="Residual variance"),
+}
 WEIGHTED = "−(advantage − β₂ Δ) Δ\nΔ = log π/π_ref"
 
 
 class ValueConfig(AlgorithmConfig):
     """What A*-PO by trajectory and by turn have in common; `values` has the options of Stage 1."""
 
+    monitors: ClassVar[Mapping[str, Monitor]] = {
+        **RESIDUAL_MONITORS,
+        "v_star_success_correlation": Monitor("correlation of V* with success"),
+    }
     beta2: Positive = 0.05
     """Weight of the log ratio to the reference."""
     advantage_clamp: Positive | None = None

@@ -12,12 +12,13 @@ count luck as skill, so in a stochastic environment only trace 1 is right and an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from ragen_apo.config.algorithms import Traits
+from ragen_apo.config.algorithms import Monitor, Traits
 from ragen_apo.config.section import Count
 from ragen_apo.training.algorithms.apo import WEIGHTED, ValueConfig, residual_metrics
 from ragen_apo.training.algorithms.base import Algorithm
@@ -41,6 +42,13 @@ class ApoTurn(ValueConfig):
         advantage="Per segment: reward + V* of the next state − V* of its own",
         has_values=True,
     )
+    monitors: ClassVar[Mapping[str, Monitor]] = {
+        **ValueConfig.monitors,
+        "num_segments_mean": Monitor("segments between states of known value, per episode"),
+        "known_turn_share": Monitor(
+            "share of turns in states of known value", title="Turns in known states", share=True
+        ),
+    }
     name: str = "apo_turn"
     trace: Annotated[float, Field(ge=0, le=1)] = 0.9
     """lambda: 0 trusts the values of states, 1 only what was earned after them. Has to be 1 in an

@@ -45,7 +45,8 @@ class ClippedRatio(Algorithm[Tensor]):
     def metrics(
         self, rollouts: Rollouts, targets: Tensor, collected: StepMetrics
     ) -> dict[str, float]:
-        return advantage_metrics(targets, rollouts, collected)
+        metrics = advantage_metrics(targets, rollouts, collected)
+        return metrics | self._settings.metrics(rollouts)
 
 
 @dataclass(frozen=True)

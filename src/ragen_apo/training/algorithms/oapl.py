@@ -28,9 +28,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ragen_apo.config.algorithms import AlgorithmConfig, Traits
+from ragen_apo.config.algorithms import AlgorithmConfig, Monitor, Traits
 from ragen_apo.config.section import Count, GroupSize, Positive, Size
+from ragen_apo.training.algorithms.apo import RESIDUAL_MONITORS
 from ragen_apo.training.algorithms.base import Algorithm
+from ragen_apo.training.algorithms.policy_gradient import ADVANTAGE_MONITORS
 from ragen_apo.training.named_tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -55,6 +57,12 @@ class Oapl(AlgorithmConfig):
         advantage="R − β₁ log mean exp(R/β₁) over the task’s rollouts",
         compares_groups=True,
     )
+    monitors: ClassVar[Mapping[str, Monitor]] = {
+        **RESIDUAL_MONITORS,
+        **ADVANTAGE_MONITORS,
+        "sampler_lag": Monitor("updates since the policy that sampled"),
+        "sampler_log_ratio_mean_abs": Monitor("log ratio to the policy that sampled, mean size"),
+    }
     name: str = "oapl"
     group_size: GroupSize = 8
     """Rollouts per task."""

@@ -12,7 +12,8 @@ token; `clipped_ratio` does the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -22,7 +23,7 @@ from ragen_apo.choices import (
     NormalizationGrouping,
     NormalizationMethod,
 )
-from ragen_apo.config.algorithms import AlgorithmConfig
+from ragen_apo.config.algorithms import AlgorithmConfig, Monitor
 from ragen_apo.config.section import (
     LARGEST,
     Count,
@@ -40,6 +41,13 @@ if TYPE_CHECKING:
     from ragen_apo.training.algorithms.base import Algorithm
     from ragen_apo.training.rollouts import Rollouts
 
+ADVANTAGE_MONITORS: Mapping[str, Monitor] = {
+    "advantage_mean": Monitor("advantage of tokens, mean"),
+    "advantage_std": Monitor(
+        "advantage of tokens, standard deviation", title="Spread of advantages"
+    ),
+}
+
 
 class RewardNormalizationConfig(Section):
     """What is done to returns before advantages are formed."""
@@ -55,6 +63,10 @@ class RewardNormalizationConfig(Section):
 class PolicyGradientConfig(AlgorithmConfig):
     """Updates, clipping, KL and entropy of a step."""
 
+    monitors: ClassVar[Mapping[str, Monitor]] = {
+        **ADVANTAGE_MONITORS,
+        "clip_fraction": Monitor("share of clipped tokens", share=True),
+    }
     group_size: Size = 1
     """Rollouts per task."""
     num_epochs: Count = 1
@@ -121,6 +133,10 @@ class PolicyGradientConfig(AlgorithmConfig):
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """An advantage for each sampled token [B, T], 0 elsewhere; no gradient."""
         raise NotImplementedError
+
+    def metrics(self, rollouts: Rollouts) -> dict[str, float]:
+        """What the algorithm reports of a step besides its advantages, by name."""
+        return {}
 
     def make(self, config: RunConfig, policy: LanguageModel) -> Algorithm:
         """The trainer's side of it, with these advantages."""

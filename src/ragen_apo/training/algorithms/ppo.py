@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from ragen_apo.config.algorithms import Traits
+from ragen_apo.config.algorithms import Monitor, Traits
 from ragen_apo.config.section import CountOrZero, LearningRate, Positive
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
@@ -47,6 +47,12 @@ class Ppo(PolicyGradientConfig):
         advantage="GAE: what followed a token, minus what the critic expected",
         has_critic=True,
     )
+    monitors: ClassVar[Mapping[str, Monitor]] = {
+        **PolicyGradientConfig.monitors,
+        "value_loss": Monitor("critic, loss"),
+        "explained_variance": Monitor("critic, explained variance", title="Critic: R² of returns"),
+        "critic_gradient_norm": Monitor("critic, gradient norm"),
+    }
     name: str = "ppo"
     critic_learning_rate: LearningRate = 1e-3
     """Peak learning rate of the critic; follows optimizer.warmup_steps and optimizer.schedule."""

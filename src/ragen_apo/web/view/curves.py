@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ragen_apo.report.panels import Panel
 from ragen_apo.report.style import compact, percent
 
 WIDTH, HEIGHT = 360, 170
@@ -19,19 +20,6 @@ BOX = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT}
 """What a template needs to know of the picture."""
 MAX_POINTS = 160
 NUM_TICKS = 4
-
-
-@dataclass(frozen=True)
-class Panel:
-    """What one picture shows."""
-
-    title: str
-    key: str
-    second: str | None = None
-    """Another metric in the same picture, such as that of the evaluations."""
-    second_title: str = "evaluation"
-    share: bool = False
-    """Between 0 and 1, written in percent."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ def curve(panel: Panel, first: Series, second: Series = ((), ())) -> Curve | Non
 
     write = percent if panel.share else compact
     lines: list[Line] = []
-    labels = ("training", panel.second_title)
+    labels = ("training", "evaluation")
     for label, whole, (own_steps, own_values) in zip(labels, (first, second), drawn, strict=True):
         if not own_steps:
             continue

@@ -13,8 +13,14 @@ from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.findings import evaluated_tasks, phase_seconds, total_seconds
 from ragen_apo.report.load import RunData, finite, pair
+from ragen_apo.report.panels import (
+    DISTILLATION_PANEL,
+    WARM_START_PANELS,
+    Panel,
+    stage_two_panels,
+)
 from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, one_line, percent
-from ragen_apo.web.view.curves import Curve, Panel, curve
+from ragen_apo.web.view.curves import Curve, curve
 from ragen_apo.web.view.folder import last_change
 from ragen_apo.web.view.growing import Metrics, Progress
 from ragen_apo.web.view.run_files import RunReader
@@ -23,24 +29,14 @@ from ragen_apo.web.view.state import RunState, state_of
 NUM_RECENT_STEPS = 10
 """Steps whose seconds say how long the others will take."""
 
-PANELS = (
-    Panel("Success rate", "success_rate", second="eval_success_rate", share=True),
-    Panel("Return per episode", "return_mean", second="eval_avg_reward"),
+MORE_PANELS = (
     Panel("Loss", "loss"),
-    Panel("KL to the reference, per episode", "kl_per_sequence"),
-    Panel("Residual variance", "residual_variance"),
-    Panel("Critic: explained variance", "explained_variance"),
-    Panel("Spread of advantages", "advantage_std"),
     Panel("Entropy per token", "entropy"),
     Panel("Turns per episode", "num_turns_mean"),
     Panel("Responses without an action", "format_error_share", share=True),
     Panel("Information of thoughts, nats", "mutual_information"),
 )
-OTHER_PANELS = (
-    ("distillation", "", Panel("Distillation: loss", "loss")),
-    ("warm_start", "copy", Panel("Copying: accuracy", "accuracy", share=True)),
-    ("warm_start", "demonstrations", Panel("Demonstrations: loss", "loss")),
-)
+"""Of Stage 2, after those that a report draws as well."""
 TOKENS_PANEL = Panel("Tokens per second in rollouts", "tokens")
 
 
@@ -119,7 +115,7 @@ def run_page(reader: RunReader, name: str) -> RunPage:
         line=line,
         tiles=tuple(_tiles(data, metrics, line)),
         notices=tuple(circumstances(data)),
-        curves=tuple(_curves(reader, name, metrics)),
+        curves=tuple(_curves(reader, name, data, metrics)),
         phases=tuple(phases),
         has_rows=metrics.num_rows > 0,
     )
@@ -207,17 +203,19 @@ def _seconds_left(data: RunData, metrics: Metrics) -> float | None:
     return (most - step) * sum(sum(values) / len(values) for values in recent)
 
 
-def _curves(reader: RunReader, name: str, metrics: Metrics) -> list[Curve]:
+def _curves(reader: RunReader, name: str, data: RunData, metrics: Metrics) -> list[Curve]:
     drawn = [
         curve(
             panel,
             metrics.series(panel.key),
-            metrics.series(panel.second) if panel.second else ((), ()),
+            metrics.series(panel.evaluation_key) if panel.evaluation_key else ((), ()),
         )
-        for panel in PANELS
+        for panel in (*stage_two_panels(data), *MORE_PANELS)
     ]
     drawn.append(curve(TOKENS_PANEL, _token_rates(metrics)))
-    for file, phase, panel in OTHER_PANELS:
+    others = [("distillation", "", DISTILLATION_PANEL)]
+    others += [("warm_start", phase, panel) for phase, panel in WARM_START_PANELS.items()]
+    for file, phase, panel in others:
         drawn.append(curve(panel, reader.metrics(name, file).series(panel.key, phase=phase)))
     return [each for each in drawn if each is not None]
 

@@ -1,0 +1,48 @@
+"""The curves over steps that the report draws and the page in the browser: which, of which metric.
+
+Consumes `RunData`; produces panels, without a picture. What an algorithm adds, its class declares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ragen_apo.report.algorithm import monitors_of
+from ragen_apo.report.load import RunData
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture: which metric, and how it is drawn."""
+
+    title: str
+    """Short enough for half of a phone's width."""
+    key: str
+    evaluation_key: str | None = None
+    """The same of the evaluations during training, in the same picture."""
+    share: bool = False
+    """Between 0 and 1, written in percent."""
+
+
+TRAINING_PANELS = (
+    Panel("Success rate", "success_rate", evaluation_key="eval_success_rate", share=True),
+    Panel("Return per episode", "return_mean", evaluation_key="eval_avg_reward"),
+    Panel("KL to the reference", "kl_per_sequence"),
+)
+"""Of every algorithm."""
+WARM_START_PANELS = {
+    "copy": Panel("Copying: accuracy", "accuracy", share=True),
+    "demonstrations": Panel("Demonstrations: loss", "loss"),
+}
+"""By phase."""
+DISTILLATION_PANEL = Panel("Distillation: loss", "loss")
+
+
+def stage_two_panels(run: RunData) -> tuple[Panel, ...]:
+    """Success, return and KL of every algorithm, then what its own class declares."""
+    own = (
+        Panel(monitor.title, key, share=monitor.share)
+        for key, monitor in monitors_of(run).items()
+        if monitor.title
+    )
+    return (*TRAINING_PANELS, *own)
