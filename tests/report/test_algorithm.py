@@ -21,10 +21,11 @@ from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
 from ragen_apo.report.slides import pipeline, slides
-from ragen_apo.report.tables import summary_csv
+from ragen_apo.report.tables import monitor_rows, summary_csv
 
 TRAITS = {name: algorithm_class(name).traits for name in ALGORITHMS}
 NAMES = {name: traits.label for name, traits in TRAITS.items()}
+MONITORS = {name: algorithm_class(name).monitors for name in ALGORITHMS}
 VALUE_ALGORITHMS = ("apo", "apo_turn")
 
 
@@ -108,13 +109,50 @@ def test_panels_that_do_not_apply_to_the_algorithm_are_absent(
     run = load_run(build_run(algorithm=algorithm))
     shown = text_of_page(run) + text_of_slides(run)
     has_values, has_critic = algorithm in VALUE_ALGORITHMS, algorithm == "ppo"
-    for words in ("V*", "Residual variance", "residual, mean", "Value store", "Stage 1"):
+    for words in ("V*", "Value store", "Stage 1"):
         assert (words in shown) == has_values, words
     for words in ("Critic", "critic, loss", "critic, explained variance"):
         assert (words in shown) == has_critic, words
-    assert ("advantage of tokens, mean" in shown) == (not has_values)
     assert "β₁" in shown or not has_values
-    assert len(titles(run)) == 6  # three of all, its own one, and two of the warm start
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_report_shows_the_monitors_that_the_algorithm_declares_and_no_others(
+    algorithm: str, build_run: Callable[..., Path]
+) -> None:
+    """The run has the metrics of all algorithms."""
+    run = load_run(build_run(algorithm=algorithm))
+    own = MONITORS[algorithm].values()
+    every = {monitor for declared in MONITORS.values() for monitor in declared.values()}
+    labels = [label for label, *_ in monitor_rows(run)]
+    assert len(labels) == len(set(labels))
+    assert [label for label in labels if label in {each.label for each in every}] == [
+        monitor.label for monitor in own
+    ]
+    common, warm_start = 3, 2
+    assert titles(run)[common:-warm_start] == [each.title for each in own if each.title]
+
+
+def test_the_rows_and_curves_of_oapl_and_of_apo_by_turn(build_run: Callable[..., Path]) -> None:
+    plain = load_run(build_run())
+    metrics = [
+        {"step": step, "sampler_lag": step - 1, "known_turn_share": 0.75} for step in range(1, 6)
+    ]
+    shown = {}
+    for algorithm in ("oapl", "apo_turn"):
+        config = {**plain.config, "algorithm": {"name": algorithm}}
+        run = dataclasses.replace(plain, config=config, metrics=metrics)
+        shown[algorithm] = (monitor_rows(run), titles(run)[3:-2])
+    assert shown == {
+        "oapl": (
+            [("updates since the policy that sampled", "0", "4")],
+            ["Residual variance", "Spread of advantages"],
+        ),
+        "apo_turn": (
+            [("share of turns in states of known value", "75.0%", "75.0%")],
+            ["Residual variance", "Turns in known states"],
+        ),
+    }
 
 
 @pytest.mark.parametrize(
@@ -125,6 +163,30 @@ def test_the_slides_say_how_often_a_step_plays_a_task(
 ) -> None:
     run = load_run(build_run(algorithm=algorithm))
     assert f"64 tasks a step, {played}" in text_of_slides(run)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "station", "subtracted", "advantage"),
+    [
+        (
+            "mean",
+            "Mean  (Stage 1)",
+            "The reference’s mean return\n4 reference episodes a task",
+            "R − the reference’s mean return (an ablation: no V*)",
+        ),
+        ("zero", "No baseline", "Nothing is subtracted from R", "R alone (an ablation: no V*)"),
+    ],
+)
+def test_no_station_of_an_ablation_says_that_there_is_a_v_star(
+    baseline: str, station: str, subtracted: str, advantage: str, build_run: Callable[..., Path]
+) -> None:
+    plain = load_run(build_run())
+    assert ("Task", "A goal in shop, in words; 397 with known V*") in pipeline(plain)
+    config = {**plain.config, "values": {**plain.config["values"], "baseline": baseline}}
+    stations = pipeline(dataclasses.replace(plain, config=config))
+    assert stations[3:5] == [(station, subtracted), ("Advantage", advantage)]
+    others = [*stations[:4], *stations[5:]]
+    assert not any("V*" in part for pair in others for part in pair)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,11 +53,26 @@ MAX_TABLE_ROWS = 6
 MAX_SLIDE_CATEGORIES = 9
 BASELINE_STATION = 4
 """The station with the baseline of a return, by which algorithms differ most."""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The two stations of A*-PO without V*."""
+
+    station: str
+    subtracted: str
+    advantage: str
+
+
 ABLATIONS = {
-    "mean": "R − the reference’s mean return (an ablation: no V*)",
-    "zero": "R alone (an ablation: no V*)",
+    "mean": Ablation(
+        "Mean  (Stage 1)",
+        "The reference’s mean return\n{samples}",
+        "R − the reference’s mean return (an ablation: no V*)",
+    ),
+    "zero": Ablation("No baseline", "Nothing is subtracted from R", "R alone (an ablation: no V*)"),
 }
-"""Advantages of A*-PO without V*, by `values.baseline`."""
+"""By `values.baseline`."""
 
 
 def slides(run: RunData) -> bytes:
@@ -107,7 +123,8 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
     traits, training = algorithm_of(run), mapping(run.config.get("training"))
     environment = run.option("environment", "name") or "the environment"
     num_tasks, steps = finite(run.value_report.get("num_tasks")), len(run.metrics)
-    known = f"; {compact(num_tasks)} with known V*" if traits.has_values and num_tasks else ""
+    has_v_star = traits.has_values and _ablation(run) is None
+    known = f"; {compact(num_tasks)} with known V*" if has_v_star and num_tasks else ""
     a_step, repeats = counted(training.get("tasks_per_step"), "task"), rollouts_per_task(run)
     often = "once each" if repeats == 1 else f"{compact(repeats)} times each"
     resume = f"{counted(steps, 'step')}; holds all that an exact resume needs"
@@ -127,6 +144,8 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
 def _baseline(run: RunData) -> tuple[str, str]:
     """Name and text of the station that a return is compared with."""
     traits, values = algorithm_of(run), mapping(run.config.get("values"))
+    if (ablation := _ablation(run)) is not None:
+        return ablation.station, ablation.subtracted.format(samples=_samples(values))
     if traits.has_values:
         beta1 = finite(values.get("beta1"))
         beta = "" if beta1 is None else f"\nβ₁ = {compact(beta1)}"
@@ -139,9 +158,14 @@ def _baseline(run: RunData) -> tuple[str, str]:
 
 
 def _advantage(run: RunData) -> str:
-    traits = algorithm_of(run)
+    ablation = _ablation(run)
+    return algorithm_of(run).advantage if ablation is None else ablation.advantage
+
+
+def _ablation(run: RunData) -> Ablation | None:
+    """What takes the place of V*, if something does."""
     chosen = str(run.option("values", "baseline"))
-    return ABLATIONS.get(chosen, traits.advantage) if traits.has_values else traits.advantage
+    return ABLATIONS.get(chosen) if algorithm_of(run).has_values else None
 
 
 def _samples(values: Mapping[str, Any]) -> str:
