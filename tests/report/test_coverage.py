@@ -40,6 +40,36 @@ def test_the_value_store_is_five_facts_in_words_and_the_rest_is_folded(
     assert html.count("share resting on one") == 1
 
 
+def test_distillation_shows_what_stage_1_found_also_where_nothing_subtracts_v_star(
+    build_run: Callable[..., Path],
+) -> None:
+    returns = {"a": [1.0, 0.0], "b": [0.0, 0.0]}
+    successes = {"a": [True, False], "b": [False, False]}
+    report = coverage_report(returns, successes, beta=0.5) | {"selection": {"kept": 2}}
+    of_apo = run_with(build_run, report)
+    config = {
+        **of_apo.config,
+        "algorithm": {"name": "grpo"},
+        "rollout_filter": {"strategy": "top_p"},
+    }
+    plain = dataclasses.replace(of_apo, config=config)
+    assert coverage_facts(plain) == coverage_rows(plain) == []
+    run = dataclasses.replace(plain, config={**config, "distillation": {"enabled": True}})
+    assert coverage_facts(run) == [
+        ("Samples", "4 of 2 tasks, 2 each"),
+        ("Solved in k samples", "pass@1 25.0%, pass@2 50.0%"),
+        ("Tasks", "50.0% never solved, 0.0% always solved"),
+        ("Return of the reference", "0.25 in the mean"),
+    ]
+    names = {name for name, _ in coverage_rows(run)}
+    assert {"share never solved", "mean return"} <= names
+    assert not names & {"mean V*", "beta1", "share resting on one", "rollout filter: kept"}
+    html = page(
+        dataclasses.replace(run, value_report=report | {"advice": "sample more"}), curves=[]
+    )
+    assert "Value store" in html and "sample more" in html
+
+
 def test_there_is_no_pass_at_16_of_two_samples(build_run: Callable[..., Path]) -> None:
     earlier = {
         "num_tasks": 2,

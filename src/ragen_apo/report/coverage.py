@@ -12,9 +12,15 @@ from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import compact, counted, decimal, percent, words
 
+OF_V_STAR = {"mean_v_star", "beta1", "mean_effective_samples", "share_resting_on_one"}
+"""Numbers that say nothing to an algorithm without V*."""
+
 
 def coverage_facts(run: RunData) -> list[tuple[str, str]]:
-    """The five facts as (name, value); empty for algorithms without V*."""
+    """The five facts as (name, value); none of V* where the algorithm has none.
+
+    Empty for a run without Stage 1.
+    """
     report = _shown_report(run)
     facts = {
         "Samples": _samples(report),
@@ -43,15 +49,17 @@ def coverage_rows(run: RunData) -> list[tuple[str, str]]:
 
 
 def _shown_report(run: RunData) -> Mapping[str, Any]:
-    """The value report, empty for algorithms without V*.
+    """The value report, empty where Stage 1 was played neither for V* nor for distillation.
 
-    Without a `rollout_filter` its counts are left out: it then counts every task as kept, and none
-    as never solved.
+    The counts of a `rollout_filter` are left out where it does not choose tasks: they then say that
+    every task was kept, and none never solved.
     """
-    if not algorithm_of(run).has_values:
+    has_values = algorithm_of(run).has_values
+    if not has_values and not run.option("distillation", "enabled"):
         return {}
-    strategy = run.option("rollout_filter", "strategy") or "none"
-    left_out = {"selection"} if strategy == "none" else set()
+    left_out = set() if has_values else {"selection", *OF_V_STAR}
+    if (run.option("rollout_filter", "strategy") or "none") == "none":
+        left_out.add("selection")
     return {key: value for key, value in run.value_report.items() if key not in left_out}
 
 
@@ -85,12 +93,13 @@ def _tasks(report: Mapping[str, Any]) -> str:
 
 
 def _returns(report: Mapping[str, Any]) -> str:
-    if finite(report.get("mean_return")) is None or finite(report.get("mean_v_star")) is None:
+    if finite(report.get("mean_return")) is None:
         return ""
+    text = f"{decimal(report['mean_return'])} in the mean"
+    if finite(report.get("mean_v_star")) is None:
+        return text
     beta = "" if finite(report.get("beta1")) is None else f" at β₁ = {compact(report['beta1'])}"
-    return (
-        f"{decimal(report['mean_return'])} in the mean; V* {decimal(report['mean_v_star'])}{beta}"
-    )
+    return f"{text}; V* {decimal(report['mean_v_star'])}{beta}"
 
 
 def _support(report: Mapping[str, Any]) -> str:
