@@ -5,7 +5,7 @@ import pytest
 from ragen_apo.agent.assembly import sampling_conditions
 from ragen_apo.errors import MissingValueError
 from ragen_apo.session import Session
-from ragen_apo.stages.stored_values import reference_values
+from ragen_apo.stages.stored_values import reference_values, selected_tasks
 from ragen_apo.stages.values import estimate_values
 from ragen_apo.values.store import ValueStore
 from tests.factories import Sayings, reference, with_keys, with_progress
@@ -22,6 +22,23 @@ def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
     (advice,) = [text for text in said.lines if text == report["advice"]]
     assert advice.startswith("No task was solved")
     assert "agent.system_prompt: rules_and_format does" in advice
+
+
+@pytest.mark.parametrize(("algorithm", "num_kept"), [("apo", 5), ("grpo", 21)])
+def test_the_report_counts_as_kept_the_tasks_that_stage_two_trains_on(
+    algorithm: str, num_kept: int, session: Session
+) -> None:
+    """A quarter of 21; without V* the filter chooses among the rollouts of each step instead."""
+    filtered = with_keys(
+        session,
+        f"--algorithm={algorithm}",
+        "--distillation.enabled=true",
+        "--rollout_filter={strategy: top_fraction, value: 0.25, statistic: mean}",
+        "--rollout_filter.zero_variance=keep",
+    )
+    model, tasks = reference(session), session.training_tasks()
+    kept = estimate_values(filtered, model, tasks)["selection"]["kept"]
+    assert kept == len(selected_tasks(filtered, model, tasks)) == num_kept
 
 
 def test_a_task_without_v_star_is_an_error_and_never_zero(session: Session) -> None:

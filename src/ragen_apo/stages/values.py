@@ -9,6 +9,7 @@ from typing import Any
 
 from ragen_apo.agent.assembly import build_proxy, sampling_conditions
 from ragen_apo.config import RunConfig
+from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.config.values import ValuesConfig
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import write_json_atomically
@@ -149,5 +150,7 @@ def _coverage(
     if (min_visits := config.algorithm.min_state_visits) is not None:
         trajectories = stored_trajectories(store, conditions, tasks)
         report |= asdict(state_coverage(trajectories, min_visits=min_visits))
-    selection = select_stored_tasks(store, conditions, tasks, config.rollout_filter)
+    # Without V* the filter chooses among the rollouts of each step, not among tasks.
+    chosen = config.rollout_filter if config.needs_values else RolloutFilterConfig()
+    selection = select_stored_tasks(store, conditions, tasks, chosen)
     return report | {"selection": asdict(selection.counts)}
