@@ -1,5 +1,6 @@
 """The project's own files agree with each other."""
 
+import ast
 import os
 import re
 import sys
@@ -133,3 +134,60 @@ def test_the_workflow_runs_what_ci_runs_on_the_oldest_and_the_newest_python() ->
     assert job["strategy"]["matrix"]["python"] == [PYTHONS[0], PYTHONS[-1]]
     assert job["steps"][-1] == {"run": ".ci/run"}
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def private_names() -> set[str]:
+    """Those that a module of the package, or an object of it, defines."""
+    names: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                names.add(node.attr)
+    return set(filter(is_private, names))
+
+
+def names_read(tree: ast.AST) -> set[str]:
+    """Of others, by an attribute, an import, or as the text that `setattr` and the like get."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            names.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("ragen_apo."):
+            names |= set(re.split("[.:]", str(node.value)))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("attr", "object")):
+            names |= {arg.value for arg in node.args[1:] if isinstance(arg, ast.Constant)}
+    return {name for name in names if isinstance(name, str)}
+
+
+def test_no_test_reads_a_private_name_of_the_package() -> None:
+    private = private_names()
+    assert "_the_algorithm_fits" in private
+    found = {
+        str(path.relative_to(ROOT)): sorted(private & names_read(ast.parse(path.read_text())))
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "store._read(1)",
+        "from ragen_apo.values.store import _read",
+        "monkeypatch.setattr(store, '_read', None)",
+        "patch.object(store, '_read')",
+        "TARGET = 'ragen_apo.values.store:_read'",
+    ],
+)
+def test_a_private_name_is_found_however_it_is_read(code: str) -> None:
+    assert "_read" in names_read(ast.parse(code))

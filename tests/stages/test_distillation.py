@@ -463,7 +463,7 @@ UPDATE = "ragen_apo.warm_start.supervised:accumulate_supervised_gradients"
 
 FAULTS = {
     "between two checkpoints of the distillation": (UPDATE, 12 + 40 + 4),
-    "at its evaluation": ("ragen_apo.stages.training:_evaluation_episodes", 1),
+    "at its evaluation": ("ragen_apo.stages.training:play_evaluation", 1),
     "after its evaluation": ("ragen_apo.stages.training:append_json_line", 1),
     "in the second distillation": ("ragen_apo.stages.distillation:sample_batches", 3),
     "after the second distillation": ("ragen_apo.stages.training:save_checkpoint", 1),

@@ -258,7 +258,7 @@ def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space(
     connections, store, conditions
 ):
     store.add_many(conditions, [(0, factories.played("a mug"))])
-    connection = store._connection
+    (connection,) = connections
     num_pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count={num_pages}")
     long = [(index, factories.played("a hat", rewards=(0.1,) * 99)) for index in range(200)]

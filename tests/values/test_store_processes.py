@@ -1,5 +1,6 @@
 """The value store under kill -9, two writers and a reader."""
 
+import contextlib
 import json
 import os
 import signal
@@ -55,7 +56,8 @@ def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, num_bef
         stored = store.sample_indices(conditions, played.task.task_id)
         assert stored in (reported, [*reported, reported[-1] + 1])
         assert store.trajectories(conditions, played.task.task_id) == [played] * len(stored)
-        assert store._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert store.add_many(conditions, [(stored[-1] + 1, played)])
 
 
@@ -86,14 +88,23 @@ def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions):
         assert store.sample_indices(conditions, played.task.task_id) == list(range(6))
 
 
+@contextlib.contextmanager
+def writing(path):
+    """Another writer in the middle of a transaction, which it commits at the end."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+        connection.execute("COMMIT")
+
+
 def test_reading_goes_on_while_another_one_writes(tmp_path, conditions):
     path, played = tmp_path / "values.sqlite", factories.played("a mug")
-    with ValueStore(path) as writer, ValueStore(path) as reader:
-        writer.add_many(conditions, [(0, played)])
-        with writer._transaction():
-            writer._insert(conditions.digest, 1, played)
-            assert reader.sample_indices(conditions, played.task.task_id) == [0]
-        assert reader.sample_indices(conditions, played.task.task_id) == [0, 1]
+    with ValueStore(path) as reader:
+        reader.add_many(conditions, [(0, played), (1, played)])
+        with writing(path) as writer:
+            writer.execute("DELETE FROM samples WHERE sample_index = 1")
+            assert reader.sample_indices(conditions, played.task.task_id) == [0, 1]
+        assert reader.sample_indices(conditions, played.task.task_id) == [0]
 
 
 @pytest.mark.parametrize("store_exists", [True, False])
@@ -114,8 +125,8 @@ def test_a_writer_waits_for_another_one(tmp_path, conditions, store_exists):
 def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, conditions, monkeypatch):
     path = tmp_path / "values.sqlite"
     monkeypatch.setattr(store_module, "BUSY_TIMEOUT_SECONDS", 0.05)
-    with ValueStore(path) as store, ValueStore(path) as waiting:
-        with store._transaction(), pytest.raises(ValueStoreError, match="Another process kept it"):
+    with ValueStore(path) as waiting:
+        with writing(path), pytest.raises(ValueStoreError, match="Another process kept it"):
             waiting.add_many(conditions, [(0, factories.played("a mug"))])
         assert waiting.add_many(conditions, [(0, factories.played("a mug"))])
 

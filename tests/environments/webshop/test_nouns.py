@@ -22,7 +22,7 @@ def tag(title: str) -> list[Tagged]:
 def test_spacys_nouns_are_its_nouns_and_proper_nouns_in_order_repeats_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nouns, "_spacy_model", lambda: tag)
+    monkeypatch.setattr(nouns, "spacy_model", lambda: tag)
     title = "Red/ADJ Cotton/NOUN shirt/NOUN by/ADP Levi/PROPN folds/VERB shirt/NOUN 2/NUM"
     assert nouns.NOUN_RULES["spacy"](title) == ("cotton", "shirt", "levi", "shirt")
 

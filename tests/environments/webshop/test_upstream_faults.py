@@ -10,6 +10,8 @@ import pytest
 
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
+from ragen_apo.environments.webshop.nouns import every_word
+from ragen_apo.environments.webshop.reward import RewardRule, RewardVariant
 
 Make = Callable[..., WebShopEnvironment]
 
@@ -115,7 +117,7 @@ def test_fault_a_pair_is_compared_instead_of_an_options_value(make_real: Make) -
     unreachable = {}
     for variant in ("upstream", "corrected"):
         environment = make_real(reward=variant)
-        rule, prices = environment._reward_rule, environment.prices()
+        rule, prices = RewardRule(RewardVariant(variant), every_word), environment.prices()
         count = 0
         for index in range(environment.num_goals):
             goal = goal_of_task(environment.goal_task(index), environment.catalog)

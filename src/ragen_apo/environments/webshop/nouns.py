@@ -50,7 +50,8 @@ def rule_nouns(title: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _spacy_model() -> Any:
+def spacy_model() -> Any:
+    """SpaCy's model, loaded once; raises EnvironmentDataError where it is not installed."""
     try:
         import spacy  # pyright: ignore[reportMissingImports]
 
@@ -65,7 +66,7 @@ def _spacy_model() -> Any:
 
 def spacy_nouns(title: str) -> tuple[str, ...]:
     """The tokens that spaCy tags as nouns or proper nouns, as upstream has it."""
-    return tuple(token.text.lower() for token in _spacy_model()(title) if token.pos_ in _NOUN_TAGS)
+    return tuple(token.text.lower() for token in spacy_model()(title) if token.pos_ in _NOUN_TAGS)
 
 
 NOUN_RULES: Final[dict[str, NounRule]] = {
