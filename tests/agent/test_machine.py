@@ -25,12 +25,22 @@ def test_deterministic_refuses_operations_that_have_no_such_algorithm() -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_deterministic_sampling_takes_the_same_tokens() -> None:
-    logprobs = torch.randn(64, 50).log_softmax(-1)
-    uniform = torch.rand(64, dtype=torch.float64)
-    before = inverse_cdf(logprobs, uniform)
-    torch.use_deterministic_algorithms(True)
-    assert torch.equal(inverse_cdf(logprobs, uniform), before)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_sampling_sums_on_the_cpu_and_takes_the_same_tokens(
+    deterministic: bool,
+) -> None:
+    """CUDA has no deterministic cumulative sum, and refuses the other one."""
+    draws = torch.Generator().manual_seed(7)
+    logprobs = torch.randn(64, 50, generator=draws).log_softmax(-1)
+    uniform = torch.rand(64, dtype=torch.float64, generator=draws)
+    expected = inverse_cdf(logprobs, uniform)
+    with PretendGpu() as gpu:
+        there = logprobs.to("cuda"), uniform.to("cuda")
+        gpu.waits.clear()
+        torch.use_deterministic_algorithms(deterministic)
+        tokens = inverse_cdf(*there)
+        assert dict(gpu.waits) == ({"to cpu": 1, "to gpu": 1} if deterministic else {})
+        assert torch.equal(tokens.cpu(), expected)
 
 
 def test_a_cpu_keeps_the_precision_of_its_products() -> None:
