@@ -142,14 +142,14 @@ def test_what_an_algorithm_trains_besides_goes_on_with_another_number_of_process
 
 def killed_in_a_pass(ranks: Ranks, run: Path) -> str:
     """The last rank is killed before its first pass with gradients, the others wait in theirs."""
-    target_logits = LanguageModel.target_logits
+    over_targets = LanguageModel.over_targets
 
-    def dying(model: LanguageModel, *arguments: torch.Tensor) -> torch.Tensor:
+    def dying(model: LanguageModel, *arguments: Any) -> tuple[torch.Tensor, ...]:
         if torch.is_grad_enabled() and ranks.rank == ranks.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return target_logits(model, *arguments)
+        return over_targets(model, *arguments)
 
-    with patch.object(LanguageModel, "target_logits", dying), pytest.raises(RanksError) as caught:
+    with patch.object(LanguageModel, "over_targets", dying), pytest.raises(RanksError) as caught:
         api.train(None, run, resume=True, progress=False)
     return str(caught.value)
 

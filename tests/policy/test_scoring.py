@@ -169,7 +169,8 @@ def in_full(
     entropy_gradients: bool,
 ) -> TokenScores:
     """The scores by their definition, with all logits at once."""
-    logits_NV = model.target_logits(token_ids_RT, mask_RT)
+    hidden_RTH = model.hidden_states(token_ids_RT, use_cache=False)
+    logits_NV = model.logits(hidden_RTH[:, :-1][mask_RT[:, 1:]])
     logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
     zeros_RT = torch.zeros(mask_RT.shape, dtype=logprobs_NV.dtype)
     chosen_N = logprobs_NV.gather(1, token_ids_RT[mask_RT][:, None])[:, 0]

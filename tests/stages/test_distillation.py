@@ -290,8 +290,13 @@ class Table:
         self.model = torch.nn.Embedding(num_tokens, num_tokens)
         torch.nn.init.zeros_(self.model.weight)
 
-    def target_logits(self, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        return self.model(ids_BT[:, :-1][targets_BT[:, 1:]])
+    def logits(self, hidden_NV: torch.Tensor) -> torch.Tensor:
+        return hidden_NV
+
+    def over_targets(
+        self, ids_BT: torch.Tensor, targets_BT: torch.Tensor, read: Callable[..., Any]
+    ) -> tuple[torch.Tensor, ...]:
+        return read(self.model(ids_BT[:, :-1][targets_BT[:, 1:]]), ids_BT[targets_BT])
 
 
 def epoch_gradient(

@@ -62,8 +62,11 @@ def test_frozen_embeddings_are_not_trained(model: LanguageModel) -> None:
     assert whole - frozen == 3 * embeddings.numel() * 4
 
 
-def moment(model: LanguageModel, name: str, *overrides: str) -> Moment:
-    (found,) = [each for each in plan(model, *overrides).moments if each.name == name]
+def moment(
+    model: LanguageModel, name: str, *overrides: str, max_turns: int | None = None
+) -> Moment:
+    moments = plan(model, *overrides, max_turns=max_turns).moments
+    (found,) = [each for each in moments if each.name == name]
     return found
 
 
@@ -158,8 +161,8 @@ def test_a_pass_over_full_contexts_keeps_no_more_than_planned(
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss = score_tokens(model, token_ids_RT, mask_RT).logprobs_BT.sum()
     loss.backward()
-    updates = plan(model, "--agent.max_response_tokens=64", max_turns=1).moments
-    (planned,) = [each.contexts for each in updates if each.name == "updates"]
+    limit = "--agent.max_response_tokens=64"
+    planned = moment(model, "updates", limit, max_turns=1).contexts
     assert sum(kept.values()) <= planned
     if not checkpointing:
         assert sum(kept.values()) >= planned / 4
@@ -172,7 +175,7 @@ def test_logits_of_a_pass_are_planned_as_the_pieces_that_it_makes(
 
     def planned(num_sampled: int) -> int:
         limit = f"--agent.max_response_tokens={num_sampled}"
-        return plan(model, limit, max_turns=1).training_pass
+        return moment(model, "updates", limit, max_turns=1).contexts
 
     assert planned(64) - planned(32) == 5 * 2 * 32 * width * 4  # two rows of float32
     monkeypatch.setattr(memory, "MAX_LOGITS", 2 * 48 * width)

@@ -101,7 +101,7 @@ def test_weight_decay_shrinks_what_is_trained_by_its_share_of_the_rate(session: 
     policy = session.load_model(session.run.reference(1))
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     start = Position(STAGE_TWO, 0)
-    trainer = make_trainer(decaying, policy, session.training_tasks(), position=start, moments={})
+    trainer = make_trainer(decaying, policy, session.training_tasks(), position=start)
     for parameter in policy.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     trainer.optimizer.update(learning_rate=0.1, max_grad_norm=1.0)

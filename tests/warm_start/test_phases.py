@@ -231,7 +231,7 @@ def test_copying_ends_once_it_is_as_accurate_as_asked_for(session: Session) -> N
     phase = copy_phase(patient, model)
     first = phase.batch(0)  # one batch again and again is soon known by heart
     phase = replace(phase, batch=lambda _: first, peak_learning_rate=3e-3)
-    run_supervised_phase(patient, model, phase, start=0, moments={})
+    run_supervised_phase(patient, model, phase, start=0)
     last = read_json_lines(session.run.warm_start)[-1]
     assert last["phase"] == "copy" and last["step"] < 500
     assert last["accuracy"] >= 0.5

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import transformers
@@ -54,8 +54,6 @@ from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
 ROPE_THETA = 10_000.0
-Result = TypeVar("Result")
-
 MAX_LOGITS = 2**26
 """Numbers in the largest tensor [n, V] of a pass over targets: 256 MiB in float32."""
 PREVIOUS_TOKEN_SHARPNESS = 5.7
@@ -134,7 +132,7 @@ class LanguageModel:
         """The body's output [R, T, H]; without a mask, attention is causal over the whole row.
 
         Rows padded on the right need no mask: a token never sees what comes after it. Weights in
-        shares have to be `whole`; `target_logits` needs no such thing.
+        shares have to be `whole`; `over_targets` needs no such thing.
         """
         with self._mode():
             return body_output(
@@ -152,13 +150,6 @@ class LanguageModel:
         with torch.autocast(self.device.type, enabled=False):
             return at_least_float32(projection(hidden_NH.to(projection.weight.dtype)))
 
-    def target_logits(self, token_ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
-        """Vocabulary logits [N, V] of the N tokens at which the mask `targets_RT` is True.
-
-        Rows are padded on the right. The first token of a row cannot be one: nothing predicts it.
-        """
-        return self._in_one_pass(lambda: self.logits(self._states_before(token_ids_RT, targets_RT)))
-
     def over_targets(
         self,
         token_ids_RT: Tensor,
@@ -170,7 +161,7 @@ class LanguageModel:
         It gets the hidden states [n, H] that predict n of them, and their tokens [n]. They are so
         few that their `logits` are at most `MAX_LOGITS` numbers; for the backward pass `read` is
         called again, unless it had all of them at once. Of each target it may use its own row only.
-        Targets are those of `target_logits`; ValueError if the first token of a row is one.
+        Rows of tokens are padded on the right. ValueError if the first token of a row is a target.
         """
         tokens_N = token_ids_RT[targets_RT]
 
@@ -182,7 +173,7 @@ class LanguageModel:
             max_rows = max(MAX_LOGITS // self.vocabulary_size, 1)
             return in_pieces(read, hidden_NH, tokens_N, max_rows=max_rows)
 
-        return self._in_one_pass(compute)
+        return compute() if self.shards is None else self.shards.run(compute)
 
     def _states_before(self, token_ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
         """The hidden states [N, H] that predict the targets."""
@@ -191,10 +182,6 @@ class LanguageModel:
         hidden_RTH = self.hidden_states(token_ids_RT, use_cache=False)
         # By numbers: a mask would be counted again in the backward pass, for which the host waits.
         return hidden_RTH[predicts_RT.nonzero(as_tuple=True)]
-
-    def _in_one_pass(self, compute: Callable[[], Result]) -> Result:
-        """What `compute` returns, which calls parts of the model; weights may be in shares."""
-        return compute() if self.shards is None else self.shards.run(compute)
 
     def shard(self, *, num_ranks: int) -> None:
         """Leaves this rank its share of the weights, from now on; see `distributed.sharding`."""

@@ -183,16 +183,14 @@ def accumulate_supervised_gradients(
     divisor = total_weight if batch_weight is None else batch_weight
     loss_sum = num_correct = sampled_sum = 0.0
     for part in parts:
-        logits_MV = model.target_logits(part.token_ids_BT, part.target_mask_BT)
-        if temperature != 1.0:
-            logits_MV = logits_MV / temperature
-        targets_M = part.token_ids_BT[part.target_mask_BT]
-        losses_M = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="none")
+        losses_M, correct_M = _losses(
+            model, part.token_ids_BT, part.target_mask_BT, temperature=temperature
+        )
         weights_M = _weights(part)
         loss = (losses_M * weights_M).sum()
         (loss / divisor).backward()
         loss_sum += loss.item()
-        num_correct += float((logits_MV.argmax(-1) == targets_M).sum())
+        num_correct += float(correct_M.sum())
         if part.sampled_logprobs_BT is not None:
             sampled_M = part.sampled_logprobs_BT[part.target_mask_BT]
             sampled_sum += float((sampled_M * weights_M).sum())
@@ -214,7 +212,24 @@ def _take_part(model: LanguageModel) -> None:
     """A pass that adds nothing to the gradients, while other ranks make one of their parts."""
     token_ids_BT = torch.full((1, 2), model.pad_id, device=model.device)
     targets_BT = torch.tensor([[False, True]], device=model.device)
-    (0.0 * model.target_logits(token_ids_BT, targets_BT).sum()).backward()
+    losses_M, _ = _losses(model, token_ids_BT, targets_BT)
+    (0.0 * losses_M.sum()).backward()
+
+
+def _losses(
+    model: LanguageModel, token_ids_BT: Tensor, target_mask_BT: Tensor, *, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of each target [M], and whether it is the likeliest token [M]."""
+
+    def read(hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+        logits_MV = model.logits(hidden_MH)
+        if temperature != 1.0:
+            logits_MV = logits_MV / temperature
+        losses_M = torch.nn.functional.cross_entropy(logits_MV, targets_M, reduction="none")
+        return losses_M, logits_MV.argmax(-1) == targets_M
+
+    losses_M, correct_M = model.over_targets(token_ids_BT, target_mask_BT, read)
+    return losses_M, correct_M
 
 
 def _weights(part: SupervisedBatch) -> Tensor:

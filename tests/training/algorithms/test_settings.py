@@ -22,10 +22,10 @@ from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
     entropy_bonus,
+    kl_loss,
     penalize_rewards,
-    token_kl,
 )
-from ragen_apo.objectives.tensors import whiten
+from ragen_apo.objectives.tensors import token_log_ratio, whiten
 from ragen_apo.objectives.turn_level import TurnLevelSettings, turn_level_loss
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import TokenScores
@@ -116,18 +116,12 @@ def penalized(
     *,
     kl_in: str = "loss",
     kl_coefficient: float = 0.0,
-    kl_estimator: Any = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Rewards [B, T] and returns [B] after the KL penalty of these options."""
     if kl_in == "loss":
         return step.rewards_BT, step.returns_B
-    kl_BT = token_kl(
-        step.old_logprobs_BT,
-        reference_logprobs_BT=step.reference_logprobs_BT,
-        mask_BT=step.mask_BT,
-        estimator=kl_estimator or "k1",
-    )
+    kl_BT = token_log_ratio(step.old_logprobs_BT, step.reference_logprobs_BT, step.mask_BT)
     rewards_BT = penalize_rewards(
         step.rewards_BT, kl_BT=kl_BT, mask_BT=step.mask_BT, coefficient=kl_coefficient
     )
@@ -144,7 +138,6 @@ def policy_term(
     aggregation: Any = "token_mean",
     kl_in: str = "loss",
     kl_coefficient: float = 0.0,
-    kl_estimator: Any = None,
     entropy_coefficient: float = 0.0,
 ) -> Tensor:
     scores, mask_BT = shifted(step), step.mask_BT
@@ -158,11 +151,10 @@ def policy_term(
         dual_clip=dual_clip,
     ).loss_BT
     if kl_in == "loss":
-        loss_BT = loss_BT + kl_coefficient * token_kl(
+        loss_BT = loss_BT + kl_coefficient * kl_loss(
             scores.logprobs_BT,
             reference_logprobs_BT=step.reference_logprobs_BT,
             mask_BT=mask_BT,
-            estimator=kl_estimator or "k2",
         )
     loss_BT = loss_BT + entropy_bonus(
         scores.entropy_BT, mask_BT=mask_BT, coefficient=entropy_coefficient
@@ -199,12 +191,6 @@ IN_LOSS, IN_REWARD = {"kl_coefficient": 0.3}, {"kl_coefficient": 0.3, "kl_in": "
         ("kl_coefficient", 0.3, {}),
         ("kl_in", "reward", IN_LOSS),
         ("kl_coefficient", 0.1, IN_REWARD),
-        ("kl_estimator", "k1", IN_LOSS),
-        ("kl_estimator", "k3", IN_LOSS),
-        ("kl_estimator", "low_variance", IN_LOSS),
-        ("kl_estimator", "absolute", IN_LOSS),
-        ("kl_estimator", "k2", IN_REWARD),
-        ("kl_estimator", "absolute", IN_REWARD),
         ("entropy_coefficient", 0.1, {}),
     ],
 )
@@ -248,7 +234,7 @@ def test_options_of_ppo(
     def values_BT() -> Tensor:
         def of(micro: MicroBatch) -> Tensor:
             samples = micro.samples
-            return micro.in_rows(critic(samples.token_ids_BT, samples.loss_mask_BT))
+            return micro.in_rows(critic(samples.token_ids_RT, samples.loss_mask_RT))
 
         return step.scored(of, size=4, what="values")
 
