@@ -26,6 +26,7 @@ from tests import factories
 from tests.chat_templates import with_template
 from tests.command_line import Command, Result
 from tests.factories import TINY_CONFIG, AlgorithmRuns, threads_restored
+from tests.hub_cache import HubCache, use_cache
 
 # A busy machine makes single examples slow; that is no failure.
 hypothesis.settings.register_profile("ragen-apo", deadline=None)
@@ -201,6 +202,12 @@ def qwen_folder(chatml_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> P
         Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubCache:
+    """An empty cache of the Hugging Face hub, which is all of the hub that there is here."""
+    return use_cache(tmp_path / "huggingface", monkeypatch)
 
 
 @pytest.fixture

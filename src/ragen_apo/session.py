@@ -29,6 +29,7 @@ from ragen_apo.files import (
     write_checksums,
 )
 from ragen_apo.policy.conversation_probe import probe_conversation
+from ragen_apo.policy.hub import hub_commit
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters, save_adapters
 from ragen_apo.policy.precision import chosen_precision
@@ -101,8 +102,10 @@ class Session:
         self._refuse_damage(Path(folder))
         if self.ranks.sharded and self.ranks.size > 1:
             gc.collect()  # models in shares refer to themselves: those let go of are still there
+        outside = not Path(folder).is_relative_to(self.run.path)
         model = load_language_model(
             folder,
+            revision=self._revision(folder) if outside else None,
             device=self.device,
             dtype=self.dtype,
             autocast=None if self.precision == "none" else getattr(torch, self.precision),
@@ -110,10 +113,34 @@ class Session:
             trust_remote_code=self.config.policy.trust_remote_code,
             max_context_tokens=self.config.agent.max_context_tokens,
         )
-        if not Path(folder).is_relative_to(self.run.path):
+        if outside:
             # Those of the run descend from one that was probed.
             probe_conversation(model, tools=[tool.schema for tool in self.environments.tools])
+            self._note_commit(model)
         return model
+
+    def _revision(self, path: Path | str) -> str | None:
+        """The commit that the run was started with, else that of the configured revision, which on
+        all ranks is the same. Of a folder the configured one, to be refused.
+        """
+        wanted = self.run.read_status().get("model_commit", self.config.policy.revision)
+        if not is_hub_name(str(path)):
+            return wanted
+        return self.ranks.from_first(lambda: hub_commit(path, revision=wanted), "asking the hub")
+
+    def _note_commit(self, model: LanguageModel) -> None:
+        """Writes down which commit of the hub the run is made from, for every later attempt."""
+        if model.commit is None or not self.ranks.is_first:
+            return
+        self.run.note(model_commit=model.commit)
+        policy = self.config.policy
+        if policy.trust_remote_code and policy.revision is None:
+            self.progress.say(
+                f"policy.trust_remote_code is on, and policy.revision is null: the code of "
+                f"{policy.path} is that of commit {model.commit}, to which this run keeps. Another "
+                "run would take whatever is newest at the hub then; to rule that out, write "
+                f"policy.revision: {model.commit}"
+            )
 
     def _refuse_damage(self, folder: Path) -> None:
         if not folder.is_relative_to(self.run.path) or not (folder / CHECKSUMS).exists():
@@ -153,12 +180,13 @@ class Session:
         They belong to the first reference, which without a warm start is the configured model.
         """
         base, is_trained = self.config.policy.path, self.config.warm_start.enabled
+        commit = self.run.read_status().get("model_commit")
         if is_trained or not is_hub_name(base):
-            base = str(self.run.reference(0).absolute())
+            base, commit = str(self.run.reference(0).absolute()), None
 
         def write(folder: Path) -> None:
             # Of the model that is whole now. No tokenizer: peft would cut the embeddings to it.
-            save_adapters(policy.model, folder, base=base)
+            save_adapters(policy.model, folder, base=base, revision=commit)
 
         self._write(policy, self.run.adapter, write)
 

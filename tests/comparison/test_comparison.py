@@ -482,6 +482,7 @@ def test_what_a_run_reached_last_holds_until_the_end() -> None:
     [
         ("{seed: 3}", "seed"),
         ("{policy: {path: m}}", "policy.path"),
+        ("{policy: {revision: v2}}", "policy.revision"),
         ("{warm_start: {}}", "warm_start"),
     ],
 )
@@ -492,6 +493,18 @@ def test_what_makes_the_shared_reference_cannot_differ_between_runs(
     (tmp_path / "compare.yaml").write_text(f"base: base.yaml\nseeds: [0]\nruns: {{a: {own}}}")
     with pytest.raises(ConfigError, match=f"run 'a': {key} cannot differ between runs"):
         load_comparison(tmp_path / "compare.yaml")
+
+
+def test_the_revision_of_a_model_is_that_of_the_reference_and_the_runs_have_a_folder(
+    tmp_path: Path,
+) -> None:
+    base = "policy: {path: a/b, revision: v2}\nwarm_start: {copy: {max_steps: 0}}"
+    (tmp_path / "base.yaml").write_text(base)
+    (tmp_path / "compare.yaml").write_text("base: base.yaml\nseeds: [0]\nruns: {a: {}}")
+    comparison = load_comparison(tmp_path / "compare.yaml")
+    assert comparison.reference(0).policy.revision == "v2"
+    policy = comparison.run("a", 0, reference=tmp_path).policy
+    assert (policy.path, policy.revision) == (str(tmp_path), None)
 
 
 def test_the_mean_over_seeds_is_of_the_same_evaluations() -> None:

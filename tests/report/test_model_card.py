@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 
 from ragen_apo.report.load import load_run
 from ragen_apo.report.model_card import model_card
+from ragen_apo.run_directory import RunDirectory
 
 
 def test_the_card_has_the_evaluation_for_the_hub_and_for_people(
@@ -32,6 +33,21 @@ def test_a_hub_name_is_the_base_model_and_a_path_is_not(build_run: Callable[...,
     for path, expected in (("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"), ("/models/mine", None)):
         config.write_text(f"{text}\n  path: {path}\n")
         assert ModelCard(model_card(load_run(directory))).data.base_model == expected
+
+
+def test_a_commit_that_was_noted_is_in_the_card_and_makes_a_lone_word_a_hub_name(
+    build_run: Callable[..., Path],
+) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    config.write_text(f"{config.read_text().rstrip()}\n  path: tiny-gpt\n")
+    card = ModelCard(model_card(load_run(directory)))
+    assert card.data.base_model is None
+    assert "at commit" not in card.text
+    RunDirectory(directory).note(model_commit="a1b2c3")
+    card = ModelCard(model_card(load_run(directory)))
+    assert card.data.base_model == "tiny-gpt"
+    assert "Training started from `tiny-gpt` at commit `a1b2c3`." in card.text
 
 
 def test_the_card_does_not_say_whose_home_directory_it_was(build_run: Callable[..., Path]) -> None:

@@ -36,7 +36,7 @@ from ragen_apo.errors import ConfigError
 
 REFERENCE = "reference"
 """Folder of the warm start beside the folders of a seed's runs."""
-SHARED = ("seed", "warm_start", "policy.path", "policy.small")
+SHARED = ("seed", "warm_start", "policy.path", "policy.revision", "policy.small")
 """Keys that make the reference, which all runs of a seed share."""
 MAX_NAME_LENGTH = 100
 """File systems take 255 bytes, and the names of files beside a run's folder are a little longer."""
@@ -119,7 +119,7 @@ class Comparison:
         """One run from that reference; `store` is that of the run in `values_of`."""
         last: dict[str, Any] = {
             "seed": seed,
-            "policy": {"path": str(reference)},
+            "policy": {"path": str(reference), "revision": None},
             "warm_start": {"enabled": False},
         }
         if store is not None:

@@ -22,6 +22,7 @@ MAX_PROBLEMS = 40
 YOUNG_KEYS = (
     "rollouts",
     "tracking",
+    "policy.revision",
     "evaluation.search",
     "machine.tf32",
     "machine.deterministic",

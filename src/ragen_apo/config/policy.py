@@ -82,6 +82,9 @@ class PolicyConfig(Section):
 
     path: str | None = None
     """A Hugging Face model folder or hub name; null builds the small model."""
+    revision: str | None = None
+    """A branch, tag or commit of a model at the hub; null: the newest. A run keeps to the commit
+    that it was started with."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model; only for models you trust. Counts when a run is
     started; later commands on the run ask for --trust-remote-code."""
@@ -91,6 +94,15 @@ class PolicyConfig(Section):
     lora: LoraConfig | None = None
     """Train low-rank adapters of a pretrained model; null trains all weights."""
     small: SmallModelConfig = SmallModelConfig()
+
+    @model_validator(mode="after")
+    def _a_revision_is_of_a_model(self) -> PolicyConfig:
+        if self.revision is not None and self.path is None:
+            raise ValueError(
+                f"revision is {self.revision!r} and path is null, so the small model is built; set "
+                "path to the name of a model at the hub, or revision to null"
+            )
+        return self
 
 
 def is_hub_name(path: object) -> bool:

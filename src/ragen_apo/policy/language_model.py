@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ragen_apo.config.policy import SmallModelConfig, is_hub_name
+from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.distributed.sharding import Shards
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.architecture import check_architecture
@@ -42,6 +42,7 @@ from ragen_apo.policy.chat_template import (
     asks_for_the_date,
     read_chat_template,
 )
+from ragen_apo.policy.hub import hub_commit, not_loaded
 from ragen_apo.policy.lora import adapters_disabled, plain_weights, update_digest
 from ragen_apo.policy.model_checks import (
     check_embeddings,
@@ -74,6 +75,8 @@ class LanguageModel:
     """Whether layers are computed again for the backward pass: slower, with less memory."""
     adapters: bool = True
     """Whether adapters act, if the model has any (see `policy.lora`)."""
+    commit: str | None = None
+    """The commit of the Hugging Face hub that it was loaded from; None for a folder."""
     shards: Shards | None = None
     """Where the weights are spread over several ranks; `model` has this one's share then."""
     template: ChatTemplate = field(init=False)
@@ -280,6 +283,7 @@ def load_language_model(
     path: str | Path,
     *,
     device: torch.device,
+    revision: str | None = None,
     dtype: torch.dtype = torch.float32,
     autocast: torch.dtype | None = None,
     gradient_checkpointing: bool = False,
@@ -288,13 +292,16 @@ def load_language_model(
 ) -> LanguageModel:
     """Loads a local folder or a hub name. Only safetensors weights are read.
 
-    Raises ModelError with the missing part: configuration, weights, tokenizer or chat template; and
+    All parts of a model of the hub are of one commit: that of `revision`, or the newest. Raises
+    ModelError with the missing part: configuration, weights, tokenizer or chat template; and
     what `check_architecture` raises for contexts of `max_context_tokens`, None for any length.
     """
+    commit = hub_commit(path, revision=revision)
     try:
         # With `output_loading_info` it returns a pair, which its types do not say.
         found: Any = AutoModelForCausalLM.from_pretrained(
             path,
+            revision=commit,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -310,59 +317,45 @@ def load_language_model(
                 f"the weights in '{path}' are not a whole safetensors file: {error}. "
                 "The file was cut off or overwritten; copy or train it again."
             ) from error
-        raise _not_loaded(path, error) from error
+        raise not_loaded(path, error, revision=revision) from error
     refuse_foreign_weights(path, loading)
-    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(path, revision=commit, trust_remote_code=trust_remote_code)
     check_architecture(model.config, path, max_context_tokens=max_context_tokens)
     torch.nn.Module.to(model, device)
     loaded = LanguageModel(
-        model.eval(), tokenizer, autocast, gradient_checkpointing=gradient_checkpointing
+        model.eval(),
+        tokenizer,
+        autocast,
+        gradient_checkpointing=gradient_checkpointing,
+        commit=commit,
     )
     num_tokens = loaded.vocabulary_size
     check_embeddings(path, loaded.template, end_ids=loaded.end_ids, num_tokens=num_tokens)
     return loaded
 
 
-def check_model(path: str | Path, *, max_context_tokens: int, trust_remote_code: bool) -> None:
+def check_model(
+    path: str | Path,
+    *,
+    max_context_tokens: int,
+    trust_remote_code: bool,
+    revision: str | None = None,
+) -> None:
     """Checks a model before its weights are loaded; a hub name is looked up at the hub.
 
-    Raises ModelError for a model that is not there or has no tokenizer, and what
-    `check_architecture` raises.
+    Raises ModelError for a model that is not there or has no tokenizer, and what `hub_commit` and
+    `check_architecture` raise.
     """
     _check_folder(path)
+    commit = hub_commit(path, revision=revision)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(
+            path, revision=commit, trust_remote_code=trust_remote_code
+        )
     except Exception as error:
         # A faulty config.json raises many types of exception.
-        raise _not_loaded(path, error) from error
+        raise not_loaded(path, error, revision=revision) from error
     check_architecture(config, path, max_context_tokens=max_context_tokens)
-
-
-def _not_loaded(path: str | Path, error: Exception) -> ModelError:
-    reason = " ".join(str(error).split()).rstrip(".")
-    if not isinstance(error, OSError | ValueError):
-        reason = f"{type(error).__name__}: {reason}"
-    is_at_hub = is_hub_name(str(path))
-    if not Path(path).exists() and not is_at_hub:
-        reason = "there is no such folder"
-    if "trust_remote_code" in reason:
-        return ModelError(
-            f"'{path}' comes with Python code of its own, which runs only if you say so: "
-            "policy.trust_remote_code: true in the configuration of a new run, "
-            "--trust-remote-code for a run that exists. Do so only where you trust whoever made it"
-        )
-    message = f"no causal language model could be loaded from '{path}': "
-    if not is_at_hub:
-        return ModelError(
-            f"{message}{reason}. Expected a folder written by save_pretrained (config.json, "
-            "model.safetensors) or a hub name such as Qwen/Qwen2.5-1.5B-Instruct."
-        )
-    return ModelError(
-        f"{message}there is no such folder; check the path. If a model of the Hugging Face hub is "
-        f"meant: {reason}. Check its name and the network (HF_HUB_OFFLINE, proxies; `hf auth "
-        f"login` for a gated model), or fetch it elsewhere with `hf download {path} --local-dir "
-        "FOLDER` and set policy.path to FOLDER."
-    )
 
 
 def _check_folder(path: str | Path) -> None:
@@ -373,11 +366,16 @@ def _check_folder(path: str | Path) -> None:
         )
 
 
-def load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path: str | Path, *, trust_remote_code: bool, revision: str | None = None
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub name; ModelError if there is none that can be read."""
     _check_folder(path)
+    commit = hub_commit(path, revision=revision)
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            path, revision=commit, trust_remote_code=trust_remote_code
+        )
     except Exception as error:
         # A tokenizer.json of another program fails in its own way.
         raise ModelError(

@@ -209,15 +209,17 @@ def adapter_settings(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def save_adapters(model: nn.Module, folder: Path, *, base: str | None = None) -> None:
+def save_adapters(
+    model: nn.Module, folder: Path, *, base: str | None = None, revision: str | None = None
+) -> None:
     """Writes the adapters to a folder as peft does: settings and safetensors.
 
-    `base` is the folder, or name at a hub, of the model that they were added to, for
-    `AutoPeftModelForCausalLM`, which loads both.
+    `base` is the folder, or name at a hub and there its `revision`, of the model that they were
+    added to, for `AutoPeftModelForCausalLM`, which loads both.
     """
     tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / "adapter_model.safetensors")
-    settings = adapter_settings(model) | {"base_model_name_or_path": base}
+    settings = adapter_settings(model) | {"base_model_name_or_path": base, "revision": revision}
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 

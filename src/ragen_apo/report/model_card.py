@@ -39,8 +39,7 @@ def model_card(run: RunData) -> str:
 
 {_table(run)}
 
-The model reads and writes with the chat template that its tokenizer has. It answers every message
-with {_response_form(run)}.
+{_usage(run)}
 
 Trained with ragen-apo from this configuration:
 
@@ -71,10 +70,8 @@ def _metadata(run: RunData, environment: str) -> str:
         metric_name="success rate",
         metric_value=rate,
     )
-    base = run.option("policy", "path")
-    is_published = is_hub_name(base) and "/" in base  # a lone word may be a folder that has gone
     data = ModelCardData(
-        base_model=base if is_published else None,
+        base_model=_base_model(run),
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=tags if algorithm is None else [*tags, algorithm.name],
@@ -82,6 +79,23 @@ def _metadata(run: RunData, environment: str) -> str:
         eval_results=None if rate is None else [evaluation],
     )
     return data.to_yaml().strip()
+
+
+def _base_model(run: RunData) -> str | None:
+    """The hub's name of the model that training started from, if it is one."""
+    base = run.option("policy", "path")
+    # Where no commit was noted, a lone word may be a folder that has gone.
+    is_of_hub = is_hub_name(base) and ("/" in base or "model_commit" in run.record)
+    return base if is_of_hub else None
+
+
+def _usage(run: RunData) -> str:
+    base, commit = _base_model(run), run.record.get("model_commit")
+    origin = f"Training started from `{base}` at commit `{commit}`.\n\n" if base and commit else ""
+    return (
+        f"{origin}The model reads and writes with the chat template that its tokenizer has. It "
+        f"answers every message\nwith {_response_form(run)}."
+    )
 
 
 def _table(run: RunData) -> str:

@@ -46,6 +46,7 @@ def check_start(config: RunConfig) -> None:
             config.policy.path,
             max_context_tokens=config.agent.max_context_tokens,
             trust_remote_code=config.policy.trust_remote_code,
+            revision=config.policy.revision,
         )
         _check_template(config, config.policy.path)
         if config.rollouts.engine == "vllm":  # one of a small model is started after it was made
@@ -57,8 +58,10 @@ def check_start(config: RunConfig) -> None:
 def _check_template(config: RunConfig, path: str) -> None:
     """Raises ModelError for a chat template that tools cannot be called with."""
     if config.agent.calls_tools:
-        trust = config.policy.trust_remote_code
-        tokenizer = load_tokenizer(path, trust_remote_code=trust)
+        policy = config.policy
+        tokenizer = load_tokenizer(
+            path, trust_remote_code=policy.trust_remote_code, revision=policy.revision
+        )
         environments = build_environments(config.environment, config.agent)
         context_of_tokenizer(config.agent, tokenizer, environments)
 

@@ -101,9 +101,10 @@ def _tokenizer(
             raise RunDirectoryError(f"{run.path} has no model yet; leave --run out, or train it")
         return load_tokenizer(found, trust_remote_code=trust)
     if config.policy.path is not None:
+        path, revision = config.policy.path, config.policy.revision
         length = config.agent.max_context_tokens
-        check_model(config.policy.path, max_context_tokens=length, trust_remote_code=trust)
-        return load_tokenizer(config.policy.path, trust_remote_code=trust)
+        check_model(path, max_context_tokens=length, trust_remote_code=trust, revision=revision)
+        return load_tokenizer(path, trust_remote_code=trust, revision=revision)
     demonstrations = config.warm_start.demonstrations
     texts = tokenizer_texts(demonstrations, environments, seed=config.seed)
     return train_tokenizer(texts, vocab_size=config.policy.small.vocab_size)

@@ -1,0 +1,65 @@
+"""Models at the Hugging Face hub: which commit a name stands for, and what is said without one.
+
+The hub's own client asks, so its cache, HF_HUB_OFFLINE, HF_ENDPOINT and tokens count as elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+
+from ragen_apo.config.policy import is_hub_name
+from ragen_apo.errors import ModelError
+
+
+def hub_commit(path: str | Path, *, revision: str | None) -> str | None:
+    """The commit that a branch, tag or commit of a model is; None for what is no hub name.
+
+    Without a revision it is the newest. Raises ModelError where the hub and its cache have none,
+    and for a revision of a folder on this machine.
+    """
+    if is_hub_name(str(path)):
+        try:
+            config = hf_hub_download(str(path), "config.json", revision=revision)
+        except Exception as error:
+            # Of the hub's client, of its HTTP library and of its validators.
+            raise not_loaded(path, error, revision=revision) from error
+        return Path(config).parent.name  # snapshots/COMMIT/config.json
+    if revision is not None and Path(path).exists():
+        raise ModelError(
+            f"policy.revision: '{path}' is on this machine, and {revision!r} would be a revision "
+            "of a model at the Hugging Face hub. Set policy.revision to null to take what is here, "
+            "or move it: a name counts as the hub's only where no folder has it"
+        )
+    return None
+
+
+def not_loaded(path: str | Path, error: Exception, *, revision: str | None = None) -> ModelError:
+    """The error for a model that is not there, or cannot be read."""
+    reason = " ".join(str(error).split()).rstrip(".")
+    if not isinstance(error, OSError | ValueError):
+        reason = f"{type(error).__name__}: {reason}"
+    is_at_hub = is_hub_name(str(path))
+    if not Path(path).exists() and not is_at_hub:
+        reason = "there is no such folder"
+    if "trust_remote_code" in reason:
+        return ModelError(
+            f"'{path}' comes with Python code of its own, which runs only if you say so: "
+            "policy.trust_remote_code: true in the configuration of a new run, "
+            "--trust-remote-code for a run that exists. Do so only where you trust whoever made it"
+        )
+    of_revision = f" at revision '{revision}'" if revision else ""
+    message = f"no causal language model could be loaded from '{path}'{of_revision}: "
+    if not is_at_hub:
+        return ModelError(
+            f"{message}{reason}. Expected a folder written by save_pretrained (config.json, "
+            "model.safetensors) or a hub name such as Qwen/Qwen2.5-1.5B-Instruct."
+        )
+    asked = f"{path} --revision {revision}" if revision else path
+    return ModelError(
+        f"{message}there is no such folder; check the path. If a model of the Hugging Face hub is "
+        f"meant: {reason}. Check its name{', its revision' if revision else ''} and the network "
+        f"(HF_HUB_OFFLINE, proxies; `hf auth login` for a gated model), or fetch it elsewhere with "
+        f"`hf download {asked} --local-dir FOLDER` and set policy.path to FOLDER."
+    )

@@ -1,0 +1,102 @@
+"""Models of the Hugging Face hub, read from its cache: which commit is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ragen_apo.errors import ModelError
+from ragen_apo.policy.hub import hub_commit
+from ragen_apo.policy.language_model import check_model, load_language_model, load_tokenizer
+from tests.hub_cache import COMMITS, HubCache
+
+NAME = "me/tiny"
+OLD, NEW = COMMITS
+CPU = torch.device("cpu")
+CODE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+class OwnConfig(Qwen2Config):
+    model_type = "own"
+
+class OwnModel(Qwen2ForCausalLM):
+    config_class = OwnConfig
+    mark = "{mark}"
+"""
+
+
+@pytest.fixture
+def two_commits(hub_cache: HubCache, qwen_folder: Path) -> dict[str, Path]:
+    """A model with two commits, whose weights and templates differ; `main` is the old one."""
+    folders = {
+        OLD: hub_cache.add(NAME, qwen_folder, commit=OLD),
+        NEW: hub_cache.add(NAME, qwen_folder, commit=NEW, refs=("v2",)),
+    }
+    weights = load_file(folders[NEW] / "model.safetensors")
+    weights["model.norm.weight"] += 0.5
+    save_file(weights, folders[NEW] / "model.safetensors", metadata={"format": "pt"})
+    template = folders[NEW] / "chat_template.jinja"
+    template.write_text(template.read_text().replace("You are a helpful", "You are another"))
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("revision", "commit"), [(None, OLD), ("main", OLD), ("v2", NEW), (NEW, NEW)]
+)
+def test_weights_and_tokenizer_are_those_of_the_revision(
+    revision: str | None, commit: str, two_commits: dict[str, Path]
+) -> None:
+    model = load_language_model(NAME, device=CPU, revision=revision)
+    assert model.commit == commit == hub_commit(NAME, revision=revision)
+    assert model.fingerprint() == load_language_model(two_commits[commit], device=CPU).fingerprint()
+    tokenizer = load_tokenizer(NAME, trust_remote_code=False, revision=revision)
+    assert ("another" in str(tokenizer.chat_template)) == (commit == NEW)
+
+
+def test_the_configuration_that_is_checked_is_that_of_the_revision(
+    two_commits: dict[str, Path],
+) -> None:
+    config = two_commits[NEW] / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 64}))
+    check_model(NAME, max_context_tokens=128, trust_remote_code=False)
+    with pytest.raises(Exception, match="at most 64 tokens"):
+        check_model(NAME, max_context_tokens=128, trust_remote_code=False, revision="v2")
+
+
+def test_the_code_of_a_model_is_that_of_the_revision(two_commits: dict[str, Path]) -> None:
+    for commit, folder in two_commits.items():
+        config = json.loads((folder / "config.json").read_text()) | {"model_type": "own"}
+        names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+        (folder / "config.json").write_text(json.dumps(config | {"auto_map": names}))
+        (folder / "own.py").write_text(CODE.format(mark=commit))
+    for revision, commit in (("v2", NEW), (None, OLD)):
+        model = load_language_model(NAME, device=CPU, revision=revision, trust_remote_code=True)
+        assert getattr(model.model, "mark", None) == commit
+
+
+def loaders(path: str | Path, revision: str) -> list[Callable[[], object]]:
+    return [
+        lambda: load_language_model(path, device=CPU, revision=revision),
+        lambda: check_model(path, max_context_tokens=8, trust_remote_code=False, revision=revision),
+        lambda: load_tokenizer(path, trust_remote_code=False, revision=revision),
+    ]
+
+
+def test_a_revision_that_is_not_there_is_named(two_commits: dict[str, Path]) -> None:
+    for load in loaders(NAME, "v9"):
+        with pytest.raises(ModelError, match=re.escape(f"from '{NAME}' at revision 'v9'")) as error:
+            load()
+        assert f"hf download {NAME} --revision v9 --local-dir FOLDER" in str(error.value)
+
+
+def test_a_folder_has_no_revisions(qwen_folder: Path) -> None:
+    for load in loaders(qwen_folder, "main"):
+        with pytest.raises(ModelError, match="policy.revision.*on this machine.*'main'.*to null"):
+            load()
+    assert load_language_model(qwen_folder, device=CPU).commit is None
