@@ -87,6 +87,16 @@ def test_options_of_the_environment_are_numbers_in_the_same_notation() -> None:
     }
 
 
+def test_lists_and_mappings_are_written_on_the_command_line_as_in_a_file() -> None:
+    text = "warm_start: {enabled: false}\npolicy: {path: m, lora: {}}"
+    lora = parse(text, "--policy.lora.target_modules", "[q_proj, v_proj]").policy.lora
+    assert lora == LoraConfig(target_modules=["q_proj", "v_proj"])
+    lora = parse(text, "--policy.lora.target_modules", "q_proj").policy.lora
+    assert lora == LoraConfig(target_modules=["q_proj"])
+    told = parse(text, "--agent.template_options", "{a: 1}", "--agent.template_options.b", "[x]")
+    assert told.agent.template_options == {"a": 1, "b": ["x"]}
+
+
 def test_adapters_are_off_by_default_and_an_empty_section_means_their_defaults() -> None:
     pretrained = "warm_start: {enabled: false}\npolicy: {path: m"
     assert parse(f"{pretrained}}}").policy.lora is None

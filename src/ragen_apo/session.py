@@ -112,6 +112,7 @@ class Session:
             gradient_checkpointing=self.config.machine.gradient_checkpointing,
             trust_remote_code=self.config.policy.trust_remote_code,
             max_context_tokens=self.config.agent.max_context_tokens,
+            template_options=self.config.agent.template_options,
         )
         if outside:
             # Those of the run descend from one that was probed.

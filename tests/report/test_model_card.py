@@ -50,6 +50,15 @@ def test_a_commit_that_was_noted_is_in_the_card_and_makes_a_lone_word_a_hub_name
     assert "Training started from `tiny-gpt` at commit `a1b2c3`." in card.text
 
 
+def test_the_card_says_what_the_template_is_told(build_run: Callable[..., Path]) -> None:
+    directory = build_run()
+    config = directory / "config.yaml"
+    told = "agent:\n  template_options: {enable_thinking: false, effort: low}\n"
+    config.write_text(f"{config.read_text().rstrip()}\n{told}")
+    text = ModelCard(model_card(load_run(directory))).text
+    assert 'It is told `enable_thinking = false, effort = "low"` unless you say otherwise.' in text
+
+
 def test_the_card_does_not_say_whose_home_directory_it_was(build_run: Callable[..., Path]) -> None:
     directory = build_run()
     config = directory / "config.yaml"

@@ -6,6 +6,7 @@ Each is a function of `ragen_apo.api` with its arguments checked and its result 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -294,9 +295,12 @@ def show_prompt(
     from ragen_apo import api
     from ragen_apo.config import load_config
 
-    shown = api.show_prompt(load_config(config, overrides), run=run, task=task)
+    chosen = load_config(config, overrides)
+    shown = api.show_prompt(chosen, run=run, task=task)
     played = shown.trajectory
     print(printable(f"task {played.task.task_id}: {played.task.instruction}"))
+    if options := chosen.agent.template_options:
+        print(printable(f"agent.template_options: {json.dumps(options)}"))
     print(f"{shown.policy}: {len(played.turns)} turns, return {played.episode_return:+.2f}")
     for number, tokens in enumerate(shown.contexts, 1):
         num_trained = sum(token.is_trained for token in tokens)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ragen_apo.choices import ResponseFormat
-from ragen_apo.config.section import Penalty, Section, Size
+from ragen_apo.config.section import Penalty, Section, Size, require_json
+
+_FILLED_IN = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "raise_exception",
+    "strftime_now",
+)
+
+
+def is_reserved_for_template(name: str) -> bool:
+    """Whether a chat template gets this name from the agent, from transformers or the tokenizer."""
+    return name in _FILLED_IN or name.endswith("_token")
 
 
 class ContextConfig(Section):
@@ -57,12 +72,26 @@ class AgentConfig(Section):
     system_prompt: str = "none"
     """`none`; `rules` (the environment's rules); `rules_and_format` (these, and the form of a
     response, which a model without a warm start has to be told); or the text itself."""
+    template_options: dict[str, Any] = Field(default={})
+    """What the chat template of a model in `policy.path` is told besides the conversation, such as
+    {enable_thinking: false} for Qwen3; the models that a run writes keep it as their default."""
     context: ContextConfig = ContextConfig()
 
     @property
     def calls_tools(self) -> bool:
         """Whether a response is a call of a tool."""
         return self.response_format == "tool_call"
+
+    @model_validator(mode="after")
+    def _template_options_are_free_names(self) -> AgentConfig:
+        require_json(self.template_options)
+        for name in self.template_options:
+            if is_reserved_for_template(name):
+                raise ValueError(
+                    f"template_options names {name!r}, which every template is given already; "
+                    "expected an option of the model's own template, such as enable_thinking"
+                )
+        return self
 
     @model_validator(mode="after")
     def _a_response_fits(self) -> AgentConfig:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, model_validator
 
 from ragen_apo.config.references import with_absolute_path, with_absolute_paths
-from ragen_apo.config.section import Section
+from ragen_apo.config.section import Section, require_json
 
 
 class EnvironmentConfig(Section):
@@ -32,13 +31,7 @@ class EnvironmentConfig(Section):
 
     @model_validator(mode="after")
     def _options_are_json_values(self) -> EnvironmentConfig:
-        try:
-            json.dumps(self.options, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"options must be made of text, finite numbers, true, false, null, lists and "
-                f"mappings: {error}"
-            ) from error
+        require_json(self.options)
         return self
 
     @property

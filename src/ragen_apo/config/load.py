@@ -23,6 +23,7 @@ YOUNG_KEYS = (
     "rollouts",
     "tracking",
     "policy.revision",
+    "agent.template_options",
     "evaluation.search",
     "machine.tf32",
     "machine.deterministic",

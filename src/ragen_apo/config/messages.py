@@ -65,7 +65,9 @@ class Key:
     @property
     def holds_text(self) -> bool:
         """True where any text is valid."""
-        return self.field.annotation is str or str in get_args(self.field.annotation)
+        annotation: Any = self.field.annotation
+        is_collection = get_origin(annotation) in (dict, list)
+        return annotation is str or (not is_collection and str in get_args(annotation))
 
 
 def _is_section(annotation: Any) -> bool:

@@ -13,15 +13,18 @@ from ragen_apo.config.messages import Key, shown, suggestion
 from ragen_apo.config.yaml_text import MAX_DEPTH, parse_yaml
 from ragen_apo.errors import ConfigError
 
+OPEN = ("environment.", "agent.template_options.")
+"""Where the names of keys are somebody else's."""
+
 
 def parse_overrides(
     tokens: Sequence[str], *, keys: Mapping[str, Key]
 ) -> tuple[dict[str, Any], list[str]]:
     """The overrides as nested mappings, and one sentence for each token that cannot be used.
 
-    `keys` are the known keys written with dots; below `environment` every key is accepted. Of two
-    overrides of one key the last counts. Values are YAML, except where the key holds text: there
-    whatever YAML would read as something else is taken as it stands.
+    `keys` are the known keys written with dots; below those of `OPEN` every key is accepted. Of
+    two overrides of one key the last counts. Values are YAML, except where the key holds text:
+    there whatever YAML would read as something else is taken as it stands.
     """
     changes: dict[str, Any] = {}
     problems: list[str] = []
@@ -38,7 +41,7 @@ def parse_overrides(
                 problems.append(f"{token}: no value; write {token} VALUE")
                 continue
             text = remaining.pop(0)
-        if path not in keys and not path.startswith("environment."):
+        if path not in keys and not path.startswith(OPEN):
             problems.append(f"--{name}: unknown key; {suggestion(path, list(keys))}")
             continue
         if path.count(".") >= MAX_DEPTH:

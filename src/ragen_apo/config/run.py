@@ -135,6 +135,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _template_options_have_a_template(self) -> RunConfig:
+        if self.agent.template_options and self.policy.path is None:
+            raise ValueError(
+                "agent.template_options are for the chat template of a pretrained model, and "
+                "policy.path names none; set policy.path, or agent.template_options to {}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pretrained_weights_are_kept(self) -> RunConfig:
         warm_start = self.warm_start
         copies = warm_start.enabled and warm_start.copy_curriculum.max_steps > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -15,6 +16,17 @@ def whole_number(value: Any) -> Any:
 def one_or_more(value: Any) -> Any:
     """Reads a single text as a list of one."""
     return [value] if isinstance(value, str) else value
+
+
+def require_json(values: Any) -> None:
+    """Raises ValueError for what no file of a run could keep."""
+    try:
+        json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            "options must be made of text, finite numbers, true, false, null, lists and mappings: "
+            f"{error}"
+        ) from error
 
 
 LARGEST = 1_000_000_000

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -51,6 +51,7 @@ from ragen_apo.policy.model_checks import (
 )
 from ragen_apo.policy.packed_weights import packed_weights
 from ragen_apo.policy.passes import at_least_float32, body_output, decoder_layers, in_pieces
+from ragen_apo.policy.template_options import set_template_options
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
 
@@ -289,12 +290,14 @@ def load_language_model(
     gradient_checkpointing: bool = False,
     trust_remote_code: bool = False,
     max_context_tokens: int | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
     """Loads a local folder or a hub name. Only safetensors weights are read.
 
     All parts of a model of the hub are of one commit: that of `revision`, or the newest. Raises
-    ModelError with the missing part: configuration, weights, tokenizer or chat template; and
-    what `check_architecture` raises for contexts of `max_context_tokens`, None for any length.
+    ModelError with the missing part: configuration, weights, tokenizer or chat template; what
+    `check_architecture` raises for contexts of `max_context_tokens`, None for any length; and what
+    `set_template_options` does.
     """
     commit = hub_commit(path, revision=revision)
     try:
@@ -319,7 +322,12 @@ def load_language_model(
             ) from error
         raise not_loaded(path, error, revision=revision) from error
     refuse_foreign_weights(path, loading)
-    tokenizer = load_tokenizer(path, revision=commit, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(
+        path,
+        revision=commit,
+        trust_remote_code=trust_remote_code,
+        template_options=template_options,
+    )
     check_architecture(model.config, path, max_context_tokens=max_context_tokens)
     torch.nn.Module.to(model, device)
     loaded = LanguageModel(
@@ -367,13 +375,20 @@ def _check_folder(path: str | Path) -> None:
 
 
 def load_tokenizer(
-    path: str | Path, *, trust_remote_code: bool, revision: str | None = None
+    path: str | Path,
+    *,
+    trust_remote_code: bool,
+    revision: str | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub name; ModelError if there is none that can be read."""
+    """The tokenizer of a folder or hub name; ModelError if there is none that can be read.
+
+    `template_options` are written into its chat template; see `set_template_options`.
+    """
     _check_folder(path)
     commit = hub_commit(path, revision=revision)
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             path, revision=commit, trust_remote_code=trust_remote_code
         )
     except Exception as error:
@@ -382,6 +397,8 @@ def load_tokenizer(
             f"no tokenizer could be loaded from '{path}' ({type(error).__name__}: {error}); copy "
             "the model's tokenizer files again"
         ) from error
+    set_template_options(tokenizer, template_options or {})
+    return tokenizer
 
 
 def build_small_model(

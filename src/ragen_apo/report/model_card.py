@@ -6,6 +6,7 @@ the report.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -90,11 +91,15 @@ def _base_model(run: RunData) -> str | None:
 
 
 def _usage(run: RunData) -> str:
+    """What the model was made from, and how it is talked to."""
     base, commit = _base_model(run), run.record.get("model_commit")
     origin = f"Training started from `{base}` at commit `{commit}`.\n\n" if base and commit else ""
+    options = mapping(run.option("agent", "template_options"))
+    told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
+    default = f" It is told `{one_line(told)}` unless you say otherwise." if told else ""
     return (
-        f"{origin}The model reads and writes with the chat template that its tokenizer has. It "
-        f"answers every message\nwith {_response_form(run)}."
+        f"{origin}The model reads and writes with the chat template that its tokenizer has."
+        f"{default} It answers every message\nwith {_response_form(run)}."
     )
 
 

@@ -56,11 +56,15 @@ def check_start(config: RunConfig) -> None:
 
 
 def _check_template(config: RunConfig, path: str) -> None:
-    """Raises ModelError for a chat template that tools cannot be called with."""
-    if config.agent.calls_tools:
-        policy = config.policy
+    """Raises ModelError for a chat template that tools cannot be called with, or that does not read
+    what it should be told.
+    """
+    if config.agent.calls_tools or config.agent.template_options:
         tokenizer = load_tokenizer(
-            path, trust_remote_code=policy.trust_remote_code, revision=policy.revision
+            path,
+            trust_remote_code=config.policy.trust_remote_code,
+            revision=config.policy.revision,
+            template_options=config.agent.template_options,
         )
         environments = build_environments(config.environment, config.agent)
         context_of_tokenizer(config.agent, tokenizer, environments)

@@ -93,18 +93,20 @@ def _scripted_policy(config: RunConfig, environments: EnvironmentManager) -> str
 def _tokenizer(
     config: RunConfig, environments: EnvironmentManager, run: RunDirectory | None
 ) -> PreTrainedTokenizerBase:
-    trust = config.policy.trust_remote_code
+    trust, options = config.policy.trust_remote_code, config.agent.template_options
     if run is not None:
         folders = (run.policy, run.distilled, run.reference(0), run.initial)
         found = next((folder for folder in folders if folder.exists()), None)
         if found is None:
             raise RunDirectoryError(f"{run.path} has no model yet; leave --run out, or train it")
-        return load_tokenizer(found, trust_remote_code=trust)
+        return load_tokenizer(found, trust_remote_code=trust, template_options=options)
     if config.policy.path is not None:
         path, revision = config.policy.path, config.policy.revision
         length = config.agent.max_context_tokens
         check_model(path, max_context_tokens=length, trust_remote_code=trust, revision=revision)
-        return load_tokenizer(path, trust_remote_code=trust, revision=revision)
+        return load_tokenizer(
+            path, trust_remote_code=trust, revision=revision, template_options=options
+        )
     demonstrations = config.warm_start.demonstrations
     texts = tokenizer_texts(demonstrations, environments, seed=config.seed)
     return train_tokenizer(texts, vocab_size=config.policy.small.vocab_size)
