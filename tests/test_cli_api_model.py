@@ -53,6 +53,27 @@ def test_the_command_that_a_hint_names_goes_on_without_asking_again(command: Com
         assert len(server.requests) == asked
 
 
+EXTRA = '{"chat_template_kwargs": {"enable_thinking": false}}'
+
+
+def test_further_keys_of_requests_are_json_and_in_the_hint(command: Command) -> None:
+    options = ("--out", "out", "--extra-body", EXTRA)
+    with serving(perfect_shopper) as server:
+        start = ("evaluate", "--api-model", "tiny", "--base-url", server.url, *SHOP)
+        result = command(*start, *options)
+        assert result.status == 0, result.err
+        asked = len(server.requests)
+        assert server.requests[0]["chat_template_kwargs"] == {"enable_thinking": False}
+        Path("out/evaluation/results.json").unlink()
+        refused = command("report", "out")
+        hint = re.search("Run `ragen-apo (.*)` first", refused.err.replace("\n", " "))
+        assert hint is not None, refused.err
+        assert command(*shlex.split(hint[1])).status == 0
+        assert len(server.requests) == asked
+    for text in ("{", "[1]", "low"):
+        assert_refused(command(*start, "--extra-body", text), "--extra-body takes a JSON object")
+
+
 def test_the_sections_of_a_configuration_are_used(command: Command, config: Path) -> None:
     """The tiny configuration: the shop with 24 products, 3 turns, 5 episodes of split test."""
     arguments = ("--config", config, "--out", "out", "--temperature", "0.5", "--max-tokens", "9")

@@ -13,6 +13,7 @@ Everything raised on purpose is a RagenApoError. Heavy libraries are imported wh
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -240,7 +241,7 @@ def evaluate(
         return evaluate_run(config, opened.files, progress=shown)
 
 
-def evaluate_api(
+def evaluate_api(  # noqa: PLR0913 (the options of a server)
     model: str,
     out: Path | str,
     *,
@@ -248,6 +249,7 @@ def evaluate_api(
     config: Configuration | None = None,
     environment: Environment | None = None,
     max_tokens: int = 512,
+    extra_body: Mapping[str, Any] | None = None,
     concurrency: int = 8,
     timeout_seconds: float = 300.0,
     api_key_env: str | None = None,
@@ -268,6 +270,8 @@ def evaluate_api(
             the defaults.
         environment: as for `train`.
         max_tokens: tokens of an answer at most.
+        extra_body: further keys of every request, such as `{"reasoning_effort": "low"}`; they are
+            written to `out`.
         concurrency: episodes that are played at a time; changes no result.
         timeout_seconds: of one answer.
         api_key_env: the environment variable with the key. Without it OPENAI_API_KEY, if it is
@@ -294,14 +298,23 @@ def evaluate_api(
     _require_range("max_tokens", max_tokens, least=1, most=1_000_000)
     _require_range("concurrency", concurrency, least=1, most=1000)
     _require_range("timeout_seconds", timeout_seconds, least=0.01, most=86_400)
-    chosen = api_model_config(given, model=model, base_url=address.base_url, max_tokens=max_tokens)
-    sampling = Sampling(model, chosen.evaluation.temperature, max_tokens)
+    more = extra_body or {}
+    chosen = api_model_config(
+        given, model=model, base_url=address.base_url, max_tokens=max_tokens, extra_body=more
+    )
+    sampling = Sampling(model, chosen.evaluation.temperature, max_tokens, more)
     client = ChatClient(
         address, sampling, key=key, timeout_seconds=timeout_seconds, max_connections=concurrency
     )
     with client, _console(progress) as shown:
         if key is not None and not address.is_private:
             shown.say(f"The key travels unencrypted to {address.server}; https would hide it.")
+        if given.agent.template_options and "chat_template_kwargs" not in more:
+            options = json.dumps({"chat_template_kwargs": given.agent.template_options})
+            shown.say(
+                "agent.template_options are not sent, as the server writes the prompts. If it "
+                f"takes them, as vLLM does, give --extra-body '{options}'."
+            )
         return evaluate_api_model(
             chosen, Path(out), client, concurrency=concurrency, progress=shown
         )

@@ -111,6 +111,77 @@ def test_kept_calls_are_not_asked_for_again(out: Path) -> None:
             evaluate(server, out)
 
 
+EXTRA = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
+
+
+def test_further_keys_are_in_every_request_and_part_of_the_evaluation(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        before = evaluate(server, out, extra_body=EXTRA)
+        assert all(EXTRA.items() <= request.items() for request in server.requests)
+        asked = len(server.requests)
+        assert evaluate(server, out, extra_body=EXTRA) == before
+        assert len(server.requests) == asked
+        with pytest.raises(RunDirectoryError, match=r"extra_body.reasoning_effort was \"low\""):
+            evaluate(server, out, extra_body={**EXTRA, "reasoning_effort": "high"})
+        with pytest.raises(RunDirectoryError, match="extra_body"):
+            evaluate(server, out)
+
+
+def test_answers_are_kept_by_the_further_keys_as_well(out: Path, tmp_path: Path) -> None:
+    with serving(perfect_shopper) as server:
+        evaluate(server, out)
+        evaluate(server, tmp_path / "other", extra_body=EXTRA)
+    kept = [
+        {json.loads(line)["key"] for line in (folder / "answers.jsonl").read_text().splitlines()}
+        for folder in (out, tmp_path / "other")
+    ]
+    assert len(kept[0]) == len(kept[1]) == 12
+    assert kept[0].isdisjoint(kept[1])
+
+
+def test_an_evaluation_from_before_there_were_further_keys_goes_on(out: Path) -> None:
+    with serving(perfect_shopper) as server:
+        before = evaluate(server, out)
+        asked = len(server.requests)
+        text = (out / "evaluation.yaml").read_text()
+        assert "  extra_body: {}\n" in text
+        (out / "evaluation.yaml").write_text(text.replace("  extra_body: {}\n", ""))
+        assert evaluate(server, out) == before
+        assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize(
+    "name", ["model", "messages", "temperature", "max_tokens", "max_completion_tokens", "tools"]
+)
+def test_keys_that_are_set_here_are_no_further_keys(name: str, out: Path) -> None:
+    with pytest.raises(ConfigError, match=f"extra_body: '{name}' is set by "):
+        evaluate("http://127.0.0.1:9/v1", out, extra_body={name: 1})
+    assert not out.exists()
+
+
+def test_further_keys_are_json(out: Path) -> None:
+    with pytest.raises(ConfigError, match="extra_body: .*finite numbers"):
+        evaluate("http://127.0.0.1:9/v1", out, extra_body={"top_p": float("nan")})
+
+
+def test_options_of_a_template_are_not_sent_unasked_and_that_is_said(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {
+        "policy": {"path": "a/b"},
+        "warm_start": {"enabled": False},
+        "agent": {"template_options": {"enable_thinking": False}},
+    }
+    with serving(perfect_shopper) as server:
+        evaluate(server, out, config=config, progress=True)
+        assert not any("chat_template_kwargs" in request for request in server.requests)
+        said = "".join(capsys.readouterr()).replace("\n", " ")
+        options = json.dumps({"chat_template_kwargs": config["agent"]["template_options"]})
+        assert f"give --extra-body '{options}'" in said
+        evaluate(server, out.with_name("told"), config=config, progress=True, extra_body=EXTRA)
+        assert "not sent" not in "".join(capsys.readouterr())
+
+
 BUY = {"type": "function", "function": {"name": "buy", "arguments": '{"id": 1}'}}
 BROKEN = {"id": "c", "type": "function", "function": {"name": "buy", "arguments": '{"id": '}}
 UNKNOWN = {"id": "c", "type": "function", "function": {"name": "sell", "arguments": "{}"}}

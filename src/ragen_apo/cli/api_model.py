@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -44,6 +45,8 @@ class ApiOptions:
     """Sampling temperature. Default: evaluation.temperature, 0."""
     max_tokens: Number = 512
     """Tokens of an answer at most, a model's own thinking included."""
+    extra_body: str | None = None
+    """Further keys of every request, as a JSON object such as '{"reasoning_effort": "low"}'."""
     concurrency: Number = 8
     """Episodes that are played at a time."""
     timeout: float = 300.0
@@ -94,6 +97,7 @@ def evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int |
         base_url=api.base_url,
         config=config,
         max_tokens=api.max_tokens,
+        extra_body=_extra_body(api.extra_body),
         concurrency=api.concurrency,
         timeout_seconds=api.timeout,
         api_key_env=api.api_key_env,
@@ -124,6 +128,19 @@ def _environment(api: ApiOptions) -> Mapping[str, Any] | None:
         options["max_turns"] = api.max_turns
     named = {} if api.environment is None else {"name": api.environment}
     return {**options, **named} or None
+
+
+def _extra_body(text: str | None) -> Mapping[str, Any]:
+    try:
+        value = {} if text is None else json.loads(text)
+    except ValueError as error:
+        value = error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f'--extra-body takes a JSON object, such as \'{{"reasoning_effort": "low"}}\', got '
+            f"{str(text)[:60]!r}"
+        )
+    return value
 
 
 def _options(tokens: Sequence[str]) -> dict[str, Any]:

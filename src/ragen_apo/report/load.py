@@ -7,6 +7,7 @@ where absent fields, nulls and NaN become None.
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -167,6 +168,8 @@ def evaluation_command(run: RunDirectory) -> str:
         f"{option} {'...' if value is None else shlex.quote(str(value))}"
         for option, value in options.items()
     ]
+    if extra := asked.get("extra_body"):
+        words.append(f"--extra-body {shlex.quote(json.dumps(extra))}")
     return " ".join(["ragen-apo evaluate", *words])
 
 

@@ -59,7 +59,8 @@ class KeptAnswers:
         """The kept answer, or the server's; see `ChatModel`."""
         key = answer_key(
             {
-                **self.config.api.model_dump(),
+                # No empty extra_body: it is younger than answers that are kept.
+                **self.config.api.model_dump(exclude_defaults=True),
                 "temperature": self.config.evaluation.temperature,
                 "episode": question.episode,
                 "seed": question.seed,
@@ -177,7 +178,10 @@ def _require_free(run: RunDirectory) -> None:
         )
 
 
-_BEFORE_THERE_WERE_KEYS = {"agent": {"response_format": "think_answer"}}
+_BEFORE_THERE_WERE_KEYS = {
+    "agent": {"response_format": "think_answer"},
+    "api": {"extra_body": {}},
+}
 """What evaluations did that do not have these keys."""
 
 

@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -71,6 +71,8 @@ class Sampling:
     model: str
     temperature: float
     max_tokens: int
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the request; none of those that are set here."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ class ChatClient:
         self, messages: Sequence[Message], limit_name: str, tools: Tools
     ) -> Answer | _Failure:
         body = {
+            **self._sampling.extra_body,
             "model": self._sampling.model,
             "messages": [dict(message) for message in messages],
             "temperature": self._sampling.temperature,
