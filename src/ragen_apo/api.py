@@ -410,11 +410,14 @@ def write_report(run: Run | Path | str, *, pdf: bool = False) -> list[Path]:
     return write(_files(run).path, with_pdf=pdf)
 
 
-def push_to_hub(run: Run | Path | str, repository: str, *, private: bool = True) -> str:
+def push_to_hub(
+    run: Run | Path | str, repository: str, *, private: bool = True, license_id: str | None = None
+) -> str:
     """Uploads the policy of an evaluated run with a model card; returns the commit's address.
 
-    `repository` is `owner/name` at the Hugging Face hub and is made if it is not there. The token
-    is that of `hf auth login` or HF_TOKEN.
+    Adapters go along, in the folder `adapter`. `repository` is `owner/name` at the Hugging Face hub
+    and is made if it is not there. The token is that of `hf auth login` or HF_TOKEN. `license_id`
+    is one of the hub's, such as `apache-2.0`; without it the card names no license.
 
     Raises:
         RunDirectoryError: there is no trained and evaluated policy, or it is damaged.
@@ -422,7 +425,7 @@ def push_to_hub(run: Run | Path | str, repository: str, *, private: bool = True)
     """
     from ragen_apo.report.publish import push_to_hub as push
 
-    return push(_files(run).path, repository, private=private)
+    return push(_files(run).path, repository, private=private, license_id=license_id)
 
 
 def compare(

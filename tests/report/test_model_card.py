@@ -59,6 +59,12 @@ def test_the_card_says_what_the_template_is_told(build_run: Callable[..., Path])
     assert 'It is told `enable_thinking = false, effort = "low"` unless you say otherwise.' in text
 
 
+def test_a_license_is_named_only_if_it_was_given(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    assert ModelCard(model_card(run, license_id="apache-2.0")).data.license == "apache-2.0"
+    assert "license" not in model_card(run)
+
+
 def test_the_card_does_not_say_whose_home_directory_it_was(build_run: Callable[..., Path]) -> None:
     directory = build_run()
     config = directory / "config.yaml"

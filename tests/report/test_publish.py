@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 
 from ragen_apo.errors import HubError, RunDirectoryError
 from ragen_apo.files import write_checksums
@@ -103,6 +103,49 @@ def test_model_and_card_are_published_in_a_private_repository(
     assert set(hub.files) == {"model.safetensors", "README.md"}
     assert hub.files["model.safetensors"] == b"weights"
     assert b"model-index" in hub.files["README.md"]
+
+
+BASES = {
+    "Qwen/Qwen3-0.6B": "Qwen/Qwen3-0.6B",
+    "/home/ann/runs/mine/references/0": None,
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_adapters_go_along_and_name_no_folder_of_this_machine(
+    base: str, published_run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = published_run / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"low rank")
+    settings = {"r": 4, "base_model_name_or_path": base}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    write_checksums(adapter)
+    config = published_run / "config.yaml"
+    is_of_hub = BASES[base] is not None
+    text = config.read_text().replace("lora: null", f"lora: {{rank: 4}}\n  path: {base}")
+    config.write_text(text.replace("enabled: true", f"enabled: {str(not is_of_hub).lower()}"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    push_to_hub(published_run, "me/shopper", license_id="apache-2.0", endpoint=hub.address)
+    names = {"adapter/adapter_model.safetensors", "adapter/adapter_config.json"}
+    assert set(hub.files) == {"model.safetensors", "README.md", *names}
+    assert hub.files["adapter/adapter_model.safetensors"] == b"low rank"
+    published = json.loads(hub.files["adapter/adapter_config.json"])
+    assert published == settings | {"base_model_name_or_path": BASES[base]}
+    card = ModelCard(hub.files["README.md"].decode())
+    assert (card.data.license, card.data.base_model) == ("apache-2.0", BASES[base])
+    belong = f"`{base}`" if is_of_hub else "the run's own reference, which is not here"
+    assert f"folder `adapter`. They belong to {belong}." in card.text
+
+
+def test_damaged_adapters_are_not_published(published_run: Path) -> None:
+    adapter = published_run / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    write_checksums(adapter)
+    (adapter / "adapter_config.json").write_text("{]")
+    with pytest.raises(RunDirectoryError, match="adapter is damaged"):
+        push_to_hub(published_run, "me/shopper")
 
 
 @pytest.mark.parametrize("token", ["hf_of_somebody_else", ""])

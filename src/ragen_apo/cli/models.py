@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from ragen_apo.cli.common import app, console, examples
 
@@ -27,18 +30,32 @@ def model(source: str, *, out: Path) -> None:
     console.print(f"model: {out} (--policy.path {out})", highlight=False, soft_wrap=True)
 
 
-@app.command(help_epilogue=examples("push runs/mine --repo me/shopper"))
-def push(run: Path, *, repo: str, public: bool = False) -> None:
+@app.command(
+    help_epilogue=examples(
+        "push runs/mine --repo me/shopper",
+        "push runs/mine --repo me/shopper --public --license apache-2.0",
+    )
+)
+def push(
+    run: Path,
+    *,
+    repo: str,
+    public: bool = False,
+    license_id: Annotated[str | None, Parameter(name="--license")] = None,
+) -> None:
     """Upload the trained policy of a run to the Hugging Face hub, with a model card of its results.
 
-    The token is that of `hf auth login` or of the variable HF_TOKEN.
+    Adapters go along, in the folder `adapter`. The token is that of `hf auth login` or of the
+    variable HF_TOKEN.
 
     Args:
         run: A run directory with an evaluation.
         repo: owner/name; made if it is not there.
         public: Make it public; a new one is private otherwise.
+        license_id: The license that the card names, as the hub calls it, such as apache-2.0; that
+            of the model that training started from may demand one. Default: the card names none.
     """
     from ragen_apo import api
 
-    address = api.push_to_hub(run, repo, private=not public)
+    address = api.push_to_hub(run, repo, private=not public, license_id=license_id)
     console.print(f"published: {address}", highlight=False, soft_wrap=True)

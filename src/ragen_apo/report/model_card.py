@@ -24,12 +24,12 @@ from ragen_apo.report.tables import method_rows, summary_cells
 _COLUMNS = ("success", "interval", "reward", "steps")
 
 
-def model_card(run: RunData) -> str:
-    """Markdown with the hub's metadata in front."""
+def model_card(run: RunData, *, license_id: str | None = None) -> str:
+    """Markdown with the hub's metadata in front; no license is named unless one is given."""
     environment = _environment(run)
     sentences = "\n".join(f"- {one_line(sentence)}" for sentence in key_sentences(run))
     return f"""---
-{_metadata(run, environment)}
+{_metadata(run, environment, license_id=license_id)}
 ---
 
 # {run.name}
@@ -56,7 +56,7 @@ def _environment(run: RunData) -> str:
     return name.rpartition(":")[2] if is_reference(name) else name
 
 
-def _metadata(run: RunData, environment: str) -> str:
+def _metadata(run: RunData, environment: str, *, license_id: str | None) -> str:
     algorithm = settings_of(run)
     tags = ["ragen-apo", "agent", "reinforcement-learning"]
     alone = mapping(mapping(run.results.get("baselines")).get(WITHOUT_SEARCH))
@@ -73,6 +73,7 @@ def _metadata(run: RunData, environment: str) -> str:
     )
     data = ModelCardData(
         base_model=_base_model(run),
+        license=license_id,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=tags if algorithm is None else [*tags, algorithm.name],
@@ -99,8 +100,18 @@ def _usage(run: RunData) -> str:
     default = f" It is told `{one_line(told)}` unless you say otherwise." if told else ""
     return (
         f"{origin}The model reads and writes with the chat template that its tokenizer has."
-        f"{default} It answers every message\nwith {_response_form(run)}."
+        f"{default} It answers every message\nwith {_response_form(run)}.{_adapters(run)}"
     )
+
+
+def _adapters(run: RunData) -> str:
+    """Where those of a run are that has trained some, and what they belong to."""
+    if run.option("policy", "lora") is None:
+        return ""
+    base = _base_model(run)
+    is_own = base is None or run.option("warm_start", "enabled")
+    belong = "the run's own reference, which is not here" if is_own else f"`{base}`"
+    return f"\n\nThe adapters alone are in the folder `adapter`. They belong to {belong}."
 
 
 def _table(run: RunData) -> str:

@@ -1,22 +1,33 @@
-"""A run's policy at the Hugging Face hub: the model folder and its card, in one commit."""
+"""A run's policy at the Hugging Face hub: model folder, adapters and card, in one commit."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from ragen_apo.config.policy import is_hub_name
 from ragen_apo.errors import HubError, RunDirectoryError
 from ragen_apo.files import CHECKSUMS, check_checksums
 from ragen_apo.report.load import load_run
 from ragen_apo.report.model_card import model_card
 from ragen_apo.run_directory import RunDirectory
 
+_SETTINGS = "adapter_config.json"
+
 
 def push_to_hub(
-    run_directory: Path, repository: str, *, private: bool = True, endpoint: str | None = None
+    run_directory: Path,
+    repository: str,
+    *,
+    private: bool = True,
+    license_id: str | None = None,
+    endpoint: str | None = None,
 ) -> str:
     """Uploads the trained policy of an evaluated run and returns the address of the commit.
+
+    Its adapters, if it has any, go into the folder `adapter`. `license_id` is what the card names.
 
     `repository` is `owner/name`; one that is not there is made, private or public. The token is
     the one of `hf auth login` or HF_TOKEN, and is never written. `endpoint` is another hub than
@@ -31,18 +42,12 @@ def push_to_hub(
             f"{run_directory} has no trained policy to publish; finish it with "
             f"`{files.resume_command}`"
         )
-    try:
-        check_checksums(files.policy)
-    except ValueError as error:
-        raise RunDirectoryError(
-            f"the policy in {files.policy} is damaged: {error}; it was not published"
-        ) from error
-    contents: dict[str, bytes | Path] = {
-        path.relative_to(files.policy).as_posix(): path
-        for path in sorted(files.policy.rglob("*"))
-        if path.is_file() and path.name != CHECKSUMS
-    }
-    contents["README.md"] = model_card(run).encode(errors="replace")
+    contents = _files_of(files.policy)
+    if files.adapter.is_dir():
+        adapter = _files_of(files.adapter)
+        adapter[_SETTINGS] = _without_local_base(files.adapter / _SETTINGS)
+        contents |= {f"adapter/{name}": content for name, content in adapter.items()}
+    contents["README.md"] = model_card(run, license_id=license_id).encode(errors="replace")
     hub = HfApi(endpoint=endpoint)
     try:
         hub.create_repo(repository, private=private, exist_ok=True)
@@ -59,3 +64,26 @@ def push_to_hub(
             "as owner/name and a token that may write there (`hf auth login`, or HF_TOKEN)"
         ) from error
     return str(commit.commit_url)
+
+
+def _files_of(folder: Path) -> dict[str, bytes | Path]:
+    """By their names in it; raises RunDirectoryError if they are not as the run wrote them."""
+    try:
+        check_checksums(folder)
+    except ValueError as error:
+        raise RunDirectoryError(f"{folder} is damaged: {error}; it was not published") from error
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != CHECKSUMS
+    }
+
+
+def _without_local_base(file: Path) -> bytes:
+    """Settings of adapters that name a model of the hub, or none: folders of this machine mean
+    nothing elsewhere.
+    """
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    if not is_hub_name(settings.get("base_model_name_or_path")):
+        settings["base_model_name_or_path"] = None
+    return json.dumps(settings, indent=2).encode()
