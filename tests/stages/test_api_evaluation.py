@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 
 import ragen_apo
+from ragen_apo.agent.chat import Question
+from ragen_apo.config.api_model import api_model_config
 from ragen_apo.environments.base import make_environment
 from ragen_apo.errors import ApiError, ConfigError, RunDirectoryError
+from ragen_apo.policy.chat_api.address import Address
+from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.policy.chat_api.client import ChatClient, Sampling
+from ragen_apo.policy.chat_api.ledger import AnswerLedger, answer_key
+from ragen_apo.stages.api_evaluation import KeptAnswers
+from tests import factories
 from tests.chat_server import (
     SHOP,
     ChatServer,
@@ -148,6 +156,18 @@ def test_an_evaluation_from_before_there_were_further_keys_goes_on(out: Path) ->
         (out / "evaluation.yaml").write_text(text.replace("  extra_body: {}\n", ""))
         assert evaluate(server, out) == before
         assert len(server.requests) == asked
+
+
+def test_an_answer_that_was_kept_before_there_were_further_keys_is_found(tmp_path: Path) -> None:
+    server = {"model": "tiny", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64}
+    config = api_model_config(factories.config(), **server, extra_body={})
+    question = Question(episode=3, turn=1, seed=7, messages=({"role": "user", "content": "?"},))
+    place = {"episode": 3, "turn": 1, "seed": 7, "messages": list(question.messages)}
+    key = answer_key({**server, "temperature": config.evaluation.temperature, **place})
+    client = ChatClient(Address(server["base_url"]), Sampling("tiny", 0.0, 64))
+    with client, AnswerLedger(tmp_path / "answers.jsonl") as ledger:
+        ledger.add(key, Answer("kept"), episode=3, turn=1)
+        assert KeptAnswers(client, ledger, config).answer(question) == Answer("kept")
 
 
 @pytest.mark.parametrize(
