@@ -22,8 +22,6 @@ MAX_PROBLEMS = 40
 YOUNG_KEYS = (
     "rollouts",
     "tracking",
-    "policy.revision",
-    "agent.template_options",
     "evaluation.search",
     "machine.tf32",
     "machine.deterministic",
@@ -33,6 +31,8 @@ YOUNG_KEYS = (
 )
 """Sections and keys that runs of earlier versions do not have. They may change when a run is
 resumed, so it loses nothing by their defaults. A run may lack options of its algorithm, too."""
+_YOUNG_AND_FIXED = ("agent.response_format", "agent.template_options", "policy.revision")
+"""Those whose default is how such a run was made, and which may not change."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -93,7 +93,7 @@ def _may_lack(key: str) -> bool:
     """Whether a run of an earlier version may be without this key, whose default it then had."""
     if key.startswith("algorithm."):
         return key != "algorithm.name"
-    young = (*YOUNG_KEYS, "agent.response_format")
+    young = (*YOUNG_KEYS, *_YOUNG_AND_FIXED)
     return any(key == each or key.startswith(f"{each}.") for each in young)
 
 

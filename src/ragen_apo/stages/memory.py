@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError
@@ -167,7 +168,7 @@ def _makes_new_references(config: RunConfig) -> bool:
     return by_steps or config.reference.refresh_max_kl is not None
 
 
-def _learned_bytes(model: nn.Module, *, frozen: bool) -> int:
+def _learned_bytes(model: PreTrainedModel, *, frozen: bool) -> int:
     """What is trained: all that requires gradients, without embeddings that are `frozen`."""
     embeddings = model.get_input_embeddings() if frozen else None
     still = {id(p) for p in embeddings.parameters()} if embeddings is not None else set[int]()
