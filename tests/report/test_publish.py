@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard, constants
 from ragen_apo.errors import HubError, RunDirectoryError
 from ragen_apo.files import write_checksums
 from ragen_apo.report.publish import push_to_hub
+from tests.command_line import Command
 
 TOKEN = "hf_secret"
 
@@ -136,6 +137,16 @@ def test_adapters_go_along_and_name_no_folder_of_this_machine(
     assert (card.data.license, card.data.base_model) == ("apache-2.0", BASES[base])
     belong = f"`{base}`" if is_of_hub else "the run's own reference, which is not here"
     assert f"folder `adapter`. They belong to {belong}." in card.text
+
+
+def test_the_command_names_the_license(
+    published_run: Path, hub: Hub, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    result = command("push", published_run, "--repo", "me/shopper", "--license", "apache-2.0")
+    assert result.status == 0, result.err
+    assert ModelCard(hub.files["README.md"].decode()).data.license == "apache-2.0"
 
 
 def test_damaged_adapters_are_not_published(published_run: Path) -> None:
