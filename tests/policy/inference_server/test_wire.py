@@ -1,13 +1,16 @@
 """One request to a server, as the engine sends it."""
 
+import contextlib
 import http.client
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ragen_apo.policy.inference_server.wire import Request
+from ragen_apo.policy.inference_server.wire import Request, RequestError
 
 ANSWER = b'{"rows": [1, 2]}'
 
@@ -49,3 +52,56 @@ def test_an_answer_is_whole_when_its_connection_ends_with_the_last_byte(
 
     monkeypatch.setattr(http.client.HTTPResponse, "read1", closing)
     assert Request(address, "/x", timeout_seconds=5).send() == {"rows": [1, 2]}
+
+
+@contextlib.contextmanager
+def dripping(*pieces: bytes) -> Iterator[str]:
+    """A server that sends its answer piece by piece, and goes on for 3 seconds."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(3 / len(pieces))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+STATUS = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+HEADERS = [b"X-%d: 1\r\n" % number for number in range(50)]
+DIGITS = [b"1"] * 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [STATUS, *HEADERS, b"Content-Length: 2\r\n\r\n{}"],
+        [b"HTTP/1.1 200 " + b"O" * 10, *[b"K"] * 50, b"\r\nContent-Length: 0\r\n\r\n"],
+        [STATUS, b"Content-Length: 50\r\n\r\n", *DIGITS],
+        [STATUS, b"\r\n", *DIGITS],
+        [STATUS, b"Transfer-Encoding: chunked\r\n\r\n", *[b"0"] * 50, b"\r\n\r\n"],
+    ],
+    ids=["headers", "status", "body", "body without length", "length of a chunk"],
+)
+def test_the_time_limit_is_for_all_of_an_answer_that_comes_piece_by_piece(
+    pieces: list[bytes],
+) -> None:
+    with dripping(*pieces) as url:
+        with pytest.raises(RequestError, match=r"/x had no whole answer within 0\.5 seconds"):
+            Request(url, "/x", timeout_seconds=0.5).send()
+
+
+def test_an_answer_that_is_broken_off_within_its_headers_is_no_answer() -> None:
+    with dripping(STATUS, *HEADERS) as url:
+        request = Request(url, "/x", timeout_seconds=20)
+        threading.Timer(0.3, request.break_off).start()
+        with pytest.raises(RequestError, match="/x was broken off") as caught:
+            request.send()
+    assert caught.value.is_refusal, "nobody asks again"

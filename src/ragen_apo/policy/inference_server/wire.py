@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -80,7 +81,7 @@ class Request:
         self._body = None if body is None else json.dumps(body).encode()
         self._timeout_seconds = timeout_seconds
         self._socket: socket.socket | None = None
-        self._is_broken_off = False
+        self._is_broken_off = self._is_late = False
 
     def send(self) -> Any:
         """The decoded answer: a JSON value, or the text where the server sends none.
@@ -89,13 +90,13 @@ class Request:
         """
         try:
             return self._exchange()
-        except TimeoutError as error:
-            raise RequestError(
-                f"{self._path} had no whole answer within {self._timeout_seconds:g} seconds",
-                advice="See whether the server hangs, and restart it if so; where it is only slow, "
-                "raise rollouts.timeout_seconds or lower training.num_rows",
-            ) from error
         except (OSError, http.client.HTTPException) as error:
+            if self._is_late or isinstance(error, TimeoutError):
+                raise RequestError(
+                    f"{self._path} had no whole answer within {self._timeout_seconds:g} seconds",
+                    advice="See whether the server hangs, and restart it if so; where it is only "
+                    "slow, raise rollouts.timeout_seconds or lower training.num_rows",
+                ) from error
             reason = str(error) or type(error).__name__
             raise RequestError(
                 f"{self._path}: the connection failed ({reason})",
@@ -108,21 +109,38 @@ class Request:
         deadline = time.monotonic() + self._timeout_seconds
         self._refuse_if_broken_off()
         self._connection.connect()
-        self._socket = connected = self._connection.sock
+        self._socket = self._connection.sock
         self._refuse_if_broken_off()
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        # A socket's own limit holds for each receive, and a server may send byte by byte.
+        self._socket.settimeout(remaining)
+        timer = threading.Timer(remaining, self._run_out)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._answer()
+        finally:
+            timer.cancel()
+
+    def _answer(self) -> Any:
         headers = {"Accept": "application/json"}
         if self._body is not None:
             headers["Content-Type"] = "application/json"
-        connected.settimeout(self._timeout_seconds)
         method = "GET" if self._body is None else "POST"
         self._connection.request(method, self._path, body=self._body, headers=headers)
-        response = self._connection.getresponse()
-        with response:
+        with self._connection.getresponse() as response:
             content = bytearray()
-            while chunk := self._next_chunk(connected, response, deadline):
+            # Newer Pythons close the response with its last byte.
+            while not response.isclosed() and (chunk := response.read1(_CHUNK_BYTES)):
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:
                     raise RequestError(f"{self._path} sends more than {MAX_ANSWER_BYTES:,} bytes")
+            # What was cut off may look whole, where its length is not announced.
+            self._refuse_if_broken_off()
+            if self._is_late:
+                raise TimeoutError
             if response.length:
                 raise RequestError(f"{self._path}: {response.length} bytes of the answer lack")
             return self._decoded(response, bytes(content))
@@ -130,17 +148,6 @@ class Request:
     def _refuse_if_broken_off(self) -> None:
         if self._is_broken_off:
             raise RequestError(f"{self._path} was broken off", is_final=True)
-
-    def _next_chunk(
-        self, connected: socket.socket, response: http.client.HTTPResponse, deadline: float
-    ) -> bytes:
-        if response.isclosed():  # by newer Pythons with the last byte, and its socket with it
-            return b""
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        connected.settimeout(remaining)
-        return response.read1(_CHUNK_BYTES)
 
     def _decoded(self, response: http.client.HTTPResponse, content: bytes) -> Any:
         if response.status != http.client.OK:
@@ -159,9 +166,17 @@ class Request:
     def break_off(self) -> None:
         """Ends the request from another thread; `send` fails there, and the server stops."""
         self._is_broken_off = True
+        self._hang_up()
+
+    def _run_out(self) -> None:
+        self._is_late = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._socket is not None:
             try:
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # That of TLS would change what the thread that reads has in use.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             except OSError:
                 return  # it has ended by itself
 
