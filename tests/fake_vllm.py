@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ragen_apo.config.policy import LoraConfig
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters
+from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import derive_seed, generator
 
 MAX_MODEL_LEN = 1024
@@ -46,6 +47,8 @@ class FakeVllm:
         self.delay_seconds = 0.0
         """Before each completion, which others do not wait for."""
         self.has_ended = threading.Event()
+        self.api_key: str | None = None
+        """What requests to the routes under /v1 have to bring, as with vLLM's --api-key."""
         self.restart()
 
     def restart(self) -> None:
@@ -58,9 +61,12 @@ class FakeVllm:
         """The routes that were asked for, in their order."""
         return [path for path, _ in self.asked]
 
-    def answer(self, path: str, body: dict[str, Any]) -> Any:
+    def answer(self, path: str, body: dict[str, Any], authorization: str | None = None) -> Any:
         path = path.partition("?")[0]
         self.asked.append((path, body))
+        is_open = self.api_key is None or not path.startswith("/v1")
+        if not is_open and authorization != f"Bearer {self.api_key}":
+            raise RefusalError(401, f"Unauthorized: {authorization}")
         if path == "/v1/completions":
             self.has_ended.wait(self.delay_seconds)
         with self.lock:
@@ -139,7 +145,7 @@ class FakeVllm:
         response = finished[0][1]
         logprobs = list(response.logprobs)
         if not self.scale_logprobs:
-            logprobs = [logprob * body["temperature"] for logprob in logprobs]
+            logprobs = _logprobs(model, prompt, response.token_ids)
         choice = {
             "token_ids": list(response.token_ids),
             "prompt_token_ids": prompt,
@@ -147,6 +153,14 @@ class FakeVllm:
             "finish_reason": "stop" if response.stopped else "length",
         }
         return {"choices": [choice]}
+
+
+@torch.no_grad()
+def _logprobs(model: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> list[float]:
+    """Of a response after a prompt, at temperature 1."""
+    token_ids = torch.tensor([[*prompt, *response]])
+    mask = torch.arange(token_ids.shape[1])[None] >= len(prompt)
+    return score_tokens(model, token_ids, mask, temperature=1.0).logprobs_BT[mask].tolist()
 
 
 def content_seed(body: dict[str, Any]) -> int:
@@ -190,7 +204,8 @@ def handler(server: FakeVllm) -> type[BaseHTTPRequestHandler]:
 
         def _serve(self, body: dict[str, Any]) -> None:
             try:
-                self._send(200, json.dumps(server.answer(self.path, body)).encode())
+                answer = server.answer(self.path, body, self.headers["Authorization"])
+                self._send(200, json.dumps(answer).encode())
             except RefusalError as refusal:
                 content = {"error": {"message": str(refusal)}}
                 self._send(refusal.status, json.dumps(content).encode())

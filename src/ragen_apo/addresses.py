@@ -1,12 +1,20 @@
-"""Addresses of servers, as people write them.
+"""Addresses of servers, as people write them, and the names of variables with their keys.
 
-Nothing here repeats an address: people paste keys into it, and messages end up in logs.
+Nothing here repeats either of them: people paste keys there, and messages end up in logs.
 """
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_variable_name(text: str) -> bool:
+    """Whether an environment variable may have this name; most keys could not be one."""
+    return _VARIABLE.fullmatch(text) is not None
 
 
 def problem_with_address(url: str) -> str | None:

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from ragen_apo.config import RunConfig
-from ragen_apo.errors import ServerError
+from ragen_apo.errors import ConfigError, ServerError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.inputs import check_start
 from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
 from tests.factories import Sayings
-from tests.fake_vllm import FakeVllm, HangupError, serving
+from tests.fake_vllm import FakeVllm, HangupError, RefusalError, StallError, serving
 
 pytestmark = pytest.mark.slow
 
 ROUNDING = 1e-4
+KEY = "sk-very-secret-0123456789"
 
 
 @pytest.fixture
@@ -66,15 +67,16 @@ def test_each_step_samples_from_the_weights_of_the_step(
     assert any(line.startswith("rollouts by vLLM 0.32.0 at http://") for line in said.lines)
 
 
-def test_a_server_that_dies_in_an_episode_ends_the_run_and_resume_goes_on(
-    server: tuple[FakeVllm, str], tmp_path: Path
+@pytest.mark.parametrize("error", [HangupError(), StallError("600")], ids=["dies", "stalls"])
+def test_a_server_that_fails_in_an_episode_ends_the_run_and_resume_goes_on(
+    server: tuple[FakeVllm, str], tmp_path: Path, error: Exception
 ) -> None:
     fake, _ = server
-    asked = config(server)
+    asked = config(server, "--rollouts.timeout_seconds=5")
 
     def die_in_step_two(path: str, answer: Any) -> Any:
         if path == "/v1/completions" and list_checkpoints(tmp_path / "run" / "checkpoints"):
-            raise HangupError
+            raise error
         return answer
 
     fake.spoil = die_in_step_two
@@ -95,7 +97,8 @@ def test_a_run_may_go_on_without_its_server(server: tuple[FakeVllm, str], tmp_pa
     fake.spoil = lambda path, answer: _raise() if path == "/v1/completions" else answer
     with pytest.raises(ServerError):
         factories.run(config(server), tmp_path / "run")
-    local = factories.changed(config(server), "--rollouts.engine=local")
+    closed = "--rollouts.base_url=http://127.0.0.1:9"
+    local = factories.changed(config(server), "--rollouts.engine=local", closed)
     run = factories.run(local, tmp_path / "run")
     assert len(read_json_lines(run.metrics)) == 3
 
@@ -109,3 +112,70 @@ def test_a_start_without_a_server_is_refused_before_there_is_a_run(
 ) -> None:
     with pytest.raises(ServerError, match="Start the server"):
         check_start(config(server, "--rollouts.base_url=http://127.0.0.1:9"))
+
+
+def test_a_run_goes_on_with_the_servers_that_are_left(
+    server: tuple[FakeVllm, str], tmp_path: Path
+) -> None:
+    """One is closed from the beginning, another dies in the first episode of step two."""
+    with serving(server[0].first_folder) as (dying, dying_url):
+        urls = ["http://127.0.0.1:9", dying_url, server[1]]
+        one = config(server)
+        several = one.rollouts.model_copy(update={"base_url": urls})
+        asked = one.model_copy(update={"rollouts": several})
+        check_start(asked)
+
+        def die_in_step_two(path: str, answer: Any) -> Any:
+            if list_checkpoints(tmp_path / "run" / "checkpoints"):
+                raise HangupError
+            return answer
+
+        dying.spoil = die_in_step_two
+        said = Sayings()
+        run = factories.run(asked, tmp_path / "run", progress=said)
+    rows = read_json_lines(run.metrics)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["logprob_gap_max"] < ROUNDING for row in rows)
+    assert sum(line.startswith("rollouts by vLLM") for line in said.lines) == 2
+    assert sum(line.startswith(f"{dying_url}: ") for line in said.lines) == 1
+
+
+def test_the_key_of_a_server_is_sent_and_stands_in_no_file(
+    server: tuple[FakeVllm, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server repeats the key in everything that it says of itself, and in an error."""
+    fake, _ = server
+    fake.api_key = KEY
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    failures = [HangupError(), RefusalError(500, f"{KEY} cannot")]
+
+    def repeat(path: str, answer: Any) -> Any:
+        if path == "/v1/completions" and failures:
+            raise failures.pop()
+        if path == "/version":
+            answer["version"] += f" {KEY}"
+        if path == "/v1/models":
+            answer["data"][0]["root"] += KEY
+        return answer
+
+    fake.spoil = repeat
+    said = Sayings()
+    asked = config(server, "--rollouts.api_key_env=SERVER_KEY", "--rollouts.retries=2")
+    check_start(asked)
+    run = factories.run(asked, tmp_path / "run", progress=said)
+    assert len(read_json_lines(run.metrics)) == 3
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+    assert not any(KEY in line for line in said.lines)
+    assert "[the key]" in " ".join(said.lines)
+
+
+def test_a_start_without_the_key_of_its_servers_is_refused_before_there_is_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the server is to be started with a model that the run makes first."""
+    monkeypatch.delenv("SERVER_KEY", raising=False)
+    keys = ("--rollouts.engine=vllm", "--rollouts.base_url=http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"rollouts\.api_key_env names is not set"):
+        check_start(factories.config(*keys, "--rollouts.api_key_env=SERVER_KEY"))

@@ -24,6 +24,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.progress import Progress
 from ragen_apo.values.conditions import SamplingConditions
 
 PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-1"}
@@ -120,14 +121,18 @@ def build_proxy(
     environments: EnvironmentManager,
     *,
     ranks: Ranks = ALONE,
+    progress: Progress | None = None,
 ) -> AgentProxy:
     """The agent that plays with `model`, by the weights that it has when a rollout begins.
 
-    `ranks` share its episodes; `training.num_rows` are those of each.
+    `ranks` share its episodes; `training.num_rows` are those of each. `progress` is told of
+    inference servers that fail while others play.
     """
     num_rows, capacity = config.training.num_rows, config.agent.max_context_tokens
     if config.rollouts.engine == "vllm":
-        engine = ServerEngine(model, config.rollouts, num_rows=num_rows, capacity=capacity)
+        engine = ServerEngine(
+            model, config.rollouts, num_rows=num_rows, capacity=capacity, progress=progress
+        )
     else:
         engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
     context = build_context(config.agent, model, environments)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ragen_apo.addresses import problem_with_address
+from ragen_apo.addresses import is_variable_name, problem_with_address
 from ragen_apo.choices import EpisodeSchedule
 from ragen_apo.config.section import CountOrZero, Positive, Section, one_or_more
 
@@ -26,6 +26,10 @@ class RolloutsConfig(Section):
     base_url: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[])
     """Address of a vLLM server, such as http://127.0.0.1:8000, or a list of them that share the
     episodes; `local` does not ask them. A server serves one run at a time."""
+    api_key_env: str | None = None
+    """Name of the environment variable with the key that the servers were started with
+    (`--api-key`); null sends none. The key itself is written nowhere. It is sent to every address
+    of `base_url`, and only https, or a server on this machine, keeps it from others."""
     model_folder: str | None = None
     """Where weights are written for the servers to read. null: a temporary folder, enough if the
     servers run on this machine. Other machines need a folder that has the same path there."""
@@ -34,11 +38,13 @@ class RolloutsConfig(Section):
     the steps of one lagged policy (docs/server.md). The episodes are the same. They are played in
     a second thread; set false if the environment works in the main thread only."""
     timeout_seconds: Positive = 300.0
-    """How long a server may take to answer one request."""
+    """How long a server may take to answer one request, from its connection to the last byte."""
     retries: CountOrZero = 3
-    """How often a request that failed is sent again before the run ends with an error."""
+    """How often a server that failed is tried again before it is left out until the next rollout;
+    the run ends with an error when none is left."""
     retry_seconds: Positive = 2.0
-    """Pause before the first of them; each further one is twice as long."""
+    """Pause before the first of them, while no other server plays; each further one is twice as
+    long."""
 
     @model_validator(mode="after")
     def _servers_have_addresses(self) -> RolloutsConfig:
@@ -49,6 +55,11 @@ class RolloutsConfig(Section):
         for url in self.base_url:
             if problem := problem_with_address(url):
                 raise ValueError(f"base_url {problem}; expected it like http://127.0.0.1:8000")
+        if self.api_key_env is not None and not is_variable_name(self.api_key_env):
+            raise ValueError(
+                "api_key_env takes the name of an environment variable, got something else; if it "
+                "was the key itself, make a new key and put that into a variable"
+            )
         if len(set(self.base_url)) < len(self.base_url):
             raise ValueError(f"base_url names a server twice: {', '.join(self.base_url)}")
         return self

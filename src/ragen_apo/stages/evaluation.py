@@ -54,7 +54,13 @@ def _evaluate(session: Session) -> dict[str, Any]:
     require_same_origin(session, but_for=("evaluation",))
     tasks_of(session.environments, plan.split)
     require_searchable(config, session.environments)
-    proxy = build_proxy(config, session.load_model(run.policy), session.environments, ranks=ranks)
+    proxy = build_proxy(
+        config,
+        session.load_model(run.policy),
+        session.environments,
+        ranks=ranks,
+        progress=progress,
+    )
     progress.start("evaluation", 4)
     baselines = {}
     trajectories = play_evaluation(proxy, plan, policy_version="trained")
@@ -74,7 +80,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
     for name, folder in (("reference", run.reference(0)), ("distilled", run.distilled)):
         if session.has(folder):
             model = session.load_model(folder)
-            proxy = build_proxy(config, model, session.environments, ranks=ranks)
+            proxy = build_proxy(config, model, session.environments, ranks=ranks, progress=progress)
             played = play_evaluation(proxy, plan, policy_version=name)
             baselines[name] = outcome_summary(played)
     progress.update(3, "reference")

@@ -23,7 +23,7 @@ from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
-from ragen_apo.policy.inference_server.engine import read_facts
+from ragen_apo.policy.inference_server.engine import read_facts, servers_of
 from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.lora import require_peft
 from ragen_apo.stages.search import require_searchable
@@ -49,7 +49,9 @@ def check_start(config: RunConfig) -> None:
             revision=config.policy.revision,
         )
         _check_template(config, config.policy.path)
-        if config.rollouts.engine == "vllm":  # one of a small model is started after it was made
+    if config.rollouts.engine == "vllm":
+        servers_of(config.rollouts)  # which need a key, perhaps
+        if config.policy.path is not None:  # one of a small model is started after it was made
             describe_servers(config)
     if config.policy.lora is not None:
         require_peft()
@@ -71,10 +73,12 @@ def _check_template(config: RunConfig, path: str) -> None:
 
 
 def describe_servers(config: RunConfig) -> list[str]:
-    """What the configured servers say of themselves, a sentence each.
+    """What the servers that are to play say of themselves, a sentence each.
 
-    Raises ServerError for one that does not answer or has no room for an episode.
+    Those that cannot play are left out. Raises ServerError if none can.
     """
+    if config.rollouts.engine != "vllm":
+        return []
     settings, num_tokens = config.rollouts, config.agent.max_context_tokens
     return [
         f"rollouts by vLLM {facts.version} at {url}: {facts.model}, contexts of "

@@ -118,12 +118,14 @@ def make_trainer(
         config,
         policy=policy,
         reference=reference,
-        proxy=build_proxy(config, policy, session.environments, ranks=session.ranks),
+        proxy=build_proxy(
+            config, policy, session.environments, ranks=session.ranks, progress=session.progress
+        ),
         tasks=selected_tasks(session, reference, tasks, version=version),
         values=reference_values(session, reference, tasks),
         algorithm=algorithm,
         optimizer=optimizer,
-        ahead=rollouts_ahead(config, algorithm, session.environments),
+        ahead=rollouts_ahead(config, algorithm, session.environments, progress=session.progress),
     )
 
 

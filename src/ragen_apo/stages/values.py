@@ -100,7 +100,9 @@ def estimate_values(
     config = session.config
     num_samples = config.reference.num_samples if version > 0 else None
     conditions = sampling_conditions(config, reference, session.environments)
-    proxy = build_proxy(config, reference, session.environments, ranks=session.ranks)
+    proxy = build_proxy(
+        config, reference, session.environments, ranks=session.ranks, progress=session.progress
+    )
     round_total = -1
 
     def on_progress(done: int, total: int) -> None:

@@ -22,6 +22,7 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.progress import Progress
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.types import Trajectory
 
@@ -106,13 +107,20 @@ class RolloutsAhead:
 
 
 def rollouts_ahead(
-    config: RunConfig, algorithm: Algorithm[Any], environments: EnvironmentManager
+    config: RunConfig,
+    algorithm: Algorithm[Any],
+    environments: EnvironmentManager,
+    *,
+    progress: Progress | None = None,
 ) -> RolloutsAhead | None:
-    """Rollouts by the algorithm's sampler; None where it has none, or no server to play them."""
+    """Rollouts by the algorithm's sampler; None where it has none, or no server to play them.
+
+    `progress` is told of servers that fail while others play.
+    """
     is_wanted = config.rollouts.engine == "vllm" and config.rollouts.ahead
     sampler = algorithm.sampler() if is_wanted else None
     if sampler is None:
         return None
-    proxy = build_proxy(config, sampler, environments.with_own_pool())
+    proxy = build_proxy(config, sampler, environments.with_own_pool(), progress=progress)
     assert isinstance(proxy.engine, ServerEngine)
     return RolloutsAhead(proxy, proxy.engine, temperature=config.sampling.temperature)

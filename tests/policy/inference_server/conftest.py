@@ -12,10 +12,13 @@ import torch
 from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.progress import Progress
 from tests.fake_vllm import FakeVllm, serving
 
 NUM_ROWS = 3
 CAPACITY = 120
+TOO_LONG = 1e30
+"""Seconds. To wait for so long is an OverflowError."""
 
 
 @pytest.fixture
@@ -57,14 +60,24 @@ MakeEngine = Callable[..., ServerEngine]
 
 @pytest.fixture
 def make_engine(url: str, tmp_path: Path) -> MakeEngine:
-    """An engine of a model that asks the server, or others."""
+    """An engine of a model that asks the server, or others; one may fail where it would pause."""
 
-    def make(model: LanguageModel, **options: object) -> ServerEngine:
+    def make(
+        model: LanguageModel,
+        *,
+        progress: Progress | None = None,
+        pauses: bool = True,
+        **options: object,
+    ) -> ServerEngine:
         keys = {"base_url": [url], "retries": 2, "retry_seconds": 0.01, "timeout_seconds": 20.0}
         settings = RolloutsConfig.model_validate(
             {"engine": "vllm", "model_folder": str(tmp_path / "served"), **keys, **options}
         )
-        return ServerEngine(model, settings, num_rows=NUM_ROWS, capacity=CAPACITY)
+        if not pauses:
+            settings = settings.model_copy(update={"retry_seconds": TOO_LONG})
+        return ServerEngine(
+            model, settings, num_rows=NUM_ROWS, capacity=CAPACITY, progress=progress
+        )
 
     return make
 

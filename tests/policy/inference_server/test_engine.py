@@ -3,100 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ragen_apo.config.policy import LoraConfig
-from ragen_apo.errors import ContextError, ServerError
-from ragen_apo.policy.engine import Response
+from ragen_apo.errors import ConfigError, ContextError, ServerError
 from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.lora import add_adapters
-from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.seeding import generator
 from tests.fake_vllm import FakeVllm, HangupError, RawError, RefusalError, StallError, serving
+from tests.served_responses import (
+    COMPLETIONS,
+    PROMPTS,
+    ROUNDING,
+    always,
+    change,
+    largest_gap,
+    once,
+    respond,
+    restart_once,
+)
 
-PROMPTS = ([5, 6, 7], [8, 9], [10, 11, 12, 13])
-COMPLETIONS = "/v1/completions"
-ROUNDING = 1e-3
-"""Of float32 with large weights; other weights differ by nats."""
-
-
-def respond(engine: ServerEngine, *, temperature: float = 1.0) -> list[Response]:
-    """A rollout with one response a prompt, in the order of the prompts."""
-    with engine.rollout():
-        rows = [engine.open_row(generator(index)) for index in range(len(PROMPTS))]
-        for row, prompt in zip(rows, PROMPTS, strict=True):
-            engine.submit(row, prompt, max_new_tokens=12)
-        found: dict[Any, Response] = {}
-        while len(found) < len(rows):
-            found.update(engine.step(temperature=temperature))
-        return [found[row] for row in rows]
-
-
-@torch.no_grad()
-def largest_gap(
-    model: LanguageModel, responses: Sequence[Response], *, temperature: float = 1.0
-) -> float:
-    """Between what came with the tokens and what the model says of them."""
-    gaps = []
-    for prompt, response in zip(PROMPTS, responses, strict=True):
-        token_ids = torch.tensor([[*prompt, *response.token_ids]])
-        mask = torch.arange(token_ids.shape[1])[None] >= len(prompt)
-        scores = score_tokens(model, token_ids, mask, temperature=temperature)
-        gaps.append((scores.logprobs_BT[mask] - torch.tensor(response.logprobs)).abs().max())
-    return float(max(gaps))
-
-
-def change(model: LanguageModel, *, mark: str = "") -> None:
-    """Moves all weights whose name has the mark, far enough to be seen."""
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in model.model.named_parameters():
-            if mark in name:
-                weight.add_(0.3 * torch.randn(weight.shape, generator=draws))
-
-
-def once(path: str, error: Exception) -> Callable[[str, Any], Any]:
-    """A fault at the first answer of a route."""
-    left = [error]
-
-    def spoil(asked: str, answer: Any) -> Any:
-        if asked == path and left:
-            raise left.pop()
-        return answer
-
-    return spoil
-
-
-def always(path: str, error: Exception) -> Callable[[str, Any], Any]:
-    """A fault at every answer of a route."""
-
-    def spoil(asked: str, answer: Any) -> Any:
-        if asked == path:
-            raise error
-        return answer
-
-    return spoil
-
-
-def restart_once(fake: FakeVllm, *, hangs_up: bool = False) -> None:
-    """The next request for a completion finds the server started again."""
-    left = [True]
-
-    def restart(path: str, answer: Any) -> Any:
-        if path == COMPLETIONS and left:
-            left.pop()
-            fake.restart()
-            if hangs_up:
-                raise HangupError
-        return answer
-
-    fake.spoil = restart
+KEY = "sk-very-secret-0123456789"
 
 
 def test_tokens_come_with_the_log_probabilities_that_the_policy_gives_them(
@@ -426,10 +358,10 @@ def test_weights_that_the_server_does_not_take_over_are_noticed_before_an_episod
 def test_log_probabilities_before_the_temperature_are_recognised(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
-    """The fake multiplies by the temperature: those of temperature 1 up to a constant of a row."""
     fake.scale_logprobs = False
     engine = make_engine(model, retries=0)
-    with pytest.raises(ServerError, match="differ from the policy's by"):
+    advice = "differ from the policy's by .* start it with --logprobs-mode processed_logprobs"
+    with pytest.raises(ServerError, match=advice):
         respond(engine, temperature=0.5)
 
 
@@ -457,14 +389,89 @@ def test_a_server_without_the_routes_for_weights_says_which_options_it_lacks(
     assert fake.paths().count("/weight_info") == 1, "asking again would be no use"
 
 
-def test_another_server_answers_for_one_that_fails(
+@pytest.mark.slow
+def test_a_response_that_does_not_come_in_time_is_asked_for_again(
+    make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
+) -> None:
+    engine = make_engine(model, timeout_seconds=2.0)
+    respond(engine)
+    fake.asked.clear()
+    fake.spoil = once(COMPLETIONS, StallError("60"))
+    assert largest_gap(model, respond(engine)) < ROUNDING
+    assert fake.paths().count(COMPLETIONS) > len(PROMPTS)
+
+
+@pytest.mark.slow
+def test_a_server_that_stalls_again_and_again_ends_in_one_error(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm, url: str
 ) -> None:
-    with serving(fake.first_folder) as (_, other_url):
-        engine = make_engine(model, base_url=[url, other_url])
+    engine = make_engine(model, timeout_seconds=2.0, retries=1)
+    respond(engine)
+    fake.spoil = always(COMPLETIONS, StallError("60"))
+    with pytest.raises(ServerError) as caught:
         respond(engine)
-        fake.spoil = always(COMPLETIONS, HangupError())
-        assert largest_gap(model, respond(engine)) < ROUNDING
+    message = str(caught.value)
+    assert message.startswith(f"{url}: /v1/completions had no whole answer within 2 seconds (2 ")
+    assert "raise rollouts.timeout_seconds" in message
+    assert "go on with --resume" in message
+
+
+# Keys
+
+
+def test_a_server_that_wants_a_key_gets_the_one_in_the_variable(
+    make_engine: Callable[..., ServerEngine],
+    model: LanguageModel,
+    fake: FakeVllm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake.api_key = KEY
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    engine = make_engine(model, api_key_env="SERVER_KEY")
+    assert largest_gap(model, respond(engine)) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("sent", "advice"),
+    [
+        (None, r"name the environment variable that holds it in rollouts\.api_key_env"),
+        ("other-secret-key", r"does not accept the key in the environment variable that rollouts"),
+    ],
+)
+def test_a_key_that_is_lacking_or_wrong_is_said_at_once_and_never_shown(
+    make_engine: Callable[..., ServerEngine],
+    model: LanguageModel,
+    fake: FakeVllm,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: str | None,
+    advice: str,
+) -> None:
+    """The fake's answer repeats what it was sent."""
+    fake.api_key = KEY
+    monkeypatch.setenv("SERVER_KEY", sent or "")
+    engine = make_engine(model, api_key_env="SERVER_KEY" if sent else None)
+    with pytest.raises(ServerError, match=f"status 401: Unauthorized.* {advice}") as caught:
+        respond(engine)
+    assert fake.paths().count("/v1/models") == 1, "asking again would be no use"
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "other-secret-key" not in f"{error} {error!r} {vars(error)}"
+        error = error.__cause__ or error.__context__
+
+
+def test_a_key_that_is_not_there_is_missed_before_anything_is_asked(
+    make_engine: Callable[..., ServerEngine],
+    model: LanguageModel,
+    fake: FakeVllm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SERVER_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"rollouts\.api_key_env names is not set"):
+        make_engine(model, api_key_env="SERVER_KEY")
+    assert not fake.asked
+
+
+# Interruptions
 
 
 def test_an_interrupted_rollout_leaves_no_request_behind(

@@ -93,9 +93,9 @@ DIGITS = [b"1"] * 50
 def test_the_time_limit_is_for_all_of_an_answer_that_comes_piece_by_piece(
     pieces: list[bytes],
 ) -> None:
-    with dripping(*pieces) as url:
-        with pytest.raises(RequestError, match=r"/x had no whole answer within 0\.5 seconds"):
-            Request(url, "/x", timeout_seconds=0.5).send()
+    late = r"/x had no whole answer within 0\.5 seconds"
+    with dripping(*pieces) as url, pytest.raises(RequestError, match=late):
+        Request(url, "/x", timeout_seconds=0.5).send()
 
 
 def test_an_answer_that_is_broken_off_within_its_headers_is_no_answer() -> None:

@@ -7,17 +7,15 @@ a variable as it was given: people paste keys into both.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ragen_apo.addresses import is_loopback, problem_with_address
 from ragen_apo.errors import ConfigError
+from ragen_apo.policy.api_keys import read_key
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
-MIN_SECRET_CHARACTERS = 8
-"""A shorter key is a word such as EMPTY, which servers without keys are given."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPTION = "--api-key-env (api_key_env)"
 _EXAMPLE = "such as https://api.openai.com/v1 or http://127.0.0.1:8000/v1"
 _KEYS = (
     f"a key is read from the environment variable {DEFAULT_KEY_VARIABLE}, or from the one that "
@@ -67,23 +65,8 @@ def key_for(address: Address, *, variable: str | None) -> str | None:
     machine: it was not meant for that one. Raises ConfigError, without the key, for a variable that
     is asked for and not set, and for a value that is no key.
     """
-    if variable is not None and not _VARIABLE.fullmatch(variable):
-        raise ConfigError(
-            "--api-key-env (api_key_env) takes the name of an environment variable, got something "
-            "else; if it was the key itself, make a new key and put that into a variable"
-        )
-    value = os.environ.get(variable or DEFAULT_KEY_VARIABLE, "").strip()
-    if not value:
-        if variable is None:
-            return None
-        raise ConfigError(
-            "the environment variable that --api-key-env (api_key_env) names is not set in this "
-            "process, or is empty; export it first, or leave the option out if the server wants no "
-            "key"
-        )
-    if not (value.isascii() and value.isprintable() and " " not in value):
-        raise ConfigError(
-            "the environment variable with the API key holds spaces, line breaks or characters "
-            "that no key has; set it to the key alone"
-        )
-    return None if variable is None and not address.is_private else value
+    if variable is not None:
+        return read_key(variable, option=_OPTION)
+    if not address.is_private or not os.environ.get(DEFAULT_KEY_VARIABLE, "").strip():
+        return None
+    return read_key(DEFAULT_KEY_VARIABLE, option=_OPTION)

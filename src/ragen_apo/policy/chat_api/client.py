@@ -23,7 +23,8 @@ import httpx2
 import numpy as np
 
 from ragen_apo.errors import ApiError
-from ragen_apo.policy.chat_api.address import MIN_SECRET_CHARACTERS, Address
+from ragen_apo.policy.api_keys import without_key
+from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
 from ragen_apo.printable import printable, shortened
 
@@ -263,10 +264,7 @@ class ChatClient:
         return shortened(printable(text), 200)
 
     def _without_key(self, text: str) -> str:
-        """The text as the server said it, which may be the key that it was sent."""
-        if self._key is None or len(self._key) < MIN_SECRET_CHARACTERS:
-            return text
-        return text.replace(self._key, "[the key]")
+        return without_key(text, self._key)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -10,25 +10,32 @@ What comes back is not reproducible: servers batch requests as they arrive and d
 numbers, so an episode played again differs, under the same seed as well. A response counts once its
 server has said, after it, that its weights are still those of the rollout.
 
-A request that fails is repeated after a pause, with several servers by the next one; a server that
-was started again gets its weights again. Then the run ends with a ServerError.
+A request that fails is sent again, with several servers at once to another one; which of them play
+is for `rotation` to say. A server that was started again gets its weights again. Where none is left
+the run ends with a ServerError.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ragen_apo.config.rollouts import RolloutsConfig
-from ragen_apo.errors import ServerError
+from ragen_apo.policy.api_keys import read_key
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.inference_server.agreement import require_agreement
+from ragen_apo.policy.inference_server.rotation import (
+    Member,
+    Rotation,
+    described,
+    no_server_left,
+)
 from ragen_apo.policy.inference_server.vllm import (
     ServerFacts,
     VllmServer,
@@ -39,20 +46,18 @@ from ragen_apo.policy.inference_server.weights import Identity, PolicyWeights
 from ragen_apo.policy.inference_server.wire import Request, RequestError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.sampling import StopRule
-
-_T = TypeVar("_T")
-_KEPT = (
-    "What the run has saved is kept: go on with --resume once the server is well, or with "
-    "rollouts.engine: local in its config.yaml"
-)
+from ragen_apo.progress import Progress, SilentProgress
 
 
 @dataclass(eq=False)
 class ServerRow:
     """One episode in progress."""
 
-    server: VllmServer
     context: list[int] = field(default_factory=list)
+    member: Member | None = None
+    """The server that has the context in its prefix cache, if one has."""
+    num_joins: int = 0
+    """Of the server, when the present request was sent."""
     max_new_tokens: int = 0
     """Of the response that was asked for; 0 if none is."""
     num_failures: int = 0
@@ -69,8 +74,15 @@ class ServerEngine:
     """
 
     def __init__(
-        self, model: LanguageModel, settings: RolloutsConfig, *, num_rows: int, capacity: int
+        self,
+        model: LanguageModel,
+        settings: RolloutsConfig,
+        *,
+        num_rows: int,
+        capacity: int,
+        progress: Progress | None = None,
     ) -> None:
+        """`progress` is told of servers that fail while others play, and of their return."""
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
         self._settings = settings
@@ -81,9 +93,18 @@ class ServerEngine:
         self._unchecked = set(self._servers)
         self._rows: list[ServerRow] = []
         self._identity: Identity | None = None
+        self._temperature: float | None = None
+        """Of the rollout under way, once it is known."""
         self._pool: ThreadPoolExecutor | None = None
         self._under_way: dict[Future[Any], ServerRow] = {}
         self._is_broken_off = threading.Event()
+        self._rotation = Rotation(
+            settings,
+            self._servers,
+            prepare=self._prepare,
+            say=(progress or SilentProgress()).say,
+            is_broken_off=self._is_broken_off,
+        )
 
     @property
     def num_free_rows(self) -> int:
@@ -95,8 +116,9 @@ class ServerEngine:
 
         At the end every row is closed and no request is under way. Raises ServerError.
         """
-        self._identity = self._weights.identity()
-        self._bring(self._servers)
+        self._identity, self._temperature = self._weights.identity(), None
+        self._rotation.begin()
+        self._weights.forget_files(self._identity)
         self._pool = ThreadPoolExecutor(self.num_rows, thread_name_prefix="rollout")
         try:
             yield
@@ -119,17 +141,16 @@ class ServerEngine:
             server.break_off()
 
     def open_row(self, draws: np.random.Generator) -> ServerRow:
-        """An empty row on the server with the fewest; the server draws its own random numbers."""
+        """An empty row; its server draws its own random numbers."""
         assert self.num_free_rows > 0
-        loads = [sum(row.server is server for row in self._rows) for server in self._servers]
-        self._rows.append(ServerRow(self._servers[loads.index(min(loads))]))
+        self._rows.append(ServerRow())
         return self._rows[-1]
 
     def copy_row(self, row: ServerRow, draws: np.random.Generator) -> ServerRow:
-        """Another row with the same context, on the server that has it in its prefix cache."""
+        """Another row with the same context, for the server that has it in its prefix cache."""
         assert row.max_new_tokens == 0
         copy = self.open_row(draws)
-        copy.server, copy.context = row.server, list(row.context)
+        copy.member, copy.context = row.member, list(row.context)
         return copy
 
     def close_row(self, row: ServerRow) -> None:
@@ -159,15 +180,18 @@ class ServerEngine:
 
         Temperature 0 takes the most probable token. Raises ServerError.
         """
-        self._check(temperature)
-        for row in self._rows:
-            if row.max_new_tokens and row.wanted is None:
-                self._send(row, temperature)
+        self._temperature = temperature
+        self._check_all()
         finished: list[tuple[ServerRow, Response]] = []
-        while self._under_way and not finished:
+        while not finished and any(row.max_new_tokens for row in self._rows):
+            for row in self._rows:
+                if row.max_new_tokens and row.wanted is None:
+                    self._send(row, temperature)
             finished, failed = self._arrived()
-            if failed:
-                self._recover(failed, temperature)
+            for row, _ in finished:
+                self._rotation.answered(_member(row))
+            for row, failure in failed:
+                self._failed(row, failure)
         for row, response in finished:
             row.context.extend(response.token_ids)
             row.max_new_tokens = 0
@@ -175,16 +199,25 @@ class ServerEngine:
 
     def _send(self, row: ServerRow, temperature: float) -> None:
         assert self._identity and self._pool
+        if row.member is None or not row.member.is_playing:
+            row.member = self._least_busy()
+        row.num_joins = row.member.num_joins
         row.wanted = Wanted(
-            model=self._served_name(row.server),
+            model=self._served_name(row.member.server),
             context=tuple(row.context),
             max_new_tokens=row.max_new_tokens,
             temperature=temperature,
             rule=self.stop_rule,
             salt=self._identity.salt,
         )
-        row.request = row.server.completion(row.wanted)
+        row.request = row.member.server.completion(row.wanted)
         self._under_way[self._pool.submit(row.request.send)] = row
+
+    def _least_busy(self) -> Member:
+        """The server with the fewest rows, of those that play."""
+        playing = self._rotation.playing
+        loads = [sum(row.member is member for row in self._rows) for member in playing]
+        return playing[loads.index(min(loads))]
 
     def _arrived(
         self,
@@ -213,122 +246,116 @@ class ServerEngine:
     ) -> tuple[list[tuple[ServerRow, Response]], list[tuple[ServerRow, RequestError]]]:
         """Moves responses of servers whose weights have changed since to what failed."""
         assert self._identity
-        changed: dict[VllmServer, RequestError] = {}
-        for server in {row.server: None for row, _ in responses}:
+        changed: dict[Member, RequestError] = {}
+        for member in {_member(row): None for row, _ in responses}:
             try:
-                self._weights.require(server, self._identity)
+                self._weights.require(member.server, self._identity)
             except RequestError as failure:
-                changed[server] = failure
-        kept = [(row, response) for row, response in responses if row.server not in changed]
-        lost = [(row, changed[row.server]) for row, _ in responses if row.server in changed]
+                changed[member] = failure
+        kept = [(row, response) for row, response in responses if row.member not in changed]
+        lost = [(row, changed[_member(row)]) for row, _ in responses if _member(row) in changed]
         return kept, [*failed, *lost]
 
-    def _recover(
-        self, failed: Sequence[tuple[ServerRow, RequestError]], temperature: float
-    ) -> None:
-        """Sends failed requests again, after a pause and to servers that have the weights."""
-        for row, failure in failed:
-            row.num_failures += 1
-            if failure.is_refusal or row.num_failures > self._settings.retries:
-                raise _error(row.server, failure, row.num_failures) from failure
-        self._pause(max(row.num_failures for row, _ in failed))
-        for row, _ in failed:
-            index = self._servers.index(row.server)
-            row.server = self._servers[(index + 1) % len(self._servers)]
-        rows = [row for row, _ in failed]
-        changed = self._bring(
-            [each for each in self._servers if any(r.server is each for r in rows)]
-        )
-        self._check(temperature)
-        # What a changed server has under way may be of the weights before, or of both.
+    def _failed(self, row: ServerRow, failure: RequestError) -> None:
+        """The row's request has to be sent again, where its server or another one plays."""
+        member, row.member = _member(row), None
+        row.num_failures += 1
+        self._rotation.failed(member, failure, num_joins=row.num_joins)
+        if row.num_failures >= (self._settings.retries + 1) * len(self._servers):
+            raise no_server_left([described(member.server, failure, row.num_failures)]) from failure
+        assert self._identity
+        self._weights.forget_files(self._identity)
+
+    def _prepare(self, server: VllmServer) -> None:
+        """Gives a server what it lacks of the rollout's weights, and checks that it has them.
+
+        Raises RequestError.
+        """
+        assert self._identity
+        brought = self._weights.bring(server, self._identity)
+        self._served_names[server.base_url] = brought.facts.model
+        if brought.has_changed:
+            self._unchecked.add(server)
+            self._take_back(server)
+        require_room(brought.facts, self.capacity)
+        if self._temperature is not None:
+            self._check(server, self._temperature)
+
+    def _take_back(self, server: VllmServer) -> None:
+        """Ends what a changed server has under way: it may be of the weights before, or of both."""
         for future, row in list(self._under_way.items()):
-            if row.server in changed and row.request:
+            if _member(row).server is server and row.request:
                 row.request.break_off()
+                row.wanted, row.request = None, None
                 del self._under_way[future]
-                rows.append(row)
-        for row in rows:
-            self._send(row, temperature)
 
-    def _bring(self, servers: Sequence[VllmServer]) -> list[VllmServer]:
-        """Gives each server what it lacks of the rollout's weights; returns those that did."""
-        identity = self._identity
-        assert identity
-        changed: list[VllmServer] = []
-        for server in servers:
-            brought = self._insist(server, lambda s=server: self._weights.bring(s, identity))
-            require_room(server, brought.facts, self.capacity)
-            self._served_names[server.base_url] = brought.facts.model
-            if brought.has_changed:
-                changed.append(server)
-        self._unchecked.update(changed)
-        self._weights.forget_files(identity)
-        return changed
+    def _check_all(self) -> None:
+        """Checks the servers that have got other weights before the temperature was known."""
+        assert self._temperature is not None
+        for member in self._rotation.playing:
+            try:
+                self._check(member.server, self._temperature)
+            except RequestError as failure:
+                self._rotation.failed(member, failure, num_joins=member.num_joins)
 
-    def _check(self, temperature: float) -> None:
-        """Compares each server with the policy that has got other weights since the last time."""
-        identity = self._identity
-        assert identity
-        for server in [each for each in self._servers if each in self._unchecked]:
-            asked = {
-                "served_name": self._served_name(server),
-                "salt": identity.salt,
-                "temperature": temperature or 1.0,
-            }
-            self._insist(server, lambda s=server, a=asked: require_agreement(s, self.model, **a))
+    def _check(self, server: VllmServer, temperature: float) -> None:
+        """Compares a server with the policy, if it has got other weights since the last time."""
+        assert self._identity
+        if server in self._unchecked:
+            require_agreement(
+                server,
+                self.model,
+                served_name=self._served_name(server),
+                salt=self._identity.salt,
+                temperature=temperature or 1.0,
+            )
             self._unchecked.discard(server)
 
     def _served_name(self, server: VllmServer) -> str:
         assert self._identity
         return self._identity.adapter or self._served_names[server.base_url]
 
-    def _insist(self, server: VllmServer, attempt: Callable[[], _T]) -> _T:
-        """Repeats what fails, with pauses in between. Raises ServerError after the last time."""
-        num_failures = 0
-        while True:
-            try:
-                return attempt()
-            except RequestError as failure:
-                num_failures += 1
-                is_final = failure.is_refusal or failure.is_unknown_route
-                if is_final or num_failures > self._settings.retries:
-                    raise _error(server, failure, num_failures) from failure
-                self._pause(num_failures)
 
-    def _pause(self, num_failures: int) -> None:
-        self._is_broken_off.wait(self._settings.retry_seconds * 2 ** (num_failures - 1))
+def _member(row: ServerRow) -> Member:
+    assert row.member
+    return row.member
 
 
 def servers_of(settings: RolloutsConfig) -> list[VllmServer]:
-    """The configured servers."""
-    return [VllmServer(url, timeout_seconds=settings.timeout_seconds) for url in settings.base_url]
+    """The configured servers. Raises ConfigError where the key for them is not there."""
+    variable, seconds = settings.api_key_env, settings.timeout_seconds
+    key = variable and read_key(variable, option="rollouts.api_key_env")
+    return [VllmServer(url, timeout_seconds=seconds, key=key) for url in settings.base_url]
 
 
-def require_room(server: VllmServer, facts: ServerFacts, num_tokens: int) -> None:
-    """Raises ServerError if a server's longest context is shorter than an episode's may be."""
+def require_room(facts: ServerFacts, num_tokens: int) -> None:
+    """Raises RequestError if a server's longest context is shorter than an episode's may be."""
     if facts.max_context_tokens < num_tokens:
-        raise ServerError(
-            f"{server.base_url} takes contexts of {facts.max_context_tokens} tokens, and "
-            f"agent.max_context_tokens is {num_tokens}; start it with --max-model-len {num_tokens}"
+        raise RequestError(
+            f"it takes contexts of {facts.max_context_tokens} tokens, and "
+            f"agent.max_context_tokens is {num_tokens}",
+            advice=f"Start it with --max-model-len {num_tokens}",
+            is_final=True,
         )
 
 
 def read_facts(settings: RolloutsConfig, *, num_tokens: int) -> dict[str, ServerFacts]:
     """What each configured server says of itself, by its address, each asked once.
 
-    Raises ServerError for one that does not answer or has no room for an episode.
+    Those that do not answer, or have no room for an episode, are left out. Raises ServerError if
+    that leaves none; ConfigError where the key for them is not there.
     """
     found: dict[str, ServerFacts] = {}
+    problems: list[str] = []
     for server in servers_of(settings):
         try:
             facts = server.facts()
             server.label()
+            require_room(facts, num_tokens)
         except RequestError as failure:
-            raise _error(server, failure, 1) from failure
-        require_room(server, facts, num_tokens)
-        found[server.base_url] = facts
+            problems.append(described(server, failure, 1))
+        else:
+            found[server.base_url] = facts
+    if not found:
+        raise no_server_left(problems)
     return found
-
-
-def _error(server: VllmServer, failure: RequestError, num_failures: int) -> ServerError:
-    times = f" ({num_failures} times in a row)" if num_failures > 1 else ""
-    return ServerError(f"{server.base_url}: {failure}{times}. {failure.advice}. {_KEPT}")

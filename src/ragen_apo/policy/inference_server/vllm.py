@@ -31,6 +31,8 @@ from ragen_apo.policy.inference_server.wire import Request, RequestError
 from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER
 
+_MAX_GREETING_SECONDS = 30.0
+"""A server that does not say its version in this time hangs, and others need not wait for it."""
 _ROUNDING = 1e-3
 """What a log-probability of 0 may be above it."""
 
@@ -121,17 +123,20 @@ _Answer = TypeVar("_Answer", bound=BaseModel)
 class VllmServer:
     """A server at an address; every method is one request and raises RequestError."""
 
-    def __init__(self, base_url: str, *, timeout_seconds: float) -> None:
+    def __init__(self, base_url: str, *, timeout_seconds: float, key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds, self._key = timeout_seconds, key
         self._requests = weakref.WeakSet[Request]()
         self._is_broken_off = False
         self._lock = threading.Lock()
         """Of these two."""
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None) -> Request:
-        """A request that is not sent yet."""
-        request = Request(self.base_url, path, timeout_seconds=self.timeout_seconds, body=body)
+    def request(
+        self, path: str, body: Mapping[str, Any] | None = None, *, within: float | None = None
+    ) -> Request:
+        """A request that is not sent yet; `within` seconds at most, if that is less than usual."""
+        seconds = min(self.timeout_seconds, within or self.timeout_seconds)
+        request = Request(self.base_url, path, timeout_seconds=seconds, body=body, key=self._key)
         with self._lock:
             self._requests.add(request)
             if self._is_broken_off:
@@ -147,7 +152,9 @@ class VllmServer:
 
     def facts(self) -> ServerFacts:
         """Version, model, longest context and adapters."""
-        version = self._ask("/version", _Version).version
+        path = "/version"
+        greeting = self.request(path, within=_MAX_GREETING_SECONDS).send()
+        version = _read(path, _Version, greeting).version
         models = self._ask("/v1/models", _Models).data
         bases = [each for each in models if each.parent is None and each.max_model_len]
         if not bases:

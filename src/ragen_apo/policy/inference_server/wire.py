@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ragen_apo.files import parse_json
+from ragen_apo.policy.api_keys import without_key
 
 MAX_ANSWER_BYTES = 1 << 28
 """No answer that is of use is larger."""
@@ -70,8 +71,12 @@ class Request:
         *,
         timeout_seconds: float,
         body: Mapping[str, Any] | None = None,
+        key: str | None = None,
     ) -> None:
-        """GET without a body, POST with one. `path` begins with a slash."""
+        """GET without a body, POST with one. `path` begins with a slash.
+
+        No error and no answer holds the key.
+        """
         parts = urlsplit(base_url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -79,7 +84,7 @@ class Request:
         self._connection = kind(parts.hostname or "", parts.port, timeout=patience)
         self._path = parts.path.rstrip("/") + path
         self._body = None if body is None else json.dumps(body).encode()
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._key = timeout_seconds, key
         self._socket: socket.socket | None = None
         self._is_broken_off = self._is_late = False
 
@@ -91,31 +96,35 @@ class Request:
         try:
             return self._exchange()
         except (OSError, http.client.HTTPException) as error:
-            if self._is_late or isinstance(error, TimeoutError):
-                raise RequestError(
-                    f"{self._path} had no whole answer within {self._timeout_seconds:g} seconds",
-                    advice="See whether the server hangs, and restart it if so; where it is only "
-                    "slow, raise rollouts.timeout_seconds or lower training.num_rows",
-                ) from error
-            reason = str(error) or type(error).__name__
-            raise RequestError(
-                f"{self._path}: the connection failed ({reason})",
-                advice="Start the server (docs/server.md), or correct rollouts.base_url",
-            ) from error
+            failure = self._failure(error)
         finally:
             self._connection.close()
+        raise failure  # out here, without the error, which may hold what the server said
+
+    def _failure(self, error: Exception) -> RequestError:
+        if self._is_late or isinstance(error, TimeoutError):
+            return RequestError(
+                f"{self._path} had no whole answer within {self._timeout_seconds:g} seconds",
+                advice="See whether the server hangs, and restart it if so; where it is only "
+                "slow, raise rollouts.timeout_seconds or lower training.num_rows",
+            )
+        reason = without_key(str(error), self._key) or type(error).__name__
+        return RequestError(
+            f"{self._path}: the connection failed ({reason})",
+            advice="Start the server (docs/server.md), or correct rollouts.base_url",
+        )
 
     def _exchange(self) -> Any:
         deadline = time.monotonic() + self._timeout_seconds
         self._refuse_if_broken_off()
         self._connection.connect()
-        self._socket = self._connection.sock
+        self._socket = connected = self._connection.sock
         self._refuse_if_broken_off()
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
         # A socket's own limit holds for each receive, and a server may send byte by byte.
-        self._socket.settimeout(remaining)
+        connected.settimeout(remaining)
         timer = threading.Timer(remaining, self._run_out)
         timer.daemon = True
         timer.start()
@@ -128,6 +137,8 @@ class Request:
         headers = {"Accept": "application/json"}
         if self._body is not None:
             headers["Content-Type"] = "application/json"
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
         method = "GET" if self._body is None else "POST"
         self._connection.request(method, self._path, body=self._body, headers=headers)
         with self._connection.getresponse() as response:
@@ -150,11 +161,13 @@ class Request:
             raise RequestError(f"{self._path} was broken off", is_final=True)
 
     def _decoded(self, response: http.client.HTTPResponse, content: bytes) -> Any:
+        # Before anything of it is cut to length: half a key would not be found any more.
+        content = without_key(content.decode("latin-1"), self._key).encode("latin-1")
         if response.status != http.client.OK:
             raise RequestError(
                 f"{self._path} was answered with status {response.status}: {_reason(content)}",
                 status=response.status,
-                advice=_UNKNOWN_ROUTE if response.status == http.client.NOT_FOUND else "",
+                advice=self._advice(response.status),
             )
         if "json" not in response.headers.get("Content-Type", ""):
             return content.decode("utf-8", errors="replace")
@@ -162,6 +175,21 @@ class Request:
             return parse_json(content)
         except ValueError as error:
             raise RequestError(f"{self._path}: the answer is not JSON ({error})") from error
+
+    def _advice(self, status: int) -> str:
+        if status == http.client.NOT_FOUND:
+            return _UNKNOWN_ROUTE
+        if status not in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+            return ""
+        if self._key is None:
+            return (
+                "The server wants a key, and none was sent: name the environment variable that "
+                "holds it in rollouts.api_key_env"
+            )
+        return (
+            "The server does not accept the key in the environment variable that "
+            "rollouts.api_key_env names; put the one there that it was started with"
+        )
 
     def break_off(self) -> None:
         """Ends the request from another thread; `send` fails there, and the server stops."""

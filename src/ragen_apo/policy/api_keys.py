@@ -1,0 +1,46 @@
+"""Keys of servers, which come from the environment of the process alone.
+
+No message here repeats a key, or the name of a variable: people paste keys there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ragen_apo.addresses import is_variable_name
+from ragen_apo.errors import ConfigError
+
+_MIN_SECRET_CHARACTERS = 8
+"""A shorter key is a word such as EMPTY, which servers without keys are given."""
+
+
+def read_key(variable: str, *, option: str) -> str:
+    """The key in an environment variable that the user names with `option`.
+
+    Raises ConfigError, without the key, for a variable that is not set, and for a value that is no
+    key.
+    """
+    if not is_variable_name(variable):
+        raise ConfigError(
+            f"{option} takes the name of an environment variable, got something else; if it was "
+            "the key itself, make a new key and put that into a variable"
+        )
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise ConfigError(
+            f"the environment variable that {option} names is not set in this process, or is "
+            "empty; export it first, or leave the option out if the server wants no key"
+        )
+    if not (value.isascii() and value.isprintable() and " " not in value):
+        raise ConfigError(
+            "the environment variable with the API key holds spaces, line breaks or characters "
+            "that no key has; set it to the key alone"
+        )
+    return value
+
+
+def without_key(text: str, key: str | None) -> str:
+    """The text as a server said it, which may be the key that it was sent."""
+    if key is None or len(key) < _MIN_SECRET_CHARACTERS:
+        return text
+    return text.replace(key, "[the key]")

@@ -1,0 +1,165 @@
+"""Which of several servers play a rollout, as they fail and come back.
+
+    begin -> playing -> [failed -> brought back at once, or out until the next rollout] ... -> begin
+
+A server plays as soon as it has the rollout's weights, until a request to it fails. While others
+play, nothing waits for it: it may come back at once, as one does that was started again and lacks
+only its weights, or it is out for the rest of the rollout, which the user is told once. Where none
+plays, all are tried again after pauses. If none comes back, the rollout ends with a ServerError.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ragen_apo.config.rollouts import RolloutsConfig
+from ragen_apo.errors import ServerError
+from ragen_apo.policy.inference_server.vllm import VllmServer
+from ragen_apo.policy.inference_server.wire import RequestError
+
+_KEPT = (
+    "What the run has saved is kept: go on with --resume once the server is well, or with "
+    "rollouts.engine: local in its config.yaml"
+)
+
+
+@dataclass(eq=False)
+class Member:
+    """A configured server, and how it does."""
+
+    server: VllmServer
+    is_playing: bool = False
+    num_joins: int = 0
+    """How often it has begun to play. What was sent before the last time and fails is no news."""
+    num_failures: int = 0
+    """In a row, since its last response."""
+    failure: RequestError | None = None
+    """The last one."""
+    may_return: bool = True
+    """Whether it is worth while to try again in this rollout."""
+    is_out: bool = False
+    """Whether the user knows that it does not play."""
+
+    @property
+    def problem(self) -> str:
+        """Address, cause and advice."""
+        assert self.failure
+        return described(self.server, self.failure, self.num_failures)
+
+
+class Rotation:
+    """The configured servers, and which of them play."""
+
+    def __init__(
+        self,
+        settings: RolloutsConfig,
+        servers: Sequence[VllmServer],
+        *,
+        prepare: Callable[[VllmServer], None],
+        say: Callable[[str], None],
+        is_broken_off: threading.Event,
+    ) -> None:
+        """`prepare` gives a server what it needs to play, or raises RequestError."""
+        self.members = [Member(server) for server in servers]
+        self._settings, self._prepare, self._say = settings, prepare, say
+        self._is_broken_off = is_broken_off
+
+    @property
+    def playing(self) -> list[Member]:
+        """Those that rows may be sent to."""
+        return [member for member in self.members if member.is_playing]
+
+    def begin(self) -> None:
+        """Has every server play that can; one that was out before is tried only once.
+
+        Raises ServerError if none can.
+        """
+        all_are_out = all(member.is_out for member in self.members)
+        for member in self.members:
+            is_doubtful = member.is_out and not all_are_out
+            member.is_playing, member.may_return = False, True
+            member.num_failures = self._settings.retries if is_doubtful else 0
+        self._try_again(until=lambda: False)
+
+    def failed(self, member: Member, failure: RequestError, *, num_joins: int) -> None:
+        """A request failed that was sent when the server had joined `num_joins` times.
+
+        Raises ServerError if no server is left.
+        """
+        if not member.is_playing or num_joins != member.num_joins:
+            return
+        self._note(member, failure, is_final=failure.is_refusal)
+        if self.playing:
+            if member.may_return:
+                self._try(member)
+            self._tell()
+            return
+        for other in self.members:
+            if other is not member and not other.may_return:
+                other.num_failures, other.may_return = self._settings.retries, True
+        self._try_again(until=lambda: bool(self.playing))
+
+    def answered(self, member: Member) -> None:
+        """A response came."""
+        member.num_failures = 0
+
+    def _try_again(self, *, until: Callable[[], bool]) -> None:
+        """Until it is so, or no server is left to be tried."""
+        while not until():
+            waiting = [each for each in self.members if not each.is_playing and each.may_return]
+            if not waiting:
+                break
+            self._pause(min(member.num_failures for member in waiting))
+            for member in waiting:
+                self._try(member)
+        if not self.playing:
+            problems = [member.problem for member in self.members]
+            raise no_server_left(problems) from self.members[-1].failure
+        self._tell()
+
+    def _try(self, member: Member) -> None:
+        try:
+            self._prepare(member.server)
+        except RequestError as failure:
+            self._note(member, failure, is_final=failure.is_refusal or failure.is_unknown_route)
+            return
+        member.is_playing = True
+        member.num_joins += 1
+        if member.is_out:
+            member.is_out = False
+            self._say(f"{member.server.base_url} takes part in rollouts again")
+
+    def _note(self, member: Member, failure: RequestError, *, is_final: bool) -> None:
+        member.is_playing, member.failure = False, failure
+        member.num_failures += 1
+        member.may_return = not is_final and member.num_failures <= self._settings.retries
+
+    def _tell(self) -> None:
+        """Says which servers no longer play."""
+        for member in self.members:
+            if member.is_playing or member.is_out or self._is_broken_off.is_set():
+                continue
+            member.is_out, member.may_return = True, False
+            self._say(
+                f"{member.problem} The other servers go on without it, and it is tried again at "
+                "the next rollout"
+            )
+
+    def _pause(self, num_failures: int) -> None:
+        if num_failures > 0:
+            seconds = self._settings.retry_seconds * 2 ** (num_failures - 1)
+            self._is_broken_off.wait(seconds)
+
+
+def described(server: VllmServer, failure: RequestError, num_failures: int) -> str:
+    """What failed where, how often, and what can be done about it."""
+    times = f" ({num_failures} times in a row)" if num_failures > 1 else ""
+    return f"{server.base_url}: {failure}{times}. {failure.advice}."
+
+
+def no_server_left(problems: Sequence[str]) -> ServerError:
+    """The error where every server has a problem."""
+    head = f"None of {len(problems)} servers is left. " if len(problems) > 1 else ""
+    return ServerError(f"{head}{' '.join(problems)} {_KEPT}")
