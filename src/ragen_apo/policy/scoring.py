@@ -1,7 +1,8 @@
 """Log-probabilities of recorded tokens under a model, with or without gradients.
 
 `score_tokens` also has the entropy of each token's distribution, which takes as much memory as the
-logits; what only needs log-probabilities, as of the reference, asks `token_logprobs`.
+logits; what only needs log-probabilities, as of the reference, asks `token_logprobs`. Of many
+tokens, logits are made in pieces (`LanguageModel.over_targets`), so their memory is bounded.
 
 Further axis (`ragen_apo.types` has the others): N sampled tokens of the batch.
 """
@@ -39,7 +40,7 @@ def score_tokens(
 
     `token_ids_RT` int64, `loss_mask_RT` bool. The first position is never a sampled token. The
     vocabulary projection runs at the N masked positions only. `entropy_gradients` keeps a second
-    tensor [N, V] for the backward pass, for an entropy bonus.
+    tensor [N, V] of a piece for the backward pass, for an entropy bonus.
     """
 
     def read(hidden_NH: Tensor, tokens_N: Tensor) -> tuple[Tensor, Tensor]:
