@@ -40,7 +40,7 @@ VARIANTS: dict[str, list[str]] = {
 EPISODES = {"test": 100, "all": 497}
 
 
-NOTES = """Greedy play, one episode a task. The agent never saw held-out products as goals during training.
+NOTES = """Greedy play, one episode a task. Held-out products were never a goal during training.
 The teacher of the demonstrations is scripted and mediocre (28% success). Success is the share of
 episodes that buy the right product. The settings were tuned on another split of the catalogue
 (docs/log.md). One was not: centred residuals came from comparisons on the held-out products with
