@@ -55,8 +55,9 @@ def test_an_answer_is_whole_when_its_connection_ends_with_the_last_byte(
 
 
 @contextlib.contextmanager
-def dripping(*pieces: bytes) -> Iterator[str]:
-    """A server that sends its answer piece by piece, and goes on for 3 seconds."""
+def dripping(*pieces: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that sends its answer piece by piece, in 5 seconds; and the pieces sent so far."""
+    sent: list[bytes] = []
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -64,12 +65,13 @@ def dripping(*pieces: bytes) -> Iterator[str]:
             connection.recv(1 << 16)
             for piece in pieces:
                 connection.sendall(piece)
-                time.sleep(3 / len(pieces))
+                sent.append(piece)
+                time.sleep(5 / len(pieces))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", sent
         thread.join()
 
 
@@ -94,12 +96,13 @@ def test_the_time_limit_is_for_all_of_an_answer_that_comes_piece_by_piece(
     pieces: list[bytes],
 ) -> None:
     late = r"/x had no whole answer within 0\.5 seconds"
-    with dripping(*pieces) as url, pytest.raises(RequestError, match=late):
+    with dripping(*pieces) as (url, sent), pytest.raises(RequestError, match=late):
         Request(url, "/x", timeout_seconds=0.5).send()
+    assert len(sent) < len(pieces), "it hangs up on a server that has not come to its end"
 
 
 def test_an_answer_that_is_broken_off_within_its_headers_is_no_answer() -> None:
-    with dripping(STATUS, *HEADERS) as url:
+    with dripping(STATUS, *HEADERS) as (url, _):
         request = Request(url, "/x", timeout_seconds=20)
         threading.Timer(0.3, request.break_off).start()
         with pytest.raises(RequestError, match="/x was broken off") as caught:
