@@ -78,6 +78,17 @@ def always(path: str, error: Exception) -> Callable[[str, Any], Any]:
     return spoil
 
 
+def keep_weights(fake: FakeVllm) -> None:
+    """It takes no other weights over, and says that it did."""
+    kept = fake.model
+
+    def keep(path: str, answer: Any) -> Any:
+        fake.model = kept
+        return answer
+
+    fake.spoil = keep
+
+
 def restart_once(fake: FakeVllm, *, hangs_up: bool = False) -> None:
     """The next request for a completion finds the server started again."""
     left = [True]

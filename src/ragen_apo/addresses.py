@@ -12,9 +12,14 @@ from urllib.parse import urlsplit
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def is_variable_name(text: str) -> bool:
-    """Whether an environment variable may have this name; most keys could not be one."""
-    return _VARIABLE.fullmatch(text) is not None
+def problem_with_variable_name(text: str) -> str | None:
+    """Why no environment variable with a key can have this name, or None; most keys could not."""
+    if _VARIABLE.fullmatch(text):
+        return None
+    return (
+        "takes the name of an environment variable, got something else; if it was the key itself, "
+        "make a new key and put that into a variable"
+    )
 
 
 def problem_with_address(url: str) -> str | None:

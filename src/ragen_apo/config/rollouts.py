@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ragen_apo.addresses import is_variable_name, problem_with_address
+from ragen_apo.addresses import problem_with_address, problem_with_variable_name
 from ragen_apo.choices import EpisodeSchedule
 from ragen_apo.config.section import CountOrZero, Positive, Section, one_or_more
 
@@ -55,11 +55,9 @@ class RolloutsConfig(Section):
         for url in self.base_url:
             if problem := problem_with_address(url):
                 raise ValueError(f"base_url {problem}; expected it like http://127.0.0.1:8000")
-        if self.api_key_env is not None and not is_variable_name(self.api_key_env):
-            raise ValueError(
-                "api_key_env takes the name of an environment variable, got something else; if it "
-                "was the key itself, make a new key and put that into a variable"
-            )
+        variable = self.api_key_env
+        if variable is not None and (problem := problem_with_variable_name(variable)):
+            raise ValueError(f"api_key_env {problem}")
         if len(set(self.base_url)) < len(self.base_url):
             raise ValueError(f"base_url names a server twice: {', '.join(self.base_url)}")
         return self

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from ragen_apo.addresses import is_variable_name
+from ragen_apo.addresses import problem_with_variable_name
 from ragen_apo.errors import ConfigError
 
 _MIN_SECRET_CHARACTERS = 8
@@ -20,11 +20,8 @@ def read_key(variable: str, *, option: str) -> str:
     Raises ConfigError, without the key, for a variable that is not set, and for a value that is no
     key.
     """
-    if not is_variable_name(variable):
-        raise ConfigError(
-            f"{option} takes the name of an environment variable, got something else; if it was "
-            "the key itself, make a new key and put that into a variable"
-        )
+    if problem := problem_with_variable_name(variable):
+        raise ConfigError(f"{option} {problem}")
     value = os.environ.get(variable, "").strip()
     if not value:
         raise ConfigError(

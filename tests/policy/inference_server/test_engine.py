@@ -22,6 +22,7 @@ from tests.served_responses import (
     ROUNDING,
     always,
     change,
+    keep_weights,
     largest_gap,
     once,
     respond,
@@ -343,13 +344,7 @@ def test_weights_that_the_server_does_not_take_over_are_noticed_before_an_episod
 ) -> None:
     engine = make_engine(model, retries=0)
     respond(engine)
-    kept = fake.model
-
-    def keep(path: str, answer: Any) -> Any:
-        fake.model = kept
-        return answer
-
-    fake.spoil = keep
+    keep_weights(fake)
     change(model)
     with pytest.raises(ServerError, match="it computes another model"):
         respond(engine)

@@ -19,6 +19,7 @@ from tests.served_responses import (
     ROUNDING,
     always,
     change,
+    keep_weights,
     largest_gap,
     respond,
     restart_once,
@@ -270,13 +271,7 @@ def test_a_server_that_does_not_take_the_weights_over_is_left_out(
     said = Sayings()
     engine = make_engine(model, base_url=urls, progress=said)
     respond(engine)
-    kept = other.model
-
-    def keep(path: str, answer: Any) -> Any:
-        other.model = kept
-        return answer
-
-    other.spoil = keep
+    keep_weights(other)
     change(model)
     assert largest_gap(model, respond(engine)) < ROUNDING
     assert num_rows_of(other) < len(PROMPTS), "those of the first rollout"
