@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from ragen_apo.config import load_config
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.stages import disk
 from tests import factories
 from tests.forks import Fork
 
@@ -153,6 +155,32 @@ def test_a_failure_is_raised_and_nothing_new_is_begun(runs: Runs) -> None:
     runs.failing = ""
     play(runs)
     assert len([call for call in runs.calls if call.startswith("evaluate")]) == 4
+
+
+def test_runs_that_may_fill_the_disk_are_announced(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib, said = 2**30, list[str]()
+    comparison = load_comparison(runs.out.parent / "compare.yaml")
+    reference = RunDirectory(runs.out / "seed-0" / "reference").reference(0)
+    write_weights(reference, gib)
+    # Two models and three checkpoints with two moments: (2 + 3 * 3) GiB for each of four runs.
+    monkeypatch.setattr(disk, "free_disk", lambda _: 44 * gib)
+    execute.play_comparison(comparison, runs.out, say=said.append)
+    assert not [line for line in said if "disk" in line]
+    shutil.rmtree(runs.out)
+    write_weights(reference, gib)
+    monkeypatch.setattr(disk, "free_disk", lambda _: 43 * gib)
+    execute.play_comparison(comparison, runs.out, say=said.append)
+    (line,) = [line for line in said if "disk" in line]
+    assert line.startswith("disk: 4 runs may need 44.0 GiB more, and 43.0 are free.")
+
+
+def write_weights(folder: Path, num_bytes: int) -> None:
+    """A file that says that it is so large, and takes no room."""
+    folder.mkdir(parents=True)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(num_bytes)
 
 
 def test_another_configuration_is_not_continued(runs: Runs) -> None:

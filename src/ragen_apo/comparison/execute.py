@@ -24,6 +24,7 @@ from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import read_json, write_text_atomically
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.stages.disk import more_than_fits
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
@@ -65,7 +66,11 @@ def play_comparison(
             jobs = samplers if name in whose_values else others
             jobs.append((runs[name, seed], config, "train"))
     play = functools.partial(finish_run, say=say, quiet=quiet or parallel > 1)
-    for stage in (firsts, samplers, others):
+    _finish(firsts, parallel, play)
+    left = {run.path: config for run, config, _ in (*samplers, *others) if not run.policy.exists()}
+    if left and (problem := more_than_fits(left, reference=firsts[0][0].reference(0))):
+        say(problem)
+    for stage in (samplers, others):
         _finish(stage, parallel, play)
     return runs
 

@@ -34,12 +34,14 @@ from transformers import PreTrainedModel
 
 from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import AgentConfig
+from ragen_apo.config.policy import PolicyConfig
 from ragen_apo.config.training import ReferenceConfig, TrainingConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import MAX_LOGITS, LanguageModel
 from ragen_apo.policy.lora import has_adapters, merged_bytes
 from ragen_apo.policy.packed_weights import num_packed_bytes
 from ragen_apo.policy.passes import decoder_layers
+from ragen_apo.stages.disk import Sizes
 
 _GIB = 2**30
 _LOGIT_TENSORS = 5
@@ -161,6 +163,16 @@ def plan_memory(
         kept, state = (own, adam) if is_refreshed else (weights, 0)
         moments.append(Moment("saving a model", kept + gathered + merged_bytes(model), state))
     return MemoryPlan(loaded=whole, moments=tuple(moments))
+
+
+def saved_sizes(config: PolicyConfig, model: PreTrainedModel) -> Sizes:
+    """What the model takes on the disk; its adapters are in place if it has any."""
+    # Embeddings of a model that is built here are learned in the warm start, frozen or not.
+    frozen = config.freeze_embeddings and config.path is not None
+    learned, weights = _learned_bytes(model, frozen=frozen), _num_bytes(model)
+    if has_adapters(model):
+        return Sizes(weights - learned, kept=learned, learned=learned)
+    return Sizes(weights, kept=weights, learned=learned)
 
 
 def _makes_new_references(rules: ReferenceConfig, *, max_steps: int) -> bool:

@@ -37,9 +37,10 @@ from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
+from ragen_apo.stages.disk import free_disk, plan_disk
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
-from ragen_apo.stages.memory import free_memory, plan_memory
+from ragen_apo.stages.memory import free_memory, plan_memory, saved_sizes
 from ragen_apo.stages.origin import (
     count_attempt,
     note_origin,
@@ -102,7 +103,7 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     run = session.run
     _begin(session)
     tasks = session.training_tasks()
-    policy, position = _loaded_policy(session)
+    policy, position = _loaded_policy(session, only_reference=only_reference)
     with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
         _warm_start(session, policy, position)
         if only_reference:
@@ -155,7 +156,7 @@ def _save_policy(session: Session, policy: LanguageModel) -> None:
     session.save_model(policy, run.policy)
 
 
-def _loaded_policy(session: Session) -> tuple[LanguageModel, Position]:
+def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageModel, Position]:
     """The policy where training stands, of a run that nothing refuses from here on."""
     run = session.run
     # From the first reference on, its weights are those that adapters are added to.
@@ -165,6 +166,7 @@ def _loaded_policy(session: Session) -> tuple[LanguageModel, Position]:
     if session.config.machine.mixed_precision == "auto":
         session.progress.say(f"machine.mixed_precision auto: {session.precision}")
     _plan_memory(session, policy)
+    _plan_disk(session, policy, only_reference=only_reference)
     has_adapters = session.config.policy.lora is not None
     if session.ranks.is_first and has_adapters and not run.reference(0).exists():
         require_same_initial_model(session, policy)
@@ -186,6 +188,17 @@ def _plan_memory(session: Session, policy: LanguageModel) -> None:
         available //= session.ranks.worker.local_size
     plan.require(available)
     session.progress.say(plan.sentence(available))
+
+
+def _plan_disk(session: Session, policy: LanguageModel, *, only_reference: bool) -> None:
+    """Says what the run writes; raises ConfigError where there is no room for it."""
+    config, folder = session.config, session.run.path
+    sizes = saved_sizes(config.policy, policy.model)
+    plan = plan_disk(config, sizes, folder, only_reference=only_reference)
+    free = free_disk(folder)
+    plan.require(free, folder)
+    if plan.missing >= 2**30:
+        session.progress.say(plan.sentence(free))
 
 
 def _initial_model(session: Session) -> Path | str:

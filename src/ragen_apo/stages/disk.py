@@ -1,0 +1,148 @@
+"""How much room a run takes on the disk at most, known before anything is computed.
+
+    initial/, references/N/, distilled/, policy/    all weights each, with adapters added to them
+    checkpoints/    what is trained, its moments, and what the algorithm trains or keeps besides:
+                    the newest `training.keep_checkpoints`, and one more while it is written
+
+The value store, curves and reports are not counted, nor are references that
+`reference.refresh_max_kl` may ask for. Sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ragen_apo.config import RunConfig
+from ragen_apo.config.training import ReferenceConfig
+from ragen_apo.errors import ConfigError
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a model."""
+
+    weights: int
+    """In a model folder."""
+    kept: int
+    """Of its tensors in a checkpoint: all weights, or the adapters."""
+    learned: int
+    """Of those that have moments."""
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """Model folders and checkpoints of a run when they take the most."""
+
+    num_models: int
+    model: int
+    """One folder."""
+    num_checkpoints: int
+    checkpoint: int
+    written: int
+    """What is there already."""
+
+    @property
+    def missing(self) -> int:
+        """What still has to be written, and stays."""
+        whole = self.num_models * self.model + self.num_checkpoints * self.checkpoint
+        return max(0, whole - self.written)
+
+    def sentence(self, free: int) -> str:
+        return f"disk: {self._parts}; {free / _GIB:.1f} GiB are free"
+
+    def require(self, free: int, folder: Path) -> None:
+        """Raises ConfigError where they do not fit."""
+        if self.missing > free:
+            raise ConfigError(
+                f"{folder} needs {self._parts}, and its disk has {free / _GIB:.1f} GiB free; free "
+                "space, take another disk (--run-dir), lower training.keep_checkpoints, or train "
+                "adapters (policy.lora)"
+            )
+
+    @property
+    def _parts(self) -> str:
+        return (
+            f"{self.missing / _GIB:.1f} GiB more for {self.num_models} models of "
+            f"{self.model / _GIB:.2f} and {self.num_checkpoints} checkpoints of "
+            f"{self.checkpoint / _GIB:.2f}"
+        )
+
+
+def plan_disk(
+    config: RunConfig, sizes: Sizes, folder: Path, *, only_reference: bool = False
+) -> DiskPlan:
+    """The plan of a run in `folder`; `only_reference`: it ends with its warm start."""
+    num_models, ever = 1, 0
+    checkpoint = sizes.kept + 2 * sizes.learned
+    if config.policy.path is None:
+        num_models += 1
+    if config.warm_start.enabled:
+        ever += config.warm_start.copy_curriculum.max_steps > 0
+        ever += config.warm_start.demonstrations.num_steps > 0
+    if not only_reference:
+        training = config.training
+        num_models += 1 + _num_refreshes(config.reference, max_steps=training.max_steps)
+        num_models += config.distillation.enabled
+        ever += math.ceil(training.max_steps / training.checkpoint_every)
+        ever += config.distillation.enabled
+        if config.algorithm.traits.has_critic:
+            checkpoint *= 2
+        if config.algorithm.keeps_a_copy:
+            checkpoint += sizes.learned
+    return DiskPlan(
+        num_models=num_models,
+        model=sizes.weights,
+        num_checkpoints=min(ever, config.training.keep_checkpoints + 1),
+        checkpoint=checkpoint,
+        written=_num_written(folder),
+    )
+
+
+def more_than_fits(config_of: Mapping[Path, RunConfig], *, reference: Path) -> str | None:
+    """Why runs that begin with `reference` may fill their disk; None if they fit.
+
+    All weights count as learned, so it is an upper bound.
+    """
+    weights = _num_written(reference)
+    folders = list(config_of)
+    plans = [
+        plan_disk(
+            config,
+            Sizes(weights, weights, weights)
+            if config.policy.lora is None
+            else Sizes(weights, 0, 0),
+            folder,
+        )
+        for folder, config in config_of.items()
+    ]
+    missing, free = sum(plan.missing for plan in plans), free_disk(folders[0])
+    if missing <= free:
+        return None
+    return (
+        f"disk: {len(plans)} runs may need {missing / _GIB:.1f} GiB more, and {free / _GIB:.1f} "
+        "are free. Free space or lower training.keep_checkpoints: a run without room stops, and "
+        "the same command goes on"
+    )
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that are free where `folder` is, or will be."""
+    there = folder.resolve()
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def _num_written(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+
+
+def _num_refreshes(rules: ReferenceConfig, *, max_steps: int) -> int:
+    steps = rules.refresh_every_steps
+    return 0 if steps is None else (max_steps - 1) // steps  # none after the last step

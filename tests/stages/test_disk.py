@@ -1,0 +1,105 @@
+"""The plan of a run's disk against what runs have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragen_apo.config import RunConfig, load_config
+from ragen_apo.errors import ConfigError
+from ragen_apo.policy.language_model import load_language_model
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.stages import pipeline
+from ragen_apo.stages.disk import DiskPlan, free_disk, plan_disk
+from ragen_apo.stages.memory import saved_sizes
+from ragen_apo.training.checkpoint import list_checkpoints
+from tests import factories
+from tests.factories import AlgorithmRuns
+
+HEADERS = 64 * 1024
+"""More than the names and shapes of a small model's tensors take in a file, in bytes."""
+
+
+def weights_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+
+
+def plan(config: RunConfig, model: Path, folder: Path, **options: Any) -> DiskPlan:
+    policy = load_language_model(model, device=torch.device("cpu"))
+    return plan_disk(config, saved_sizes(config.policy, policy.model), folder, **options)
+
+
+def require_near(written: int, planned: int) -> None:
+    assert planned <= written < planned + HEADERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["apo", "ppo", "oapl"])
+def test_models_and_checkpoints_are_as_large_as_planned(
+    algorithm: str, algorithm_runs: AlgorithmRuns
+) -> None:
+    run, config = algorithm_runs.finished(algorithm), algorithm_runs.config(algorithm)
+    planned = plan(config, run.policy, run.path)
+    checkpoint = list_checkpoints(run.checkpoints)[-1]
+    require_near(weights_in(run.policy), planned.model)
+    require_near(weights_in(checkpoint), planned.checkpoint)
+    assert planned.written == weights_in(run.path)
+    folders = [run.reference(0), run.policy]
+    assert planned.num_models == len(folders), "a reference and a policy; the model is elsewhere"
+
+
+@pytest.mark.slow
+def test_a_whole_run_has_as_many_models_as_planned(finished_run: Path, tmp_path: Path) -> None:
+    run, config = RunDirectory(finished_run), load_config(RunDirectory(finished_run).config)
+    planned = plan(config, run.policy, tmp_path)
+    folders = {file.parent for file in run.path.rglob("model.safetensors")}
+    models = [each for each in folders if each.parent != run.checkpoints]
+    assert planned.num_models == len(models)
+    most = config.training.keep_checkpoints + 1
+    assert planned.num_checkpoints == most, "the new one is written before the oldest goes"
+    only_reference = plan(config, run.policy, tmp_path, only_reference=True)
+    assert only_reference.num_models == 2, "initial/ and references/0/"
+    assert only_reference.num_checkpoints < most
+
+
+def test_each_new_reference_is_a_model_but_for_one_after_the_last_step(
+    qwen_folder: Path, tmp_path: Path
+) -> None:
+    def models(steps: int | None) -> int:
+        every = "null" if steps is None else steps
+        keys = (f"--reference.refresh_every_steps={every}", "--training.max_steps=6")
+        return plan(factories.config(*keys), qwen_folder, tmp_path).num_models
+
+    assert [models(steps) - models(None) for steps in (1, 2, 3, 5, 6)] == [5, 2, 1, 1, 0]
+
+
+def test_a_disk_without_room_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    gib = 2**30
+    made = DiskPlan(num_models=2, model=gib, num_checkpoints=3, checkpoint=3 * gib, written=gib)
+    made.require(10 * gib, tmp_path)
+    expected = (
+        f"{tmp_path} needs 10.0 GiB more for 2 models of 1.00 and 3 checkpoints of 3.00, and its "
+        "disk has 9.9 GiB free; free space, take another disk (--run-dir), lower "
+        "training.keep_checkpoints, or train adapters (policy.lora)"
+    )
+    with pytest.raises(ConfigError) as caught:
+        made.require(int(9.9 * gib), tmp_path)
+    assert str(caught.value) == expected
+
+
+def test_nothing_is_left_of_a_run_that_finds_no_room(
+    monkeypatch: pytest.MonkeyPatch, qwen_folder: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pipeline, "free_disk", lambda _: 1000)
+    pretrained = (f"--policy.path={qwen_folder}", "--warm_start.enabled=false")
+    config = factories.config(*pretrained)
+    with pytest.raises(ConfigError, match="its disk has 0.0 GiB free"):
+        factories.run(config, tmp_path / "run")
+    assert not RunDirectory(tmp_path / "run").has_begun
+
+
+def test_the_free_space_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert free_disk(tmp_path / "not" / "there") > 0
