@@ -43,6 +43,7 @@ MEASUREMENT = Measurement(
     points=[Point(0.0, 0, 0.4, REFERENCE), Point(60.0, 1000, 0.95, 1)],
     seconds=120.0,
     tokens=2000,
+    updates=65,
     success=0.97,
     success_low=0.9,
     success_high=0.99,
@@ -245,6 +246,7 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     assert before.success == after.success and before.seconds == 0.0 < after.seconds
     assert whole.seconds > sum(row["rollout_seconds"] for row in rows)
     assert whole.entropy == rows[-1]["entropy"]
+    assert whole.updates == rows[-1]["num_updates_total"]
     assert whole.peak_memory_bytes is not None and whole.peak_memory_bytes > 2**24
     for num_points in (1, 2, 3):
         cut = BudgetConfig(tokens=max(whole.points[num_points - 1].tokens, 1))
@@ -285,6 +287,7 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     distilled = measured(run)
     assert distilled.seconds == pytest.approx(plain.seconds + 7.5)
     assert distilled.tokens == plain.tokens
+    assert plain.updates is not None and distilled.updates == plain.updates + 1
     first, sampled, point, *rest = distilled.points
     assert (first, sampled) == tuple(plain.points[:2])
     assert point == Point(pytest.approx(sampled.seconds + 7.5), sampled.tokens, 0.75, DISTILLED)
@@ -313,6 +316,8 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
         MEASUREMENT,
         seed=1,
         success=0.5,
+        success_low=0.4,
+        success_high=0.7,
         points=[
             Point(0.0, 0, 0.4, REFERENCE),
             Point(30.0, 500, 0.5, 1),
@@ -338,10 +343,11 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     assert "Budget" not in page
     row = next(line for line in page.splitlines() if line.startswith("| A*-PO"))
     # 60%: 60 and 90 seconds, 1,000 and 1,500 tokens. 90%: one of the two.
+    # Bounds: 90% and 40%, 99% and 70%.
     # Areas up to 1,000 tokens: (0.4 + 0.95) / 2, and (0.45 * 500 + 0.525 * 500) / 1,000.
     assert row == (
         "| A*-PO | 1 min 15 s | 1,250 | 1 min 00 s (1 of 2) | 1,000 (1 of 2) | 58.1% "
-        "| 73.5% (50.0% to 97.0%) | 1.5 | 0.250 "
+        "| 73.5% (50.0% to 97.0%) | 65.0–84.5% | 65 | 1.5 | 0.250 "
         "| 512 MiB |"
     )
     rows = list(csv.DictReader(io.StringIO(paths[1].read_text())))

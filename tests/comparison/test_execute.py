@@ -71,6 +71,8 @@ class Runs:
             write_text_atomically(run.config, text)
         else:
             played = load_config(run.config).evaluation.model_dump(mode="json")
+            if "--pass-k" in arguments:
+                played["pass_k"] = int(arguments[arguments.index("--pass-k") + 1])
             write_text_atomically(run.results, json.dumps({"evaluation": played}))
         with self.lock:
             self.at_once -= 1
@@ -189,6 +191,20 @@ def test_another_configuration_is_not_continued(runs: Runs) -> None:
     (runs.out.parent / "compare.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"now: values\.beta1 was 0\.5 and is 0\.7\. Put"):
         play(runs)
+
+
+def test_pass_at_k_can_be_asked_for_when_all_runs_are_done(runs: Runs) -> None:
+    play(runs)
+    runs.calls.clear()
+    text = COMPARISON + "shared: {evaluation: {pass_k: 8}}\n"
+    (runs.out.parent / "compare.yaml").write_text(text)
+    found = play(runs)
+    assert len(runs.calls) == 4
+    assert all(call.startswith("evaluate") for call in runs.calls)
+    played = json.loads(found["two", 1].results.read_text())["evaluation"]
+    assert played["pass_k"] == 8
+    play(runs)
+    assert len(runs.calls) == 4, "once"
 
 
 def test_a_comparison_that_was_moved_is_reused(runs: Runs) -> None:

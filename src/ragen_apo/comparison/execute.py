@@ -138,13 +138,16 @@ def finish_run(
         _call(lifeline, verb, "--run-dir", str(run.path), *how, *alone, log=log)
     if verb == "train" and _played(run) != config.evaluation:
         say(f"{run.path}: evaluation")
-        _call(lifeline, "evaluate", str(run.path), *trust, log=log)
+        pass_k = config.evaluation.pass_k
+        asked = [] if pass_k is None else ["--pass-k", str(pass_k)]
+        _call(lifeline, "evaluate", str(run.path), *asked, *trust, log=log)
 
 
 def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
     """Raises RunDirectoryError where the run was started with another configuration.
 
-    The absolute paths of what lies beside it may be others: the comparison was moved, then.
+    The absolute paths of what lies beside it may be others: the comparison was moved, then. And
+    pass@k, which changes no training, may be asked for later.
     """
     before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
     seed_folder = run.path.parent.resolve()
@@ -152,6 +155,7 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
         each
         for each in differences(before, now)
         if not (each.key in _PATHS and _has_moved(str(each.before), str(each.after), seed_folder))
+        and not (each.key == "evaluation.pass_k" and each.after is not None)
     ]
     if changes:
         raise RunDirectoryError(

@@ -41,6 +41,7 @@ class _Step(BaseModel):
     training_seconds: float
     num_generated_tokens: int
     step: int
+    num_updates: int = 0
     reference_version: int = 0
     eval_success_rate: float = 0.0
     kl_per_sequence: float = 0.0
@@ -48,7 +49,7 @@ class _Step(BaseModel):
 
 
 class _Distilled(BaseModel):
-    """The part of each row of distillation.jsonl that it reads."""
+    """The part of each row of distillation.jsonl that it reads; one of an update has seconds."""
 
     reference_version: int
     seconds: float = 0.0
@@ -92,7 +93,8 @@ class Measurement:
     """Within the budget, in the order of training; the first is the reference at cost 0."""
     seconds: float
     tokens: int
-    """Of the whole run."""
+    updates: int | None
+    """Of the policy, of the whole run: those of every distillation and of Stage 2."""
     success: float
     """Of the trained policy, in the evaluation after training."""
     success_low: float
@@ -170,6 +172,8 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         seconds += reference.seconds
         tokens += reference.tokens
     updated = [row for row in rows if "kl_per_sequence" in row.model_fields_set]
+    counted = all("num_updates" in row.model_fields_set for row in rows)
+    distilling = sum("seconds" in row.model_fields_set for row in distilled)
     low, high = results.success_ci95
     pass_k = max(results.pass_at_k, default=None)
     return Measurement(
@@ -178,6 +182,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         points=points,
         seconds=seconds,
         tokens=tokens,
+        updates=distilling + sum(row.num_updates for row in rows) if counted else None,
         success=results.success_rate,
         success_low=low,
         success_high=high,

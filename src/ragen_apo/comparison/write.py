@@ -115,7 +115,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
     common, shortest = _common(measurements)
     whole = (
         "Success within the budget: of the last evaluation during training that it allows. Success"
-        " after training, pass@k, KL, entropy and memory are of the whole run."
+        " after training, pass@k, updates, KL, entropy and memory are of the whole run."
     )
     return [
         f"Means over seeds {', '.join(map(str, settings.seeds))}.",
@@ -126,6 +126,8 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         f" {compact(shortest)} tokens, where the shortest run ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
+        "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"
+        " bounds are means over the seeds. Updates are those of the distillations and of Stage 2.",
         *([whole] if settings.budget.is_set else []),
     ]
 
@@ -140,15 +142,16 @@ def rows_of_algorithms(
     costs = [f"{what} to {goal}" for goal in (percent(common), *targets) for what in _COSTS]
     header = ["run", *costs, "mean success"]
     header += ["success within the budget (range)"] if settings.budget.is_set else []
-    header += ["success after training (range)"]
+    header += ["success after training (range)", "95% interval of a run"]
     header += [f"pass@{pass_k}"] if pass_k is not None else []
-    header += ["KL", "entropy", "peak memory"]
+    header += ["updates", "KL", "entropy", "peak memory"]
     rows = [header]
     for name in settings.runs:
         runs = [run for run in measurements if run.name == name]
-        kl, entropy, passes, memory = (
+        measured = ("updates", "kl_per_sequence", "entropy", "pass_at_most", "peak_memory_bytes")
+        updates, kl, entropy, passes, memory = (
             [value for run in runs if (value := getattr(run, field)) is not None]
-            for field in ("kl_per_sequence", "entropy", "pass_at_most", "peak_memory_bytes")
+            for field in measured
         )
         cells = [name]
         for goal in (common, *settings.target):
@@ -157,9 +160,12 @@ def rows_of_algorithms(
         if settings.budget.is_set:
             cells.append(_range([run.success_within_budget for run in runs]))
         cells.append(_range([run.success for run in runs]))
+        bounds = [(run.success_low, run.success_high) for run in runs]
+        cells.append(interval([fmean(each) for each in zip(*bounds, strict=True)]))
         if pass_k is not None:
             cells.append(percent(fmean(passes)) if passes else ABSENT)
         cells += [
+            compact(round(fmean(updates)) if updates else None),
             compact(fmean(kl) if kl else None),
             f"{fmean(entropy):.3f}" if entropy else ABSENT,
             f"{max(memory) / 2**20:,.0f} MiB" if memory else ABSENT,
