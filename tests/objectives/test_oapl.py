@@ -4,6 +4,9 @@ One decision, one token, five arms that pay 0, 1/4, 1/2, 3/4 and 1. What was sam
 as often as the lagged policy says, as in the limit of many rollouts, and is used again and again.
 """
 
+import itertools
+import math
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -83,6 +86,27 @@ def test_a_smaller_beta2_sharpens_the_optimum_and_keeps_the_order_of_returns():
     assert (best[0.3], policy[-1].item(), best[0.1]) == pytest.approx(
         (0.472, 0.616, 0.912), abs=5e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("beta1", "size", "gradient"), [(0.5, 4, -0.0053), (0.5, 8, 0.0026), (3, 4, 0.0066)]
+)
+def test_a_small_group_may_prefer_the_lower_mean_of_graded_returns(beta1, size, gradient):
+    """0.55 at once, or 0 and 1.2 alike: the mean return rises by p (1 - p) (0.6 - 0.55) = 0.0125.
+
+    By the logit of going on, whose score is 1/2 or -1/2; all groups of new samples.
+    """
+    returns, chances = np.array([0.55, 0.0, 1.2]), np.array([0.5, 0.25, 0.25])
+    scores = np.array([-0.5, 0.5, 0.5])
+    assert chances @ (returns * scores) == pytest.approx(0.0125)
+    found = 0.0
+    for group in itertools.combinations_with_replacement(range(3), size):
+        counts = np.bincount(group, minlength=3)
+        ways = math.factorial(size) / math.prod(map(math.factorial, counts))
+        earned = returns[list(group)]
+        advantages = earned - soft_value(earned, beta=beta1)
+        found += ways * (chances**counts).prod() * (advantages * scores[list(group)]).mean()
+    assert found == pytest.approx(gradient, abs=5e-5)
 
 
 groups = st.lists(st.floats(-2, 2), min_size=2, max_size=8)

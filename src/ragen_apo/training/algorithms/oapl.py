@@ -17,7 +17,8 @@ probability than there is, and the minimum is sharper than pi* at beta1. With be
 it to give probability to what nobody sampled, which is refused where samples are used again.
 
 A task whose returns are all equal is dropped; the mean is over the trajectories that are left. A
-trajectory is part of its own V_hat, which shrinks the advantages of a small group (docs/algorithm).
+trajectory is part of its own V_hat, which shrinks the advantages of a small group, those of the
+best returns most (docs/algorithm.md).
 """
 
 from __future__ import annotations
