@@ -238,6 +238,32 @@ def test_both_penalties_have_the_expected_gradient_of_the_kl(categorical):
         torch.testing.assert_close(gradient_of(categorical, number), expected, rtol=0, atol=1e-12)
 
 
+def test_in_the_loss_a_token_is_not_charged_for_the_kl_of_later_ones():
+    """Two tokens; after one first token the second is the reference's, after the other it is not.
+
+    The KL of the whole falls by saying the first more often. Of its own KL the first token has 0.
+    """
+    first = torch.zeros(2, requires_grad=True)
+    second = torch.tensor([[0.0, 0.0], [2.0, -1.0]])
+    paths = list(itertools.product(range(2), repeat=2))
+    log_pi = torch.stack(
+        [torch.stack([first.log_softmax(0)[a], second.log_softmax(1)[a, b]]) for a, b in paths]
+    )
+    log_ref, mask_BT = torch.full((4, 2), math.log(0.5)), torch.ones(4, 2, dtype=torch.bool)
+    path_log_pi, d = log_pi.sum(1), (log_pi - log_ref).detach()
+    pi = path_log_pi.exp().detach()
+    kl = (path_log_pi.exp() * (log_pi - log_ref).sum(1)).sum()
+    penalty_BT = -penalize_rewards(torch.zeros(4, 2), kl_BT=d, mask_BT=mask_BT, coefficient=1.0)
+    in_reward = (pi * penalty_BT.sum(1) * path_log_pi).sum()
+    in_loss = (pi * kl_loss(log_pi, reference_logprobs_BT=log_ref, mask_BT=mask_BT).sum(1)).sum()
+    whole, rewarded, lost = (
+        torch.autograd.grad(number, first, retain_graph=True)[0]
+        for number in (kl, in_reward, in_loss)
+    )
+    torch.testing.assert_close(rewarded, whole, rtol=0, atol=1e-6)
+    assert whole[0].item() < -0.1 and lost.abs().max() < 1e-6
+
+
 def test_other_estimates_of_the_kl_have_another_gradient(categorical):
     """Of d as a loss nothing is left; of "k3" KL(ref || pi), also where it is in the reward."""
     _, log_pi, log_ref = categorical

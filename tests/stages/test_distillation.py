@@ -108,6 +108,16 @@ def test_with_one_sample_a_task_the_successes_are_imitated_alike(tmp_path: Path)
     assert [each.turn_weights for each in found] == [(1.0,), (1.0,)]
 
 
+def test_a_task_counts_by_its_number_of_samples(tmp_path: Path) -> None:
+    easy = [episode(turn(r), task=WON, success=r == 1.0) for r in (1.0, 0.5)]
+    hard = [episode(turn(r), task=LOST, success=r == 1.0) for r in (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    with store_of(tmp_path, *easy, *hard) as store:
+        found = weighted(store, beta=0.2)
+    for name, number in ((WON, 2.0), (LOST, 6.0)):
+        of_task = [each.turn_weights[0] for each in found if each.trajectory.task == name]
+        assert sum(of_task) == pytest.approx(number)
+
+
 def test_small_weights_are_left_out(tmp_path: Path) -> None:
     won = episode(turn(1.0), task=WON, success=True)
     lost = episode(turn(0.0), task=WON, success=False)
