@@ -50,7 +50,15 @@ def train_on_samples(arms, *, wrong_by=0.0, form="regression", num_steps=600, ra
     return logits.log_softmax(0).detach()
 
 
-def train_exactly(arms, *, wrong_by, on_policy, num_steps=1500, rate=3.0):
+def best_of_two(chances):
+    """How often each arm is the better of two; the arms are in the order of their returns."""
+    up_to = chances.cumsum(0)
+    return up_to**2 - (up_to - chances) ** 2
+
+
+def train_exactly(
+    arms, *, wrong_by, on_policy, choice=lambda chances: chances, num_steps=1500, rate=3.0
+):
     """Gradient descent on the expected loss over arms drawn from the policy or the reference."""
     reference, returns, v_star, _ = arms
     logits = torch.zeros(5, requires_grad=True)
@@ -62,7 +70,7 @@ def train_exactly(arms, *, wrong_by, on_policy, num_steps=1500, rate=3.0):
             v_star_B=(v_star + wrong_by).expand(5),
             beta2=BETA,
         )
-        drawn_from = (logprobs if on_policy else reference).detach().exp()
+        drawn_from = choice((logprobs if on_policy else reference).detach().exp())
         expected_loss = (drawn_from * regression_loss(left, beta2=BETA)).sum()
         (gradient,) = torch.autograd.grad(expected_loss, logits)
         logits = (logits - rate * gradient).detach().requires_grad_()
@@ -104,3 +112,26 @@ def test_off_policy_the_exact_value_reaches_the_optimum(arms):
 def test_off_policy_a_wrong_value_moves_the_optimum(arms, wrong_by, moved):
     policy = train_exactly(arms, wrong_by=wrong_by, on_policy=False)
     assert kl(policy, arms[-1]) == pytest.approx(moved, abs=5e-4)
+
+
+@pytest.mark.parametrize(("wrong_by", "low", "high"), [(0.0, 0, 1e-3), (0.3, 0.4, 0.5)])
+def test_training_on_the_best_of_two_ends_at_the_optimum_with_the_exact_value_alone(
+    arms, wrong_by, low, high
+):
+    policy = train_exactly(arms, wrong_by=wrong_by, on_policy=True, choice=best_of_two)
+    assert low <= kl(policy, arms[-1]) < high
+
+
+def test_a_policy_gradient_over_the_best_of_two_is_not_that_of_the_objective(arms):
+    """E[(R - beta log ratio) grad log pi] over what was chosen, at the reference itself."""
+    reference, returns, _, _ = arms
+    logits = torch.zeros(5, requires_grad=True)
+    logprobs = logits.log_softmax(0)
+    found = {}
+    for name, chances in (("all", reference.exp()), ("chosen", best_of_two(reference.exp()))):
+        mean = (chances * returns).sum()
+        surrogate = (chances * (returns - mean) * logprobs).sum()
+        (found[name],) = torch.autograd.grad(surrogate, logits, retain_graph=True)
+    assert found["all"].tolist() == pytest.approx([(r - 0.5) / 5 for r in returns.tolist()])
+    cosine = torch.cosine_similarity(found["all"], found["chosen"], dim=0)
+    assert cosine.item() == pytest.approx(0.821, abs=5e-4)

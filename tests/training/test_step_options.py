@@ -60,6 +60,25 @@ def test_a_step_trains_on_the_tasks_that_the_filter_keeps_and_on_all_their_rollo
 
 
 @pytest.mark.slow
+def test_of_several_episodes_the_best_is_trained_on_and_all_are_counted(session: Session) -> None:
+    trainer = trainer_of(session, "grpo", "--training.best_of=2")
+    returns = [0.1 * (number * 7 % 24) for number in range(24)]  # of four tasks three pairs each
+    seen = step_without_update(trainer, returns=returns)
+    pairs = [seen.trajectories[start : start + 2] for start in range(0, 24, 2)]
+    best = [max(pair, key=lambda each: each.episode_return) for pair in pairs]
+    assert list(seen.rollouts.trajectories) == best
+    assert [pair.index(one) for pair, one in zip(pairs, best, strict=True)].count(0) in range(1, 12)
+    assert seen.rollouts.group_B.tolist() == [number // 3 for number in range(12)]
+    tasks = [each.task.task_id for each in seen.trajectories]
+    assert [tasks.count(each.task.task_id) for each in best] == [6] * 12
+    metrics = seen.result.metrics
+    assert metrics["num_episodes"] == 24
+    num_tokens = sum(each.num_response_tokens for each in seen.trajectories)
+    assert metrics["num_generated_tokens"] == num_tokens
+    assert metrics["return_mean"] == pytest.approx(fmean(returns)), "of all, as the policy plays"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "expected"),
     [

@@ -31,7 +31,12 @@ YOUNG_KEYS = (
 )
 """Sections and keys that runs of earlier versions do not have. They may change when a run is
 resumed, so it loses nothing by their defaults. A run may lack options of its algorithm, too."""
-_YOUNG_AND_FIXED = ("agent.response_format", "agent.template_options", "policy.revision")
+_YOUNG_AND_FIXED = (
+    "agent.response_format",
+    "agent.template_options",
+    "policy.revision",
+    "training.best_of",
+)
 """Those whose default is how such a run was made, and which may not change."""
 
 

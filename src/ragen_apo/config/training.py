@@ -148,6 +148,9 @@ class TrainingConfig(Section):
     """Training tasks of Stage 1 and Stage 2, drawn from the seed; null for the whole split."""
     tasks_per_step: Size = 64
     """Tasks per step, each rolled out once or algorithm.group_size times."""
+    best_of: Size = 1
+    """Episodes that are played for each one of a step, of which that with the highest return is
+    trained on (TSR). What is chosen is no sample of the policy: docs/search.md."""
     micro_batch_size: Size = 16
     """Contexts per forward pass; bounds memory, does not change the result. Those of one trajectory
     (one in `full`, up to one a turn in windows) stay together, even if they are more."""

@@ -1,6 +1,6 @@
 """One step's rollouts as an algorithm reads them: token batches, rewards, groups, the reference.
 
-    trajectories -> Rollouts -> [normalise returns] -> [filter] -> micro-batches
+    trajectories -> [best of n] -> Rollouts -> [normalise returns] -> [filter] -> micro-batches
 
 Every rank has the rollouts of all; micro-batches are of its own share of them, with the counts of
 all, so that losses and gradients add up over the ranks as they do over micro-batches.
@@ -201,6 +201,19 @@ def row_of(samples: Sequence[TrainingSample]) -> TrainingSample:
         loss_mask += sample.loss_mask[start:]
         logprobs += sample.logprobs[start:]
     return TrainingSample(token_ids, loss_mask, logprobs)
+
+
+def best_of_each(trajectories: Sequence[Trajectory], *, size: int) -> Sequence[Trajectory]:
+    """Of every `size` in succession the one with the highest return, the first of equals.
+
+    Best of n, the plainest of trajectory-search rollouts: "TSR: Trajectory-Search Rollouts for
+    Multi-Turn RL of LLM Agents" (2026).
+    """
+    starts = range(0, len(trajectories), size)
+    return [
+        max(trajectories[start : start + size], key=lambda each: each.episode_return)
+        for start in starts
+    ]
 
 
 def gather_rollouts(

@@ -6,7 +6,8 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
         tasks         a slice of this epoch's random order of those worth training on (in a mixture,
                       of each part by its weight)
         rollouts      of the present policy, or of what the algorithm puts in its place, one or a
-                      group for each task; servers may have played them ahead
+                      group for each task; servers may have played them ahead; of several for each
+                      one the best, if configured
         monitors      of thoughts, in some steps, with the same weights; they change nothing
         filter        tasks that are worth an update, with normalised returns, if configured, and
                       those that the algorithm can learn from
@@ -50,6 +51,7 @@ from ragen_apo.training.optimization import Optimizer, learning_rate_at
 from ragen_apo.training.rollouts import (
     MicroBatch,
     Rollouts,
+    best_of_each,
     gather_rollouts,
     kept_by_filter,
 )
@@ -61,7 +63,9 @@ from ragen_apo.values.reference_values import ReferenceValues
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step's metrics (see docs/metrics.md), its trajectories, and what is kept of them."""
+    """One step's metrics (see docs/metrics.md), all trajectories that were played, and what is kept
+    of those that were chosen.
+    """
 
     metrics: dict[str, float | int]
     trajectories: list[Trajectory]
@@ -119,7 +123,8 @@ class Trainer:
         self.ranks.forget_seconds()
         trajectories, ahead_seconds = self._roll_out(step, started)
         rolled_out = time.perf_counter()
-        rollouts = self._gather(trajectories, step)
+        chosen = best_of_each(trajectories, size=self.config.training.best_of)
+        rollouts = self._gather(chosen, step)
         keep_B = self._filtered(rollouts)
         learning_rate = self._learning_rate(step)
         metrics = rollout_metrics(trajectories, opening=self.policy.template.opening)
@@ -158,7 +163,7 @@ class Trainer:
             self._ahead.close()
 
     def _roll_out(self, step: int, started: float) -> tuple[list[Trajectory], dict[str, float]]:
-        """The episodes of the step, task after task; and for how long they were played ahead."""
+        """All episodes of the step, task after task; and for how long they were played ahead."""
         if self._ahead:
             end = min(step + self.algorithm.num_steps_of_sampler(), self.config.training.max_steps)
             self._ahead.request(range(step, end), self._requests)
@@ -183,7 +188,7 @@ class Trainer:
 
     def _requests(self, step: int) -> list[EpisodeRequest]:
         indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
-        repeats = self.config.algorithm.rollouts_per_task
+        repeats = self.config.algorithm.rollouts_per_task * self.config.training.best_of
         tasks = [self.tasks[index] for index in indices for _ in range(repeats)]
         return [
             EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, index))
