@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ragen_apo.config import RunConfig, load_config, parse_config, resolved_yaml
 from ragen_apo.config.__main__ import configuration_page
+from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.load import override_keys
 from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ConfigError
@@ -66,6 +67,22 @@ def test_another_algorithm_takes_over_what_was_set_and_not_the_defaults_of_the_o
     ppo = resolved_yaml(parse("algorithm: {name: ppo, clip_high: 0.28, gamma: 0.9}"))
     grpo = parse(ppo, "--algorithm", "grpo").algorithm
     assert grpo == parse("algorithm: {name: grpo, clip_high: 0.28}").algorithm
+
+
+@pytest.mark.parametrize("overrides", [(), ("--environment", "sokoban")])
+def test_an_environment_may_be_a_name_alone_and_options_may_follow(
+    overrides: tuple[str, ...],
+) -> None:
+    config = parse("environment: sokoban", *overrides, "--environment.max_turns", "3")
+    assert config == parse("environment: {name: sokoban, max_turns: 3}")
+    assert RunConfig.model_validate({"environment": "sokoban"}).environment.name == "sokoban"
+
+
+def test_a_name_alone_on_the_command_line_keeps_the_options_of_the_file() -> None:
+    config = parse("environment: {max_turns: 3}", "--environment", "sokoban")
+    assert config.environment == EnvironmentConfig.model_validate(
+        {"name": "sokoban", "max_turns": 3}
+    )
 
 
 def test_an_empty_file_and_empty_sections_mean_the_defaults() -> None:
@@ -171,7 +188,7 @@ class TestOverrides:
             (("--sampling.warmth", "1"), "--sampling.warmth: unknown key; known in sampling: temp"),
             (("--seed", "[1"), "--seed: '[1' is not YAML"),
             (("--values", "3"), "values: got 3, expected a section of keys"),
-            (("--environment", "webshop"), "a section of keys; a name alone is environment.name"),
+            (("--environment", "3"), "environment: got 3, expected a name or a section of keys"),
             (("--environment", "{a: 1, a: 2}"), "--environment: line 1: the key a is already set"),
             (("--", "1"), "--: unexpected"),
         ],

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragen_apo.errors import ConfigError
 from ragen_apo.printable import exception_in_words, printable, shortened
 
 
@@ -57,3 +58,8 @@ def test_an_exception_is_told_in_bounded_length_also_where_its_repr_raises() -> 
     assert long.startswith("ValueError('xxx")
     assert len(long) <= 300
     assert "SilentError" in exception_in_words(SilentError())
+
+
+def test_an_error_of_ours_is_its_sentence_in_one_line_without_its_type() -> None:
+    assert exception_in_words(ConfigError("no key:\nset one")) == "no key: set one"
+    assert len(exception_in_words(ConfigError("x" * 100_000))) < 400

@@ -8,6 +8,8 @@ import reprlib
 import traceback
 import unicodedata
 
+from ragen_apo.errors import RagenApoError
+
 _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Control characters (C1 too), invisible ones such as bidirectional overrides, lone surrogates, and
 line breaks that some programs follow and others do not."""
@@ -39,7 +41,12 @@ def shortened(text: str, max_characters: int) -> str:
 
 
 def exception_in_words(error: BaseException) -> str:
-    """Type and message of an exception in bounded length, also where its own `repr` raises."""
+    """Type and message of an exception in bounded length, also where its own `repr` raises.
+
+    Of one of ours the message alone, which is a sentence.
+    """
+    if isinstance(error, RagenApoError):
+        return shortened(" ".join(Exception.__str__(error).split()), 300)
     if isinstance(error, OSError):  # the file is in its text alone
         return f"{type(error).__name__} ({shortened(OSError.__str__(error), 300)})"
     if isinstance(error, SyntaxError) and isinstance(error.msg, str):

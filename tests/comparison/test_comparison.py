@@ -22,10 +22,10 @@ from ragen_apo.comparison.measure import (
     measure,
     stage_one_tokens,
 )
-from ragen_apo.comparison.plan import BudgetConfig, load_comparison
+from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig, load_comparison
 from ragen_apo.comparison.write import write_comparison
 from ragen_apo.config import RunConfig
-from ragen_apo.config.yaml_text import dump_yaml
+from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.report.shapes import WIDTH
@@ -168,6 +168,19 @@ def test_a_comparison_that_cannot_work_is_refused(text: str, words: str, tmp_pat
     (tmp_path / "compare.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         load_comparison(tmp_path / "compare.yaml")
+
+
+def test_the_configuration_of_a_run_is_refused_in_one_line_that_shows_a_comparison() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_comparison(CONFIGS / "shop.yaml")
+    first, shown = str(error.value).split("such as ")
+    assert "\n" not in str(error.value)
+    assert (
+        f"is the configuration of a run: ragen-apo train --config {CONFIGS / 'shop.yaml'}" in first
+    )
+    keys = parse_yaml(shown.removesuffix(" (docs/comparison.md)"))[0]
+    assert keys["base"] == "shop.yaml"
+    assert ComparisonConfig.model_validate(keys).runs.keys() == {"A*-PO", "GRPO"}
 
 
 SWEPT = """

@@ -121,6 +121,20 @@ def test_a_tracker_that_fails_is_mentioned_once(
     assert "The run goes on without it; its own files have all metrics" in warning
 
 
+@pytest.mark.usefixtures("installed")
+def test_what_a_tracker_of_ours_lacks_is_said_without_the_type_of_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise ConfigError("no key: set WANDB_API_KEY")
+
+    monkeypatch.setattr(Remembers, "start", start)
+    (warning,) = attempt(RunDirectory(tmp_path), 1, trackers="tensorboard")
+    assert warning.startswith(
+        "tracking: tensorboard failed to start: no key: set WANDB_API_KEY. The run goes on"
+    )
+
+
 # From one attempt to the next
 
 

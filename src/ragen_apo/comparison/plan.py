@@ -138,8 +138,15 @@ def load_comparison(path: Path) -> Comparison:
 
     Raises ConfigError before anything is computed.
     """
+    values = _mapping(path)
+    if RunConfig.model_fields.keys() & values.keys() and not {"base", "runs"} & values.keys():
+        raise ConfigError(
+            f"{path} is the configuration of a run: ragen-apo train --config {path}. A comparison "
+            f"changes one for each of its runs, such as {{base: {path.name}, seeds: [0], "
+            "runs: {A*-PO: {algorithm: apo}, GRPO: {algorithm: grpo}}} (docs/comparison.md)"
+        )
     try:
-        settings = ComparisonConfig.model_validate(_mapping(path))
+        settings = ComparisonConfig.model_validate(values)
     except ValidationError as error:
         problems = [f"  - {each}" for each in describe_problems(error, ComparisonConfig)]
         raise ConfigError("\n".join([f"{path} cannot be used:", *problems])) from error

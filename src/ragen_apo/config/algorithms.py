@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
-from ragen_apo.config.section import Section
+from ragen_apo.config.section import Section, as_section
 from ragen_apo.printable import exception_in_words
 
 if TYPE_CHECKING:
@@ -196,10 +196,3 @@ def read_algorithm(values: Any) -> Any:
         key: value for key, value in section.items() if value is not None or key not in RETIRED
     }
     return algorithm_class(given.get("name", DEFAULT)).model_validate(given)
-
-
-def as_section(values: Any) -> Any:
-    """`grpo` written out as `{name: grpo}`; null means defaults."""
-    if values is None:
-        return {}
-    return {"name": values} if isinstance(values, str) else values

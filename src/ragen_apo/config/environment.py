@@ -8,11 +8,13 @@ from typing import Any
 from pydantic import ConfigDict, model_validator
 
 from ragen_apo.config.references import with_absolute_path, with_absolute_paths
-from ragen_apo.config.section import Section, require_json
+from ragen_apo.config.section import Section, as_section, require_json
 
 
 class EnvironmentConfig(Section):
-    """The environment, by name; all further keys are its options and are checked by it."""
+    """The environment, by name; all further keys are its options and are checked by it. A name
+    alone, `environment: sokoban`, means its defaults.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -24,6 +26,7 @@ class EnvironmentConfig(Section):
     @classmethod
     def _paths_are_absolute(cls, values: Any) -> Any:
         """So that a run can be resumed, and evaluated, from another directory."""
+        values = as_section(values)
         if not isinstance(values, Mapping) or not isinstance(values.get("name", ""), str):
             return values
         named = {"name": with_absolute_path(values["name"])} if "name" in values else {}

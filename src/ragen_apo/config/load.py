@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, algorithm_classes, as_section
+from ragen_apo.config.algorithms import DEFAULT, AlgorithmConfig, algorithm_classes
 from ragen_apo.config.messages import Key, describe_problem, keys_of, shown
 from ragen_apo.config.moved import SOURCE_STYLE, is_of_0_1, present_keys
 from ragen_apo.config.overrides import merge, parse_overrides
 from ragen_apo.config.run import RunConfig
+from ragen_apo.config.section import NAMED_SECTIONS, as_section
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.errors import ConfigError
 
@@ -211,8 +212,8 @@ def merge_layers(layers: Sequence[Mapping[str, Any]], problems: list[str]) -> di
     merged: dict[str, Any] = {}
     for layer in layers:
         given = present_keys(layer, problems)
+        given |= {name: as_section(given[name]) for name in given.keys() & NAMED_SECTIONS}
         if "algorithm" in given:
-            given["algorithm"] = as_section(given["algorithm"])
             merged["algorithm"] = _options_for(given["algorithm"], merged.get("algorithm", {}))
         merged = merge(merged, given)
     return merged

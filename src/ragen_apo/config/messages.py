@@ -190,7 +190,7 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     key = key or keys.get(_known_path(parts, keys))
     expected = key.allowed if key else "a section of keys"
     if expected == "a section of keys" and f"{path}.name" in keys:
-        expected += f"; a name alone is {path}.name"
+        expected = f"a name or {expected}"
     if error["type"] == "finite_number":
         expected = expected.replace("a number", "a finite number")
     return f"{label}: got {shown(error['input'])}, expected {expected}"

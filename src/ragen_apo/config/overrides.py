@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragen_apo.config.messages import Key, shown, suggestion
+from ragen_apo.config.section import NAMED_SECTIONS, as_section
 from ragen_apo.config.yaml_text import MAX_DEPTH, parse_yaml
 from ragen_apo.errors import ConfigError
 
@@ -60,9 +61,8 @@ def parse_overrides(
         problems += [f"--{name}: {duplicate}" for duplicate in duplicates]
         if path in keys and keys[path].holds_text and not isinstance(value, str | None):
             value = text
-        if path == "algorithm" and isinstance(value, str):
-            path = "algorithm.name"
-        changes = merge(changes, nested(path, value))
+        section = as_section(value) if path in NAMED_SECTIONS else value
+        changes = merge(changes, nested(path, section))
     return changes, problems
 
 

@@ -18,6 +18,17 @@ def one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+NAMED_SECTIONS = {"environment", "algorithm"}
+"""Sections that may be a name alone: `environment: shop`."""
+
+
+def as_section(values: Any) -> Any:
+    """A name alone, `grpo`, written out as `{name: grpo}`; null means defaults."""
+    if values is None:
+        return {}
+    return {"name": values} if isinstance(values, str) else values
+
+
 def require_json(values: Any) -> None:
     """Raises ValueError for what no file of a run could keep."""
     try:

@@ -14,9 +14,9 @@ from ragen_apo.config.algorithms import (
     Monitor,
     Traits,
     algorithm_class,
-    as_section,
     read_algorithm,
 )
+from ragen_apo.config.section import as_section
 from ragen_apo.report.api_model import cost, faults
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import compact, one_line
