@@ -64,6 +64,20 @@ def stalls(seconds: float) -> Fault:
     return fault
 
 
+def trickles(start: bytes, *pieces: bytes, seconds: float, sent: list[bytes]) -> Fault:
+    """Raw bytes, with a pause after each piece; `sent` gets those that were taken."""
+
+    def fault(handler: BaseHTTPRequestHandler) -> None:
+        handler.close_connection = True
+        handler.wfile.write(start)
+        for piece in pieces:
+            handler.wfile.write(piece)
+            sent.append(piece)
+            time.sleep(seconds)
+
+    return fault
+
+
 def cuts(handler: BaseHTTPRequestHandler) -> None:
     """Half of what was announced, and the end of the connection."""
     handler.send_response(200)

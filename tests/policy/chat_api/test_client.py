@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import email.utils
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,17 +19,21 @@ from ragen_apo.policy.chat_api.client import ChatClient, ContextFullError, Retri
 from tests.chat_server import (
     ChatServer,
     Fault,
+    completion,
     cuts,
     refuses,
     says,
     sends,
     serving,
     stalls,
+    trickles,
 )
 
 MESSAGES = ({"role": "user", "content": "TASK: find a café"},)
 QUICK = Retries(max_attempts=4, first_seconds=0.01, longest_seconds=0.05)
 KEY = "sk-very-secret-0123456789"
+EMPTY_GZIP = b"\x1f\x8b\x08\0\0\0\0\0\0\x03"
+"""Its header."""
 
 
 def ask(server: ChatServer, *, timeout_seconds: float = 20.0, retries: Retries = QUICK) -> Answer:
@@ -45,10 +52,10 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def refused(*faults: Fault, num_requests: int) -> str:
+def refused(*faults: Fault, num_requests: int, **options: Any) -> str:
     """The message of the error that these faults end in; nothing of it holds the key."""
     with serving(says("calm"), *faults) as server, pytest.raises(ApiError) as caught:
-        ask(server)
+        ask(server, **options)
     assert len(server.requests) == num_requests
     for error in chain(caught.value):
         assert isinstance(error, ApiError)
@@ -103,6 +110,31 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again() -> None:
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"X-Patience: please\r\n"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", b" "),
+        # An empty piece of gzip: the HTTP library has nothing to hand over.
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + EMPTY_GZIP, b"\0\0\0\xff\xff"),
+        # No length is announced: the end of the connection would pass for that of the answer.
+        (b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(completion("half")).encode(), b" "),
+    ],
+    ids=["headers", "announcements", "body", "nothing, compressed", "body without a length"],
+)
+def test_the_time_limit_is_for_all_of_an_answer_that_comes_piece_by_piece(
+    start: bytes, piece: bytes
+) -> None:
+    """A limit of 0.5 s, and 40 pieces with 0.2 s between two of them."""
+    sent: list[bytes] = []
+    slow = trickles(start, *[piece] * 40, seconds=0.2, sent=sent)
+    message = refused(slow, num_requests=1, timeout_seconds=0.5, retries=Retries(max_attempts=1))
+    assert "gave no whole answer within 0.5 s (--timeout)" in message
+    assert len(sent) < 40, "it hangs up on a server that has not come to its end"
+
+
 def test_a_server_that_never_recovers_ends_in_one_error() -> None:
     message = refused(*[refuses(500, "oops")] * 4, num_requests=4)
     assert "has no answer now (500: oops)" in message
@@ -142,6 +174,16 @@ def test_pauses_double_up_to_the_longest_and_are_spread_over_their_upper_half() 
         pauses = [retries.pause(attempt, retry_after=0.0, draws=draws) for _ in range(50)]
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
     assert retries.pause(0, retry_after=30.0, draws=draws) >= 30.5
+
+
+def test_the_pauses_outlast_a_limit_of_requests_a_minute() -> None:
+    """Of all attempts, also where each pause is the shortest that may be drawn."""
+    retries, draws = Retries(), MagicMock(random=lambda: 0.0)
+    pauses = [
+        retries.pause(attempt, retry_after=0.0, draws=draws)
+        for attempt in range(retries.max_attempts - 1)
+    ]
+    assert sum(pauses) > 60.0  # 0.5 + 1 + 2 + 4 + 8 + 16 + 30 = 61.5
 
 
 @pytest.mark.parametrize(

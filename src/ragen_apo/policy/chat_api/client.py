@@ -13,7 +13,6 @@ from __future__ import annotations
 import email.utils
 import json
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -26,6 +25,7 @@ from ragen_apo.errors import ApiError
 from ragen_apo.policy.api_keys import without_key
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
+from ragen_apo.policy.chat_api.deadline import Deadline
 from ragen_apo.printable import printable, shortened
 
 Message = Mapping[str, Any]
@@ -40,6 +40,7 @@ PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 """Statuses after which the same request may succeed."""
 _TOO_MUCH_AT_ONCE = frozenset({429, 503, 529})
 """Some say "too many tokens" there, and mean a minute's and not a context's."""
+_NO_CONNECTION = (httpx2.ConnectTimeout, httpx2.ConnectError)
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 """The limit of an answer's tokens: as most servers call it, and as newer models of OpenAI want."""
 
@@ -52,7 +53,8 @@ class ContextFullError(ApiError):
 class Retries:
     """How long a question is asked again."""
 
-    max_attempts: int = 7
+    max_attempts: int = 8
+    """With their pauses, enough to outlast a server's limit of requests a minute."""
     first_seconds: float = 1.0
     """The longest pause after the first failure; it doubles with each one."""
     longest_seconds: float = 60.0
@@ -111,7 +113,8 @@ class ChatClient:
         self._http = httpx2.Client(
             headers=headers,
             timeout=httpx2.Timeout(timeout_seconds, connect=connecting),
-            limits=httpx2.Limits(max_connections=max_connections),
+            # None is kept: a `Deadline` is of one request, and so is its connection.
+            limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=0),
             follow_redirects=False,
             trust_env=not address.is_local,  # a proxy does not reach this machine
         )
@@ -211,18 +214,28 @@ class ChatClient:
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and body; the time limit is for all of them together."""
-        deadline, parts, size = time.monotonic() + self._timeout_seconds, [], 0
-        with self._http.stream("POST", self._address.chat_url, content=body) as response:
-            for part in response.iter_bytes():
-                parts.append(part)
-                size += len(part)
-                if size > MAX_ANSWER_BYTES:
-                    raise httpx2.ReadError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
-                if time.monotonic() > deadline:
-                    raise httpx2.ReadTimeout("the answer came too slowly")
+        with Deadline(self._timeout_seconds) as deadline:
+            try:
+                response, received = self._receive(body, deadline)
+            except httpx2.HTTPError as error:
+                if deadline.is_over and not isinstance(error, _NO_CONNECTION):
+                    raise httpx2.ReadTimeout("the answer came too slowly") from None
+                raise
+            if deadline.is_over:  # what was cut off may look whole
+                raise httpx2.ReadTimeout("the answer came too slowly")
         # Before anything of it is cut to length: half a key would not be found any more.
-        content = self._without_key(b"".join(parts).decode("utf-8", errors="replace"))
+        content = self._without_key(received.decode("utf-8", errors="replace"))
         return response.status_code, response.headers, content.encode()
+
+    def _receive(self, body: bytes, deadline: Deadline) -> tuple[httpx2.Response, bytes]:
+        content, traced = bytearray(), {"trace": deadline.note}
+        url = self._address.chat_url
+        with self._http.stream("POST", url, content=body, extensions=traced) as response:
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise httpx2.ReadError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
+        return response, bytes(content)
 
     def _failure(self, status: int, headers: Mapping[str, str], complaint: Complaint) -> _Failure:
         server, model = self._address.server, self._sampling.model
