@@ -3,6 +3,7 @@
 import copy
 import datetime
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -466,6 +467,31 @@ def test_special_tokens_beyond_the_embeddings_are_refused(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     with pytest.raises(ModelError, match=r"<\|turn\|>.*embeddings for 0 to"):
         load_language_model(folder, device=CPU)
+
+
+def test_a_vocabulary_beyond_the_embeddings_is_refused_also_where_the_probe_needs_none_of_it(
+    folder: Path,
+) -> None:
+    """The conversation that is probed has the first ids only; an observation may have any."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    longest = max(
+        (text for text in tokenizer.get_vocab() if text not in tokenizer.get_added_vocab()),
+        key=tokenizer.get_vocab().__getitem__,
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(tokenizer.get_vocab()[longest])  # one too few
+    model.save_pretrained(folder)
+    with pytest.raises(ModelError, match=re.escape(f"({longest!r}) of texts, and the model has")):
+        load_language_model(folder, device=CPU)
+
+
+def test_added_tokens_without_embeddings_that_no_conversation_has_are_accepted(
+    folder: Path,
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(folder)
+    assert load_language_model(folder, device=CPU).vocabulary_size == len(tokenizer) - 1
 
 
 @pytest.mark.parametrize("name", ["./nothere", "../nothere/model", "/nothere"])

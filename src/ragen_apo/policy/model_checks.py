@@ -50,15 +50,20 @@ def refuse_foreign_weights(path: str | Path, loading: Mapping[str, Any]) -> None
 def check_embeddings(
     path: str | Path, template: ChatTemplate, *, end_ids: Sequence[int], num_tokens: int
 ) -> None:
-    """Refuses a tokenizer that has tokens in conversations which the model has no embedding for."""
+    """Refuses a tokenizer with tokens that the model has no embedding for.
+
+    Of tokens that were added to a vocabulary those of conversations count: Gemma 3's has one for
+    images, which its models of text alone have no embedding for, and which no text becomes.
+    """
     tokenizer, text = template.tokenizer, template.render(CONVERSATION)
     needed = {*tokenizer.encode(text, add_special_tokens=False), *end_ids}
+    needed |= set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
     if max(needed) >= num_tokens:
         token = tokenizer.convert_ids_to_tokens(max(needed))
         raise ModelError(
-            f"the tokenizer of '{path}' uses token {max(needed)} ({token!r}) in conversations, and "
-            f"the model has embeddings for 0 to {num_tokens - 1}; take the tokenizer that belongs "
-            "to the model, or call model.resize_token_embeddings and save it again"
+            f"the tokenizer of '{path}' makes token {max(needed)} ({token!r}) of texts, and the "
+            f"model has embeddings for 0 to {num_tokens - 1}; take the tokenizer that belongs to "
+            "the model, or call model.resize_token_embeddings and save it again"
         )
 
 
