@@ -109,6 +109,22 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
         assert not anchor or anchor in anchors(target), link
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    named = {
+        found
+        for page in PAGES
+        for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text(encoding="utf-8"))
+    }
+    assert named, "docs/models.md names some"
+    there = {
+        (path, node.name)
+        for path in {path for path, _ in named}
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert named - there == set()
+
+
 def test_the_contents_of_the_log_list_every_question_once_and_in_order() -> None:
     text = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
     contents, entries = text.split("\n## Contents\n")[1].split("\n## ", 1)
