@@ -78,7 +78,7 @@ def test_the_store_knows_moves_of_training_tasks_and_not_of_others(
 def test_the_limit_of_tokens_is_kept_and_said(command: Command, run: Path) -> None:
     result = command("evaluate", run, *BEAM, "--candidates", "3", "--search-tokens", "1")
     assert result.status == 0, result.err
-    assert "episodes that had sampled 1 tokens and went on greedily" in result.out
+    assert "episodes that had sampled 1 token and went on greedily" in result.out
     search = results(run)["search"]
     assert (search["max_tokens"], search["candidates"]) == (1, 3)
     assert search["cut_share"] > 0

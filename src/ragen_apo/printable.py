@@ -9,6 +9,7 @@ import traceback
 import unicodedata
 
 from ragen_apo.errors import RagenApoError
+from ragen_apo.plural import counted
 
 _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Control characters (C1 too), invisible ones such as bidirectional overrides, lone surrogates, and
@@ -37,7 +38,7 @@ def shortened(text: str, max_characters: int) -> str:
     if len(text) <= max_characters:
         return text
     left_out = len(text) - max_characters
-    return f"{text[:max_characters]} ... ({left_out:,} more characters)"
+    return f"{text[:max_characters]} ... ({counted(left_out, 'more character')})"
 
 
 def exception_in_words(error: BaseException) -> str:

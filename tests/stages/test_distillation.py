@@ -178,7 +178,7 @@ def test_the_weights_of_turns_multiply_to_that_of_the_episode() -> None:
 def test_a_task_without_samples_is_an_error(tmp_path: Path) -> None:
     with (
         store_of(tmp_path, episode(turn(1.0), task=WON, success=True)) as store,
-        pytest.raises(MissingValueError, match="1 of 2 tasks have no sampled return"),
+        pytest.raises(MissingValueError, match="no sampled return of 1 of 2 tasks"),
     ):
         weighted(store)
 

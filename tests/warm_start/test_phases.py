@@ -162,7 +162,8 @@ def test_a_demonstration_that_does_not_fit_ends_early_and_this_is_said(
             assert episode.turns == full.turns[:-1]
             num_longest -= 1
     assert num_longest == 0
-    said = f"{lengths.count(max(lengths))} of {len(whole)} demonstrations end early"
+    early = f"{lengths.count(max(lengths))} of {len(whole)}"
+    said = f"demonstrations that end early, as an episode of the policy would: {early}; "
     assert (
         notes.lines[-1].startswith(said) and f"max_context_tokens is {capacity}" in notes.lines[-1]
     )
@@ -182,7 +183,7 @@ def test_responses_that_the_policy_could_not_write_are_counted(session: Session)
     num_long, num_all, longest = re.findall(r"\d+", all_of_them)[:3]
     assert num_long == num_all
     (longest_only,) = said(int(longest) - 1)
-    assert 0 < int(longest_only.split()[0]) < int(num_all)
+    assert 0 < int(re.findall(r"\d+", longest_only)[0]) < int(num_all)
     assert said(int(longest)) == []
 
 
@@ -275,6 +276,31 @@ def test_a_share_of_the_samples_is_relabelled() -> None:
     num_changed = sum(new != old for new, old in zip(changed, samples, strict=True))
     assert 30 <= num_changed <= 90  # mean 60, standard deviation 6.5
     assert samples[0] not in relabel(samples, token_ids=numbers, seed=0, step=0)
+
+
+def test_keys_say_which_share_of_the_demonstrations_is_relabelled_and_what_it_spares(
+    session: Session,
+) -> None:
+    model = session.load_model(session.run.initial)
+
+    def rows(*keys: str) -> list[list[int]]:
+        """The demonstrations of the first step, in the order in which they were drawn."""
+        written = [f"--warm_start.demonstrations.{key}" for key in ("batch_size=24", *keys)]
+        told = with_keys(session, *written, "--training.micro_batch_size=24")
+        batches = demonstrations_phase(told, model).batch(0)
+        return [row for batch in batches for row in batch.token_ids_BT.tolist()]
+
+    plain = rows()
+    changed = {
+        share: sum(a != b for a, b in zip(plain, rows("relabel=copied", share), strict=True))
+        for share in ("relabel_share=1", "relabel_share=0.3")
+    }
+    assert 0 < changed["relabel_share=0.3"] < changed["relabel_share=1"] == 24
+    exchanged = {
+        spares: sum(np.not_equal(plain, rows("relabel=copied", spares)).flat)
+        for spares in ("relabel_spares=1", "relabel_spares=0.1")
+    }
+    assert 0 < exchanged["relabel_spares=0.1"] < exchanged["relabel_spares=1"]
 
 
 def sample_of(*parts: tuple[str, bool]) -> TrainingSample:

@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter
 from ragen_apo.choices import ResponseFormat
 from ragen_apo.cli.common import Number, print_evaluation, say
 from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
 
 _GROUP = Group("A model behind an API", sort_key=10)
 
@@ -164,8 +165,9 @@ def _print(results: Mapping[str, Any], out: Path) -> None:
     print_evaluation(results, policy=f"{results['policy']} (API)", whose="model")
     usage = results["api"]
     say(
-        f"{usage['answers']:,} answers: {usage['prompt_tokens']:,} prompt tokens, "
-        f"{usage['completion_tokens']:,} completion tokens; {usage['format_errors']:,} without a "
-        "readable action"
+        f"{counted(usage['answers'], 'answer')}: "
+        f"{counted(usage['prompt_tokens'], 'prompt token')}, "
+        f"{counted(usage['completion_tokens'], 'completion token')}; "
+        f"{usage['format_errors']:,} without a readable action"
     )
     say(f"evaluation: {out}")

@@ -11,6 +11,7 @@ import ragen_apo
 from ragen_apo.console import PrintableConsole, write_line
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
 from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ TrustRemoteCode = Annotated[bool, Parameter(negative=())]
 def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> None:
     """The table of an evaluation's results.json, and the interval of whose success it is."""
     print_policies(
-        f"{results['episodes']} episodes of split {results['split']!r}",
+        f"{counted(results['episodes'], 'episode')} of split {results['split']!r}",
         {
             name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
             for name, row in {policy: results, **results["baselines"]}.items()
@@ -91,8 +92,8 @@ def print_search(search: Mapping[str, Any], *, without: float) -> None:
     ]
     if search["max_tokens"] is not None:
         lines.append(
-            f"episodes that had sampled {search['max_tokens']:,} tokens and went on greedily: "
-            f"{search['cut_share']:.1%}"
+            f"episodes that had sampled {counted(search['max_tokens'], 'token')} and "
+            f"went on greedily: {search['cut_share']:.1%}"
         )
     if search["uses_reward"]:
         lines.append("The reward chose: an upper bound, which no deployed agent can reach so.")

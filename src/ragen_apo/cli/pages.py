@@ -17,6 +17,7 @@ from ragen_apo.cli.common import (
     whole_number,
 )
 from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
 
 serve = App(
     name="serve",
@@ -117,7 +118,7 @@ def serve_shop(
         world = make_environment(config.environment.name, config.environment.options)
         split = split or agent.split or config.evaluation.split
     shop = open_shop(world, split=split or "train", agent=agent, demonstrations=keep)
-    say(f"{world.properties.name}: {len(shop.goals):,} goals")
+    say(f"{world.properties.name}: {counted(len(shop.goals), 'goal')}")
     serve_pages(shop_routes(Visits(shop)), host=host, port=port, announce=_announce)
 
 

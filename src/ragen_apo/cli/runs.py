@@ -26,6 +26,7 @@ from ragen_apo.cli.common import (
 from ragen_apo.cli.search import SearchOptions, refuse_search_options, require_method
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
 from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
@@ -302,7 +303,9 @@ def show_prompt(
     print(printable(f"task {played.task.task_id}: {played.task.instruction}"))
     if options := chosen.agent.template_options:
         print(printable(f"agent.template_options: {json.dumps(options)}"))
-    print(f"{shown.policy}: {len(played.turns)} turns, return {played.episode_return:+.2f}")
+    print(
+        f"{shown.policy}: {counted(len(played.turns), 'turn')}, return {played.episode_return:+.2f}"
+    )
     for number, tokens in enumerate(shown.contexts, 1):
         num_trained = sum(token.is_trained for token in tokens)
         print(

@@ -19,6 +19,7 @@ from ragen_apo.cli.common import (
     whole_number,
 )
 from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
 
 if TYPE_CHECKING:
     from ragen_apo.environments.human.recordings import Recording
@@ -178,4 +179,5 @@ def data_webshop(
         if generated is None:
             chosen = str(download_data(size, source=source, force=force, progress=progress))
         catalog = open_catalog(chosen, progress=progress)
-    say(f"webshop: {catalog.num_products:,} products of {chosen}, prepared in {catalog.folder}")
+    products = counted(catalog.num_products, "product")
+    say(f"webshop: {products} of {chosen}, prepared in {catalog.folder}")

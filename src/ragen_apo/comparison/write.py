@@ -16,6 +16,7 @@ from ragen_apo.comparison.measure import Measurement, Point
 from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
 from ragen_apo.comparison.slides import comparison_slides
 from ragen_apo.files import write_bytes_atomically
+from ragen_apo.plural import counted
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.html import data_uri, render
 from ragen_apo.report.latex import latex_table
@@ -123,7 +124,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         " evaluations." + _shared_values(settings) + _budget(settings.budget),
         f"{percent(common)} is what every run reached.",
         "Mean success: area under the curve of success against tokens, up to"
-        f" {compact(shortest)} tokens, where the shortest run ends.",
+        f" {counted(shortest, 'token')}, where the shortest run ends.",
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
         "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"
@@ -204,7 +205,7 @@ def _shared_values(settings: ComparisonConfig) -> str:
 def _budget(budget: BudgetConfig) -> str:
     """A sentence on the limits of a run; empty where there are none."""
     limits = [duration(budget.seconds)] if budget.seconds is not None else []
-    limits += [f"{compact(budget.tokens)} tokens"] if budget.tokens is not None else []
+    limits += [counted(budget.tokens, "token")] if budget.tokens is not None else []
     return f" Budget of a run: {', '.join(limits)}." if limits else ""
 
 

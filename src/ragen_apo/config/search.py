@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ragen_apo.choices import SearchMethod, SearchRanking
 from ragen_apo.config.section import Count, Section, whole_number
+from ragen_apo.plural import counted
 
 Width = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=256)]
 
@@ -61,7 +62,7 @@ class SearchConfig(Section):
         else:
             words = f"beam of {self.width}"
             if self.num_candidates != self.width:
-                words += f", {self.num_candidates} candidates"
+                words += f", {counted(self.num_candidates, 'candidate')}"
         return words if self.rank_by == "values" else f"{words} by {self.rank_by}"
 
     @model_validator(mode="after")

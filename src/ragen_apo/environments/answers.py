@@ -7,6 +7,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.plural import counted
 from ragen_apo.printable import shortened
 from ragen_apo.types import TurnFlag
 
@@ -26,7 +27,7 @@ def turn_limit(properties: EnvironmentProperties) -> int:
 
 def endlessness(properties: EnvironmentProperties) -> str:
     """The problem with an episode that is not over after `turn_limit` turns, and the remedy."""
-    limit = f"an episode was not over after {turn_limit(properties):,} turns"
+    limit = f"an episode was not over after {counted(turn_limit(properties), 'turn')}"
     if properties.max_turns is None:
         return (
             f"{limit}. Set a turn limit where the environment has an option for it (max_turns); in "

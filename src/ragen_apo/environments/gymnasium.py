@@ -17,6 +17,7 @@ from gymnasium.spaces import Text
 from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
 from ragen_apo.environments.foreign import call_factory
 from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
 from ragen_apo.types import Task
 
 MAX_TEXT_CHARACTERS = 100_000
@@ -124,7 +125,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         elif not isinstance(index, (int, np.integer)) or not 0 <= index < len(tasks):
             raise ConfigError(
                 f"reset got task_index {index!r}; expected a number from 0 to {len(tasks) - 1}, as "
-                f"the split {split!r} has {len(tasks)} tasks"
+                f"the split {split!r} has {counted(len(tasks), 'task')}"
             )
         self._split = split
         return tasks[int(index)]

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ragen_apo.plural import counted
+
 
 def check_tokens(mask_BT: Tensor, **tensors_BT: Tensor) -> None:
     """Raise ValueError unless the mask is boolean [B, T] and the named tensors have its shape."""
@@ -33,7 +35,7 @@ def check_finite_tokens(mask_BT: Tensor, **tensors_BT: Tensor) -> None:
     for name, tensor in tensors_BT.items():
         num_bad = int((mask_BT & ~torch.isfinite(tensor)).sum())
         if num_bad:
-            raise ValueError(f"{name} must be finite at sampled tokens, {num_bad} values are not")
+            raise ValueError(f"{name} must be finite at sampled tokens, not finite: {num_bad}")
 
 
 def check_vectors(length: int | None = None, **tensors_N: Tensor) -> None:
@@ -49,7 +51,9 @@ def check_vectors(length: int | None = None, **tensors_N: Tensor) -> None:
         if length is None:
             length = len(tensor)
         elif len(tensor) != length:
-            raise ValueError(f"{name} must have {length} entries, got {len(tensor)}")
+            raise ValueError(
+                f"{name} must have {counted(length, 'entry', 'entries')}, got {len(tensor)}"
+            )
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} must be finite, got {tensor.tolist()}")
 

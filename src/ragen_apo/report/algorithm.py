@@ -17,6 +17,7 @@ from ragen_apo.config.algorithms import (
     read_algorithm,
 )
 from ragen_apo.config.section import as_section
+from ragen_apo.plural import counted
 from ragen_apo.report.api_model import cost, faults
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import compact, one_line
@@ -95,7 +96,7 @@ def distilled(run: RunData) -> str | None:
     at = "" if beta is None else f" at beta {beta:g}"
     return (
         "Before its first step the policy imitated the reference’s own good episodes "
-        f"(distillation{at}, {compact(len(updates))} updates)."
+        f"(distillation{at}, {counted(len(updates), 'update')})."
     )
 
 

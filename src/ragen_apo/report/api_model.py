@@ -79,8 +79,9 @@ def cost(run: RunData) -> str | None:
     if finite(usage.get("answers")) is None:
         return None
     return (
-        f"{counted(usage.get('answers'), 'answer')} cost {compact(usage.get('prompt_tokens'))} "
-        f"prompt tokens and {compact(usage.get('completion_tokens'))} completion tokens."
+        f"{counted(usage.get('answers'), 'answer')} cost "
+        f"{counted(usage.get('prompt_tokens'), 'prompt token')} and "
+        f"{counted(usage.get('completion_tokens'), 'completion token')}."
     )
 
 

@@ -91,5 +91,5 @@ def _entry(label: str, value: object) -> str:
     text = str(value or "").strip()
     if len(text) > MAX_TEXT_CHARACTERS:
         left_out = len(text) - MAX_TEXT_CHARACTERS
-        text = f"{text[:MAX_TEXT_CHARACTERS]} … ({left_out} more characters)"
+        text = f"{text[:MAX_TEXT_CHARACTERS]} … ({counted(left_out, 'more character')})"
     return f"{label:<8}" + text.replace("\n", "\n" + " " * 8)

@@ -39,7 +39,7 @@ def target_note(run: RunData, pattern: str) -> str | None:
     if not failed or not any(map(_goal_shown, run.episodes)):
         return None
     num_shown = sum(map(_goal_shown, failed))
-    return f"The goal had been on screen in {num_shown} of {len(failed)} episodes."
+    return f"The goal had been on screen in {num_shown} of {counted(len(failed), 'episode')}."
 
 
 def _goal_shown(row: Mapping[str, Any]) -> bool:
@@ -60,7 +60,8 @@ def _introduction(run: RunData) -> str:
     asked = api_model(run)
     opening = f"The policy was {how}" if asked is None else asked.sentence
     sentence = (
-        f"{opening}. {failed} of {run.num_episodes} evaluated episodes failed; success "
+        f"{opening}. {failed} of "
+        f"{counted(run.num_episodes, 'evaluated episode')} failed; success "
         f"rate {percent(results.get('success_rate'))} (95% interval "
         f"{interval(results.get('success_ci95'))})."
     )

@@ -11,6 +11,7 @@ from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import (
     ABSENT,
     compact,
+    counted,
     decimal,
     duration,
     interval,
@@ -45,14 +46,15 @@ def headline(run: RunData) -> str:
 def evaluated(run: RunData) -> str:
     """What was played: `100 held-out tasks`, or `100 episodes of 13 held-out tasks`."""
     num_tasks = int(finite(run.results.get("tasks")) or run.num_episodes)
-    episodes = f"{run.num_episodes:,} episodes of " if num_tasks < run.num_episodes else ""
-    return f"{episodes}{num_tasks:,} {evaluated_tasks(run)}"
+    played = counted(run.num_episodes, "episode")
+    episodes = f"{played} of " if num_tasks < run.num_episodes else ""
+    return f"{episodes}{num_tasks:,} {evaluated_tasks(run, num_tasks)}"
 
 
-def evaluated_tasks(run: RunData) -> str:
+def evaluated_tasks(run: RunData, number: int | None = None) -> str:
     """The evaluated tasks as a noun: `held-out tasks` for the split named test."""
-    split = str(run.results.get("split") or "")
-    return {"test": "held-out tasks", "": "tasks"}.get(split, f"tasks of split “{split}”")
+    split, noun = str(run.results.get("split") or ""), "task" if number == 1 else "tasks"
+    return {"test": f"held-out {noun}", "": noun}.get(split, f"{noun} of split “{split}”")
 
 
 def key_sentences(run: RunData) -> list[str]:
@@ -147,8 +149,9 @@ def _weakest_category(run: RunData) -> str | None:
     name, summary = rows[-1]
     if summary.get("success_rate") == rows[0][1].get("success_rate"):
         return f"All {len(rows)} categories at {percent(summary.get('success_rate'))}."
-    rate, episodes = percent(summary.get("success_rate")), compact(summary.get("episodes"))
-    return f"Weakest category: {name}, {rate} of {episodes} episodes."
+    rate = percent(summary.get("success_rate"))
+    episodes = counted(summary.get("episodes"), "episode")
+    return f"Weakest category: {name}, {rate} of {episodes}."
 
 
 def _most_frequent_failure(run: RunData) -> str | None:

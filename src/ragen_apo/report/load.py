@@ -21,6 +21,7 @@ from ragen_apo.config.moved import is_of_0_1, translated
 from ragen_apo.config.yaml_text import parse_yaml, read_yaml
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json, read_records
+from ragen_apo.plural import counted
 from ragen_apo.run_directory import RunDirectory, open_evaluated
 
 
@@ -136,9 +137,9 @@ def load_run(run_directory: Path) -> RunData:
     )
     if len(data.episodes) != data.num_episodes:
         raise RunDirectoryError(
-            f"{run.episodes} has {len(data.episodes)} episodes, and {run.results} counts "
-            f"{data.num_episodes}. Put an undamaged copy in its place, or write both anew with "
-            f"`{evaluation_command(run)}`."
+            f"{run.episodes} has {counted(len(data.episodes), 'episode')}, and {run.results} "
+            f"counts {data.num_episodes}. Put an undamaged copy in its place, or write "
+            f"both anew with `{evaluation_command(run)}`."
         )
     return data
 

@@ -6,6 +6,7 @@ RED a failure, greys everything that is only there for comparison.
 
 from __future__ import annotations
 
+from ragen_apo import plural
 from ragen_apo.report.load import finite, pair
 
 INK = "#1c2330"
@@ -54,9 +55,7 @@ def compact(value: object) -> str:
 def counted(value: object, noun: str) -> str:
     """A number of things: `1 task`, `2 tasks`; `many tasks` where the number is unknown."""
     number = finite(value)
-    if number is None:
-        return f"many {noun}s"
-    return f"{compact(number)} {noun}{'' if number == 1 else 's'}"
+    return f"many {noun}s" if number is None else plural.counted(int(number), noun)
 
 
 def interval(bounds: object) -> str:

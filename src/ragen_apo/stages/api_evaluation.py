@@ -34,6 +34,7 @@ from ragen_apo.files import (
     partial_files,
     write_text_atomically,
 )
+from ragen_apo.plural import counted
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer
 from ragen_apo.policy.chat_api.client import ChatClient, Tools
@@ -112,8 +113,10 @@ def evaluate_api_model(
         else:
             write_text_atomically(run.evaluation, _yaml(config))
         server = Address(config.api.base_url).server
-        kept = f"; {len(ledger):,} answers are kept already" if len(ledger) else ""
-        progress.say(f"{config.api.model} at {server} plays {len(requests):,} episodes{kept}.")
+        kept = f"; kept already: {counted(len(ledger), 'answer')}" if len(ledger) else ""
+        progress.say(
+            f"{config.api.model} at {server} plays {counted(len(requests), 'episode')}{kept}."
+        )
         progress.start("evaluation", len(requests))
         finished: list[ChatEpisode] = []
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from ragen_apo.config.distillation import DistillationConfig
+from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session
@@ -85,8 +86,8 @@ def distil(
         policy.freeze_embeddings()
     phase = distillation_phase(session, policy, episodes, version=version)
     session.progress.say(
-        f"distillation: {len(episodes)} episodes of {num_tasks(episodes)} tasks, "
-        f"{phase.num_steps} updates"
+        f"distillation: {counted(len(episodes), 'episode')} of "
+        f"{counted(num_tasks(episodes), 'task')}, {counted(phase.num_steps, 'update')}"
     )
     run_supervised_phase(session, policy, phase, start=start)
     policy.model.eval()

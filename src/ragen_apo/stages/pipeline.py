@@ -32,6 +32,7 @@ from ragen_apo.files import (
     remove_partial_files,
     write_json_lines_atomically,
 )
+from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
@@ -253,8 +254,8 @@ def _cut_back_curves(run: RunDirectory, position: Position, progress: Progress) 
     steps = position.step if position.phase == STAGE_TWO else 0
     if num_rows < steps:
         progress.say(
-            f"{run.metrics} has rows of {num_rows} of the {steps} steps so far: the others are "
-            "lost, and curves will lack them"
+            f"{run.metrics} has rows of {num_rows} of the {counted(steps, 'step')} so far: what "
+            "is missing is lost, and curves will lack it"
         )
 
 

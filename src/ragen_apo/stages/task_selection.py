@@ -23,6 +23,7 @@ import torch
 
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.objectives.filters import filter_trajectories
+from ragen_apo.plural import counted
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
@@ -52,7 +53,7 @@ class SelectionCounts:
             for name, number in asdict(self).items()
             if name != "kept" and number
         ]
-        text = f"rollout_filter: Stage 2 trains on {self.kept} of {self.total} tasks"
+        text = f"rollout_filter: Stage 2 trains on {self.kept} of {counted(self.total, 'task')}"
         return f"{text}; left out: {', '.join(reasons)}." if reasons else f"{text}."
 
 

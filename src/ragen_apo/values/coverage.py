@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragen_apo.plural import counted
 from ragen_apo.values.estimator import effective_sample_size, soft_value
 
 ADVICE_SAMPLES = 16
@@ -29,7 +30,8 @@ def pass_at_k(*, num_successes: int, num_samples: int, k: int) -> float:
     """The unbiased estimate above. Raises ValueError unless 1 <= k <= num_samples."""
     if not 1 <= k <= num_samples or not 0 <= num_successes <= num_samples:
         raise ValueError(
-            f"pass@{k} needs {k} samples or more, got {num_successes} successes in {num_samples}"
+            f"pass@{k} needs {counted(k, 'sample')} or more, got "
+            f"{counted(num_successes, 'success', 'successes')} in {num_samples}"
         )
     return 1 - math.comb(num_samples - num_successes, k) / math.comb(num_samples, k)
 
@@ -115,7 +117,7 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
         f"pass@{k} {report['pass_at_k'][k]:.0%}" for k in dict.fromkeys(allowed[:1] + allowed[-1:])
     ]
     parts = [
-        f"{_counted(report['num_samples'], 'sample')} of {_counted(report['num_tasks'], 'task')}",
+        f"{counted(report['num_samples'], 'sample')} of {counted(report['num_tasks'], 'task')}",
         *passes,
         f"{report['share_never_solved']:.0%} never solved",
         f"{report['share_always_solved']:.0%} always solved",
@@ -166,9 +168,9 @@ def _advice(
 def _finding(counts: Sequence[tuple[int, int]], returns: Sequence[Sequence[float]]) -> str:
     num_solved = sum(c > 0 for c, _ in counts)
     if num_solved:
-        return f"The reference solves {num_solved} of {len(counts)} tasks at least once."
-    samples = _counted(sum(n for _, n in counts), "sample")
-    finding = f"No task was solved: {samples} of {_counted(len(counts), 'task')}, no success."
+        return f"The reference solves {num_solved} of {counted(len(counts), 'task')} at least once."
+    samples = counted(sum(n for _, n in counts), "sample")
+    finding = f"No task was solved: {samples} of {counted(len(counts), 'task')}, no success."
     if len({each for of_task in returns for each in of_task}) == 1:
         return f"{finding} All returns are equal, so Stage 2 cannot learn."
     if any(len(set(of_task)) > 1 for of_task in returns):
@@ -176,7 +178,3 @@ def _finding(counts: Sequence[tuple[int, int]], returns: Sequence[Sequence[float
     if any(len(of_task) > 1 for of_task in returns):
         return f"{finding} All returns of a task are equal, so Stage 2 cannot learn."
     return f"{finding} One sample of a task cannot tell whether its returns differ at all."
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

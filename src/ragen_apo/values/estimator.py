@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragen_apo.plural import counted
+
 
 def soft_value(returns: ArrayLike, *, beta: float) -> float:
     """The soft value beta log mean exp(r / beta) of one task's returns.
@@ -131,7 +133,8 @@ def success_rate_error(*, num_successes: int, num_samples: int) -> float:
     0 <= num_successes <= num_samples and num_samples >= 1.
     """
     if not 0 <= num_successes <= num_samples or num_samples < 1:
-        raise ValueError(f"{num_successes} successes in {num_samples} samples is impossible")
+        successes = counted(num_successes, "success", "successes")
+        raise ValueError(f"{successes} in {counted(num_samples, 'sample')} is impossible")
     if num_successes == 0:
         return math.inf
     return math.sqrt((num_samples - num_successes) / (num_successes * num_samples))

@@ -32,6 +32,7 @@ from pydantic import TypeAdapter
 
 from ragen_apo.errors import MissingValueError, ValueStoreError
 from ragen_apo.files import parse_json, parse_record
+from ragen_apo.plural import counted
 from ragen_apo.types import Trajectory
 from ragen_apo.values.conditions import SamplingConditions, describe_differences
 from ragen_apo.values.estimator import soft_value
@@ -311,8 +312,8 @@ class ValueStore:
     ) -> str:
         shown = ", ".join(missing[:_NUM_SHOWN]) + (", ..." if len(missing) > _NUM_SHOWN else "")
         lines = [
-            f"{len(missing)} of {num_asked} tasks have no sampled return in {self.path} under the "
-            f"conditions asked for. Tasks: {shown}."
+            f"{self.path} has no sampled return of {len(missing)} of {counted(num_asked, 'task')} "
+            f"under the conditions asked for. Tasks: {shown}."
         ]
         elsewhere = self._tasks_under_other_conditions(asked, set(missing))
         if not elsewhere:

@@ -98,15 +98,16 @@ def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajec
     num_long = sum(length > limits.max_response_tokens for length in lengths)
     if num_long:
         session.progress.say(
-            f"{num_long} of {len(lengths)} demonstrated responses are longer than the policy's may "
-            f"be (the longest has {max(lengths)} tokens): agent.max_response_tokens is "
-            f"{limits.max_response_tokens}"
+            "demonstrated responses that are longer than the policy's may be: "
+            f"{num_long} of {len(lengths)} (the longest has {max(lengths)} tokens): "
+            f"agent.max_response_tokens is {limits.max_response_tokens}"
         )
     num_cut = [episode.stop_reason for episode in trajectories].count(StopReason.CONTEXT_LIMIT)
     if num_cut:
         session.progress.say(
-            f"{num_cut} of {len(trajectories)} demonstrations end early, as an episode of the "
-            f"policy would: agent.max_context_tokens is {limits.max_context_tokens}"
+            "demonstrations that end early, as an episode of the policy would: "
+            f"{num_cut} of {len(trajectories)}; "
+            f"agent.max_context_tokens is {limits.max_context_tokens}"
         )
 
 

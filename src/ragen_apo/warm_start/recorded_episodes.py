@@ -15,6 +15,7 @@ from ragen_apo.environments.base import Reply
 from ragen_apo.environments.human.recordings import Recording, select_recordings
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import write_json_lines_atomically
+from ragen_apo.plural import counted
 from ragen_apo.session import Session
 from ragen_apo.types import StopReason, Task, Trajectory
 
@@ -35,7 +36,7 @@ def recorded_demonstrations(
         rows = [recording.to_row() for recording in chosen.recordings]
         write_json_lines_atomically(kept, rows)
         left_out = f"; left out: {chosen.left_out}" if chosen.left_out else ""
-        session.progress.say(f"{len(rows)} recorded episodes from {path}{left_out}")
+        session.progress.say(f"{counted(len(rows), 'recorded episode')} from {path}{left_out}")
     return [_play_again(recording, session, context) for recording in chosen.recordings]
 
 

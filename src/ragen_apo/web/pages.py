@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ragen_apo.errors import RagenApoError
 from ragen_apo.printable import printable
-from ragen_apo.report import style
+from ragen_apo.report.style import compact, counted, decimal, interval, percent, signed
 
 FOLDER = Path(__file__).parent
 
@@ -36,7 +36,7 @@ def _templates() -> Environment:
         finalize=_shown,
     )
     # Numbers are written as the report does.
-    tools = (url, style.percent, style.signed, style.decimal, style.compact, style.interval)
+    tools = (url, percent, signed, decimal, compact, counted, interval)
     made.globals |= {tool.__name__: tool for tool in tools}
     return made
 

@@ -64,7 +64,7 @@ def test_a_folder_of_parquet_files_with_other_columns_and_one_split(
         task.payload["answer"] == str(2 * int(task.instruction.split()[1].rstrip("?")))
         for task in (*train, *test)
     )
-    assert environment.properties.data.endswith("; 1 repeated ones were left out")
+    assert environment.properties.data.endswith("; 1 repeated one left out")
 
 
 @pytest.mark.slow

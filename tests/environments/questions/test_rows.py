@@ -87,7 +87,7 @@ def test_a_file_of_its_own_is_the_test_and_its_questions_are_not_trained_on(tmp_
         question(number)["question"] for number in range(8, 12)
     ]
     assert len(environment.tasks("train")) == 8
-    assert "2 repeated ones were left out" in environment.properties.data
+    assert "2 repeated ones left out" in environment.properties.data
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_missing_file_is_an_error_that_names_the_option(option: str, tmp_path:
 
 def test_a_split_without_questions_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "own.jsonl", [question(1)])
-    with pytest.raises(ConfigError, match="has none of 1 questions; change test_share"):
+    with pytest.raises(ConfigError, match="has none of 1 question; change test_share"):
         made(path)
 
 

@@ -138,7 +138,7 @@ def test_the_time_limit_is_for_all_of_an_answer_that_comes_piece_by_piece(
 def test_a_server_that_never_recovers_ends_in_one_error() -> None:
     message = refused(*[refuses(500, "oops")] * 4, num_requests=4)
     assert "has no answer now (500: oops)" in message
-    assert "4 attempts were made. Give the same command again" in message
+    assert "Attempts made: 4. Give the same command again" in message
 
 
 @pytest.mark.parametrize("status", [429, 503])

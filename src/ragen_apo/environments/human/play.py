@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ragen_apo.environments.answers import problem_with_reward, problem_with_text
 from ragen_apo.environments.base import TextEnvironment
 from ragen_apo.errors import EnvironmentFaultError
+from ragen_apo.plural import counted
 from ragen_apo.printable import printable
 from ragen_apo.types import Task
 
@@ -123,7 +124,7 @@ def _turns_left(max_turns: int | None, num_played: int) -> str:
     if max_turns is None:
         return ""
     left = max_turns - num_played
-    return f"\n[at most {left} {'turn' if left == 1 else 'turns'} left]"
+    return f"\n[at most {counted(left, 'turn')} left]"
 
 
 def _summary(episode: PlayedEpisode) -> str:
@@ -135,6 +136,5 @@ def _summary(episode: PlayedEpisode) -> str:
         verdict = "No turns left"
     else:
         verdict = "Goodbye"
-    num_turns = len(episode.turns)
-    unit = "turn" if num_turns == 1 else "turns"
-    return f"\n{verdict}: return {episode.episode_return:+.2f} in {num_turns} {unit}."
+    turns = counted(len(episode.turns), "turn")
+    return f"\n{verdict}: return {episode.episode_return:+.2f} in {turns}."

@@ -24,6 +24,7 @@ from ragen_apo.environments.base import TextEnvironment, tasks_of, validate_opti
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.openenv.records import TextAction, TextObservation, TextState
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
+from ragen_apo.plural import counted
 from ragen_apo.printable import exception_in_words, shortened
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
@@ -92,7 +93,7 @@ class World:
         if index >= len(tasks):
             raise ConfigError(
                 f"reset got index {index}; expected a number from 0 to {len(tasks) - 1}, as the "
-                f"split {start.split or self.split!r} has {len(tasks)} tasks"
+                f"split {start.split or self.split!r} has {counted(len(tasks), 'task')}"
             )
         return tasks[index], number
 

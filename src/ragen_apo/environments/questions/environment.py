@@ -41,6 +41,7 @@ from ragen_apo.environments.questions.scripted import arithmetic_policies, known
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.toolkit.task_draws import SPLITS, draw_tasks
 from ragen_apo.errors import ConfigError, EnvironmentDataError
+from ragen_apo.plural import counted
 from ragen_apo.types import Task, make_task
 
 TEXT_VERSION = 1
@@ -184,8 +185,8 @@ def _tasks_of(
         if not rows:
             asked = len(splits.train) + len(splits.test)
             raise ConfigError(
-                f"environment: the split {split} has none of {asked} questions; change test_share, "
-                "or give the test questions a file of their own as test_data"
+                f"environment: the split {split} has none of {counted(asked, 'question')}; "
+                "change test_share, or give the test questions a file of their own as test_data"
             )
     tasks = {split: tuple(_task(row, split, compare) for row in rows_of[split]) for split in SPLITS}
     return tasks, splits.num_left_out
@@ -211,12 +212,12 @@ def _of_rows(
     options: FileOptions | DatasetOptions, tasks: _Tasks, num_left_out: int, *, source: str
 ) -> GameEnvironment:
     number = sum(map(len, tasks.values()))
-    repeated = f"; {num_left_out:,} repeated ones were left out" if num_left_out else ""
+    repeated = f"; {counted(num_left_out, 'repeated one')} left out" if num_left_out else ""
     return _environment(
         options,
         tasks,
         policies=known_answer_policies(_answers(tasks["train"])),
-        data=f"{number:,} questions of {source}{repeated}",
+        data=f"{counted(number, 'question')} of {source}{repeated}",
     )
 
 

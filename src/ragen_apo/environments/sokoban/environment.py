@@ -45,6 +45,7 @@ from ragen_apo.environments.toolkit.named_actions import (
 )
 from ragen_apo.environments.toolkit.scripted import RandomActions, policies_around
 from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Description, draw_tasks
+from ragen_apo.plural import counted
 from ragen_apo.types import Task
 
 NAME = "sokoban"
@@ -199,7 +200,8 @@ def make_sokoban(**options: object) -> GameEnvironment:
 def _start(options: SokobanOptions, task: Task, seed: int) -> NamedActionsGame:
     room, state = read_level(task.payload["board"])
     if state.boxes & room.targets or len(state.boxes) != options.num_boxes:
-        raise ValueError(f"the level needs {options.num_boxes} boxes, none of them on a target")
+        boxes = counted(options.num_boxes, "box", "boxes")
+        raise ValueError(f"the level needs {boxes}, none of them on a target")
     rules = options.action_rules(invalid_reward=options.reward.invalid_action)
     world = SokobanWorld(options, room, state)
     return NamedActionsGame(world, rules, instruction=task.instruction)

@@ -18,6 +18,7 @@ from pydantic import Field
 from ragen_apo.config.section import Section
 from ragen_apo.environments.toolkit.named_actions import ActionRules, action_tool
 from ragen_apo.environments.tools import Tool
+from ragen_apo.plural import counted
 
 Board = tuple[str, ...]
 Cell = tuple[int, int]
@@ -73,9 +74,9 @@ class GridOptions(Section):
         """Raises ValueError where an episode has fewer actions than every board needs."""
         if self.max_actions_of_episode < needed:
             raise ValueError(
-                f"no episode can succeed: {for_what} takes at least {needed} actions, and an "
-                f"episode has {self.max_actions_of_episode} at most; raise max_actions, max_turns "
-                "or max_actions_per_turn"
+                f"no episode can succeed: {for_what} takes at least {counted(needed, 'action')}, "
+                f"and an episode has {self.max_actions_of_episode} at most; raise "
+                "max_actions, max_turns or max_actions_per_turn"
             )
 
     def action_rules(self, *, invalid_reward: float) -> ActionRules:

@@ -32,6 +32,7 @@ from ragen_apo.environments.webshop.records import (
 )
 from ragen_apo.environments.webshop.search import SearchIndex
 from ragen_apo.errors import EnvironmentDataError
+from ragen_apo.plural import counted
 from ragen_apo.progress import Progress, SilentProgress
 
 MAX_ASIN_LENGTH = 10
@@ -214,7 +215,7 @@ def _labels(
                     offsets[asin] = file.tell()
                     file.write(record.model_dump_json().encode() + b"\n")
                 if number % PROGRESS_EVERY == 0:
-                    progress.update(int(100 * share), f"{number:,} products")
+                    progress.update(int(100 * share), counted(number, "product"))
         except ValueError as error:
             raise malformed(path, f"expected a JSON object of records; {error}") from error
         progress.update(100)
@@ -258,13 +259,13 @@ def read_products(
                     )
                 seen.add(asin)
                 if len(seen) % PROGRESS_EVERY == 0:
-                    progress.update(int(100 * share), f"{len(seen):,} products")
+                    progress.update(int(100 * share), counted(len(seen), "product"))
                 yield product
         except ValueError as error:
             raise malformed(
                 files.items, f"expected a JSON list of records; behind record {number}: {error}"
             ) from error
-        progress.update(100, f"{len(seen):,} products")
+        progress.update(100, counted(len(seen), "product"))
 
 
 _PRODUCT = TypeAdapter(Product)

@@ -57,6 +57,7 @@ from ragen_apo.environments.webshop.store import (
 from ragen_apo.environments.webshop.views import product_views
 from ragen_apo.environments.webshop.visit import Page, Visit, parse_action, parse_plain_action
 from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
 from ragen_apo.types import Task, TurnFlag
 
 TEXT_VERSION = 8
@@ -215,11 +216,11 @@ class WebShopEnvironment:
         )
 
     def _data_in_words(self) -> str:
-        number, data = f"{self.catalog.num_products:,}", resolve_data(str(self.options.data))
+        number, data = self.catalog.num_products, resolve_data(str(self.options.data))
         if not is_generated(data):
-            return f"{number} products of {data}"
+            return f"{counted(number, 'product')} of {data}"
         instead = " (`ragen-apo data webshop` gets real ones)" if self.options.data == AUTO else ""
-        return f"{number} generated products{instead}"
+        return f"{counted(number, 'generated product')}{instead}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what is shared, which the other process maps for itself."""

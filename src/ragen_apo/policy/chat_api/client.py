@@ -145,7 +145,7 @@ class ChatClient:
             raise ContextFullError(failure.sentence)
         if failure.passes:
             raise ApiError(
-                f"{failure.sentence} {attempt} attempts were made. Give the same command again "
+                f"{failure.sentence} Attempts made: {attempt}. Give the same command again "
                 "when the server is well; what was answered is kept"
             )
         raise ApiError(failure.sentence)

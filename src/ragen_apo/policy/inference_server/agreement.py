@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ragen_apo.plural import counted
 from ragen_apo.policy.inference_server.vllm import VllmServer, Wanted, read_completion
 from ragen_apo.policy.inference_server.wire import RequestError
 from ragen_apo.policy.language_model import LanguageModel
@@ -41,9 +42,10 @@ class Agreement:
         if self.mean_gap <= MAX_MEAN_GAP:
             return None
         differs = (
-            f"its log-probabilities of {self.num_tokens} tokens that it sampled at temperature "
-            f"{temperature:g} differ from the policy's by {self.mean_gap:.3g} nats on average and "
-            f"{self.max_gap:.3g} at most, and {MAX_MEAN_GAP:g} on average is the limit"
+            f"its log-probabilities of {counted(self.num_tokens, 'token')} that it sampled at "
+            f"temperature {temperature:g} differ from the policy's by {self.mean_gap:.3g} nats "
+            f"on average and {self.max_gap:.3g} at most, and {MAX_MEAN_GAP:g} on average is "
+            "the limit"
         )
         if self.mean_gap_unscaled <= MAX_MEAN_GAP:
             return (

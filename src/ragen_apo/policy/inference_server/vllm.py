@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.files import parse_record
+from ragen_apo.plural import counted
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.inference_server.wire import Request, RequestError
 from ragen_apo.policy.sampling import StopRule
@@ -256,8 +257,9 @@ def read_completion(answer: Any, wanted: Wanted, *, vocabulary_size: int) -> Res
     length = _length(token_ids, wanted.rule)
     if length is None and len(token_ids) < wanted.max_new_tokens:
         raise RequestError(
-            f"{path} ended a response after {len(token_ids)} of {wanted.max_new_tokens} tokens for "
-            f"a reason of its own ({choices[0].finish_reason})"
+            f"{path} ended a response after {len(token_ids)} of "
+            f"{counted(wanted.max_new_tokens, 'token')} for a reason of its own "
+            f"({choices[0].finish_reason})"
         )
     kept = slice(0, length)
     return Response(tuple(token_ids[kept]), tuple(logprobs[kept]), stopped=length is not None)

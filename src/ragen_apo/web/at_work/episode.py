@@ -147,8 +147,9 @@ class World:
         num_read = played.episode.num_read_tokens
         if not tokens or not limits.fit(num_read, num_response_tokens=len(tokens)):
             raise ConfigError(
-                f"a response has 1 to {limits.max_context_tokens - num_read} tokens here "
-                f"(agent.max_context_tokens), and this one has {len(tokens)}"
+                "a response has at least 1 token and at most "
+                f"{limits.max_context_tokens - num_read} here (agent.max_context_tokens), "
+                f"and this one has {len(tokens)}"
             )
         response = Response(tokens, (0.0,) * len(tokens), stopped=True)
         return self._play(played, response, text, by_hand=True)

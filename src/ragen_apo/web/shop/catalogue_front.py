@@ -11,6 +11,7 @@ from typing import Any
 from ragen_apo.environments.human.play import PlayedTurn
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.shop.catalogue import Product as CatalogueProduct
+from ragen_apo.plural import counted
 from ragen_apo.web.shop import display
 from ragen_apo.web.shop.display import Button, Card, Results, RewardPart, ShopPage
 
@@ -27,12 +28,10 @@ class CatalogueFront:
             bought = screen.product and _product(screen.product, can_buy=False)
             return ShopPage("end", screen.query, product=bought)
         if not screen.query and screen.product is None:
-            counted = (
-                f"{len(catalogue.products)} products in {len(catalogue.categories)} categories"
-            )
-            return ShopPage(
-                "start", welcome=f"{counted}. What you search for is found by its title."
-            )
+            products = counted(len(catalogue.products), "product")
+            categories = counted(len(catalogue.categories), "category", "categories")
+            welcome = f"{products} in {categories}. What you search for is found by its title."
+            return ShopPage("start", welcome=welcome)
         results = self._results() if screen.query else None
         if screen.product is None:
             return ShopPage("results", screen.query, results=results)
@@ -50,16 +49,17 @@ class CatalogueFront:
             for number, turn in enumerate(turns, 1)
             if abs(turn.reward - each) > 1e-9
         ]
-        count = "1 turn" if len(turns) == 1 else f"{len(turns)} turns"
+        count = counted(len(turns), "turn")
         return (*lines, RewardPart(count, f"{each * len(turns):+.2f}", f"{each:+.2f} each"))
 
     def _results(self) -> Results:
         screen, limit = self.environment.screen, self.environment.options.max_results
         found = [self.environment.catalogue.by_id[number] for number in screen.found]
         shown = found[:limit]
-        noun = "result" if len(found) == 1 else "results"
         cut = f", the best {len(shown)} of them" if len(found) > limit else ""
-        return Results(f"{len(found)} {noun} for “{screen.query}”{cut}", tuple(map(_card, shown)))
+        return Results(
+            f"{counted(len(found), 'result')} for “{screen.query}”{cut}", tuple(map(_card, shown))
+        )
 
 
 def _reason(turn: PlayedTurn, last_info: Mapping[str, Any]) -> str:

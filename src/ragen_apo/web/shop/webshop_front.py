@@ -19,6 +19,7 @@ from ragen_apo.environments.webshop.visit import (
     SUB_PAGES,
     Page,
 )
+from ragen_apo.plural import counted
 from ragen_apo.web.shop import display
 from ragen_apo.web.shop.display import (
     Button,
@@ -45,7 +46,7 @@ class WebShopFront:
             return ShopPage("end", visit.query, product=bought)
         if visit.page is Page.START:
             number = self.environment.catalog.num_products
-            return ShopPage("start", welcome=f"{number:,} products, found by their words.")
+            return ShopPage("start", welcome=f"{counted(number, 'product')}, found by words.")
         if visit.page is Page.RESULTS:
             return ShopPage(
                 "results", visit.query, results=self._results(), buttons=self._ways_on()
@@ -94,7 +95,9 @@ class WebShopFront:
             where = f" on page {visit.page_number}" if total else ""
             return Results(f"No results{where} for “{visit.query}”", ())
         first = visit.first_rank
-        heading = f"{first}–{first + len(shown) - 1} of {total} results for “{visit.query}”"
+        heading = (
+            f"{first}–{first + len(shown) - 1} of {counted(total, 'result')} for “{visit.query}”"
+        )
         return Results(heading, tuple(map(self._card, shown)))
 
     def _card(self, number: int) -> Card:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 from ragen_apo.errors import RunDirectoryError
+from ragen_apo.plural import counted
 from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.findings import evaluated_tasks, phase_seconds, total_seconds
@@ -135,7 +136,7 @@ def _before_stage_two(reader: RunReader, name: str) -> str:
 
 def _progress(data: RunData, progress: Progress) -> str:
     if api_model(data) is not None:
-        return f"{compact(data.num_episodes)} episodes"
+        return counted(data.num_episodes, "episode")
     step = finite(progress.last.get("step"))
     if step is None:
         return ""
