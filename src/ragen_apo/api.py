@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
+from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
 from ragen_apo.config.overrides import changes_in_words, differences
@@ -66,7 +67,7 @@ def train(
     config: Configuration | None,
     run_dir: Path | str,
     *,
-    until: Literal["reference", "policy"] = "policy",
+    until: RunEnd = "policy",
     environment: Environment | None = None,
     resume: bool = False,
     trust_remote_code: bool = False,
@@ -97,8 +98,8 @@ def train(
     from ragen_apo.stages.inputs import check_start
     from ragen_apo.stages.pipeline import train as play
 
-    if until not in ("reference", "policy"):
-        raise ConfigError(f"until: got {until!r}, expected reference or policy")
+    if until not in get_args(RunEnd):
+        raise ConfigError(f"until: got {until!r}, expected {' or '.join(get_args(RunEnd))}")
     path = Path(run_dir)
     existed = path.exists()
     resume = resume or _is_started_again(path)

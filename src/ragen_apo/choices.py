@@ -75,6 +75,9 @@ ResponseFormat = Literal["think_answer", "tool_call"]
 Schedule = Literal["constant", "linear", "cosine"]
 """Learning rate after the warm-up."""
 
+RunEnd = Literal["reference", "policy"]
+"""What a run is made up to: the end of the warm start, or the trained policy."""
+
 ScoreStatistic = Literal["std", "mean"]
 """How the numbers of a task's rollouts become its score. `std`: their sample standard deviation, 0
 for one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it). `mean`: their

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from ragen_apo.choices import RunEnd
 from ragen_apo.cli.api_model import ApiOptions, evaluate_model_of_api, refuse_api_options
 from ragen_apo.cli.common import (
     Number,
@@ -108,7 +109,7 @@ def _train(
     resume: bool,
     trust_remote_code: bool,
     *,
-    until: Literal["reference", "policy"],
+    until: RunEnd,
 ) -> Run:
     from ragen_apo import api
     from ragen_apo.config import load_config

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from cyclopts import Group, Parameter
 
+from ragen_apo.choices import SearchRanking
 from ragen_apo.cli.common import Number
 from ragen_apo.errors import ConfigError
 
@@ -25,7 +26,7 @@ class SearchOptions:
     """Branches that are kept, or episodes. Default: 4."""
     candidates: Number | None = None
     """Responses that a beam samples for each branch in a turn. Default: as many as --width."""
-    rank_by: Literal["values", "likelihood", "votes", "reward"] | None = None
+    rank_by: SearchRanking | None = None
     """What decides. values: V* where the run's store knows the move, likelihood elsewhere;
     likelihood; votes: how many candidates do the same, with beam; reward: that of the finished
     episodes, which no deployed agent sees: an upper bound, with best-of-n. Default: values."""

@@ -21,10 +21,11 @@ import platform
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig
 from ragen_apo.files import (
     broken_line,
@@ -73,7 +74,7 @@ def train(
     run: RunDirectory,
     *,
     progress: Progress,
-    until: Literal["reference", "policy"] = "policy",
+    until: RunEnd = "policy",
 ) -> None:
     """Brings the run to its end: `run.policy` holds the trained model afterwards.
 
