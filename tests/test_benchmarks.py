@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -30,6 +31,14 @@ from ragen_apo.values.estimator import SampleSchedule
 from tests import factories
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("benchmarks/*.py")))
+def test_all_that_a_benchmark_takes_from_the_package_is_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    importlib.import_module(f"benchmarks.{name}")
 
 
 def test_waits_that_come_one_after_another_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
