@@ -170,6 +170,10 @@ def test_a_malformed_configuration(command: Command, tmp_path: Path) -> None:
 def test_a_comparison_is_refused_with_the_command_for_it(command: Command, tmp_path: Path) -> None:
     result = command("train", "--config", COMPARISON, "--run-dir", tmp_path / "new")
     assert_refused(result, f"is a comparison: ragen-apo compare --config {COMPARISON}")
+    half = tmp_path / "half.yaml"
+    half.write_text("seeds: [0]\nruns: {a: {}}\n")
+    result = command("train", "--config", half, "--run-dir", tmp_path / "new")
+    assert_refused(result, f"is a comparison: ragen-apo compare --config {half}")
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ def test_a_run_whose_name_has_no_folder_of_its_own_is_refused(
             "base: other.yaml\nseeds: [0]\nruns: {a: {}}",
             "other.yaml; expected a comparison such as",
         ),
+        ("base: compare.yaml\nseeds: [0]\nruns: {a: {}}", "base compare.yaml is a comparison"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: {}}\nbudgets: {}", "budgets"),
         ("base: base.yaml\nseeds: [0]\nruns: {a: &a {}, b: *a}", "line 3, column 21: the alias"),
         ("base: base.yaml\nseeds: [!!bool 0]\nruns: {a: {}}", "'0' cannot be read as !!bool"),

@@ -162,7 +162,13 @@ def load_comparison(path: Path) -> Comparison:
                 f"{path}, run {name!r}: {' and '.join(ignored)} cannot differ between runs, which "
                 "start from one reference a seed; set it in base, shared or seeds"
             )
-    comparison = Comparison(settings, _mapping(path.parent / settings.base), swept)
+    base = _mapping(path.parent / settings.base)
+    if {"base", "runs"} & base.keys():
+        raise ConfigError(
+            f"{path}: base {settings.base} is a comparison; name the configuration of a run, such "
+            "as the base of that one"
+        )
+    comparison = Comparison(settings, base, swept)
     comparison.reference(settings.seeds[0])
     configs = {
         name: comparison.run(name, settings.seeds[0], reference=Path("reference"))

@@ -130,7 +130,7 @@ def _values_in(text: str, *, source: str) -> tuple[dict[str, Any], list[str]]:
             f"{source} holds {shown(values)}, expected a mapping of sections such as "
             "`optimizer: {learning_rate: 1e-4}`"
         )
-    if {"base", "runs"} <= values.keys():
+    if {"base", "runs"} & values.keys():
         raise ConfigError(f"{source} is a comparison: ragen-apo compare --config {source}")
     return values, problems
 
