@@ -304,7 +304,7 @@ class TestOverrides:
         ("policy: {path: m, lora: 3}", "policy.lora: got 3, expected a section of keys or null"),
         (
             "policy: {path: m, lora: {target_modules: [1]}}",
-            "target_modules.0: got 1, expected a list of text",
+            "target_modules.0: got 1, expected text",
         ),
         ("policy: {small: {num_heads: 3}}", "must be a multiple of 2 * num_heads (6)"),
         ("seed: -1", "seed: got -1, expected a whole number at least 0"),

@@ -189,6 +189,8 @@ def describe_problem(error: ErrorDetails, keys: Mapping[str, Key], *, where: str
     key = parent if parent and parent.has_value and not parent.section else None
     key = key or keys.get(_known_path(parts, keys))
     expected = key.allowed if key else "a section of keys"
+    if parts and parts[-1].isdecimal():
+        expected = expected.removeprefix("a list of ")
     if expected == "a section of keys" and f"{path}.name" in keys:
         expected = f"a name or {expected}"
     if error["type"] == "finite_number":
