@@ -44,10 +44,11 @@ def in_ranks(
     port = free_port()
     started = []
     names = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    names["LOCAL_WORLD_SIZE"] = size
     names["TORCHELASTIC_USE_AGENT_STORE"] = True
     for rank in range(size):
         receiver, sender = forks.Pipe(duplex=False)
-        names["RANK"] = rank
+        names["RANK"] = names["LOCAL_RANK"] = rank
         environment = {name: str(value) for name, value in names.items()}
         options = (sender, environment, timeout_seconds, work, arguments)
         process = forks.Process(target=_in_rank, args=options)

@@ -19,7 +19,7 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ServerError
-from ragen_apo.policy.inference_server.engine import read_facts, servers_of
+from ragen_apo.policy.inference_server.configured import read_facts, servers_of
 from ragen_apo.policy.inference_server.untied import is_tied
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters

@@ -137,7 +137,13 @@ def build_proxy(
     num_rows, capacity = config.training.num_rows, config.agent.max_context_tokens
     if config.rollouts.engine == "vllm":
         engine = ServerEngine(
-            model, config.rollouts, num_rows=num_rows, capacity=capacity, progress=progress
+            model,
+            config.rollouts,
+            num_rows=num_rows,
+            capacity=capacity,
+            temperature=config.sampling.temperature,
+            ranks=ranks,
+            progress=progress,
         )
     else:
         engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)

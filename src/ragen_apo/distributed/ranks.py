@@ -222,7 +222,7 @@ class Ranks:
         others = [rank for rank, each in enumerate(found) if each != found[0]]
         if others:
             raise RanksError(
-                f"{_listed(others)} of {self.size} {'has' if len(others) == 1 else 'have'} other "
+                f"{listed(others)} of {self.size} {'has' if len(others) == 1 else 'have'} other "
                 "weights than rank 0 after the same updates. Expected equal bits: use one kind of "
                 "processor and one version of torch on all hosts, and continue with --resume from "
                 "the last checkpoint"
@@ -361,5 +361,6 @@ def _checksum(weights: Tensor) -> int:
     return int(weights.detach().contiguous().view(kinds[weights.element_size()]).sum())
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
+    """These ranks, in words."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

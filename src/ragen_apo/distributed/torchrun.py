@@ -6,6 +6,7 @@ No torch here, so that the command line can ask before anything heavy is importe
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 
 
@@ -20,6 +21,11 @@ class Worker:
     local_size: int = 1
     num_restarts: int = 0
     """How often `torchrun --max-restarts` has started all of them again."""
+
+    @property
+    def name(self) -> str:
+        """Which one of them it is, and where, for messages."""
+        return f"rank {self.rank} of {self.size} on {platform.node()}"
 
 
 def this_worker() -> Worker:

@@ -196,18 +196,18 @@ class LanguageModel:
     def whole(self) -> Iterator[None]:
         """Inside, `model` has all weights, also where they are in shares: to play, hash or save.
 
-        All ranks have to come. What is trained does not change inside.
+        All ranks have to come. What is trained does not change inside, and no pass is an exchange.
         """
         if self.shards is None:
             yield
             return
-        in_shares = self.model
-        with self.shards.whole() as model:
-            self.model = cast(PreTrainedModel, model)
+        in_shares, shards = self.model, self.shards
+        with shards.whole() as model:
+            self.model, self.shards = cast(PreTrainedModel, model), None
             try:
                 yield
             finally:
-                self.model = in_shares
+                self.model, self.shards = in_shares, shards
 
     @contextlib.contextmanager
     def constant_weights(self) -> Iterator[None]:

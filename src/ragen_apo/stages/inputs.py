@@ -27,7 +27,7 @@ from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.base import HasTasks, make_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
-from ragen_apo.policy.inference_server.engine import read_facts, servers_of
+from ragen_apo.policy.inference_server.configured import read_facts, servers_of
 from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.lora import require_peft
 from ragen_apo.stages.search import require_searchable
@@ -102,7 +102,7 @@ def check_run_inputs(
     name, training, search = config.environment.name, config.training, config.evaluation.search
     _check_number_format(config.machine, config.policy)
     require_trackers(config.tracking)
-    _check_ranks(config.machine, config.rollouts)
+    _check_ranks(config)
     training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config.warm_start, config.policy, environment, name=name)
@@ -138,19 +138,19 @@ def _check_number_format(machine: MachineConfig, policy: PolicyConfig) -> None:
         )
 
 
-def _check_ranks(machine: MachineConfig, rollouts: RolloutsConfig) -> None:
-    """Raises ConfigError for what several ranks cannot do.
-
-    With servers, every rank would bring them its weights.
-    """
-    size = this_worker().size
-    if size > 1 and machine.sharding == "full":
+def _check_ranks(config: RunConfig) -> None:
+    """Raises ConfigError for what several ranks cannot do."""
+    size, rollouts = this_worker().size, config.rollouts
+    if size == 1:
+        return
+    if config.machine.sharding == "full":
         require_fully_shard()
-    if size > 1 and rollouts.engine != "local":
+    if config.algorithm.keeps_a_copy and rollouts.engine == "vllm" and rollouts.ahead:
         raise ConfigError(
-            f"rollouts.engine is {rollouts.engine}, and torchrun has started {size} "
-            "processes: servers take their weights from one. Set rollouts.engine to local, or "
-            "start one process and let the servers use the other GPUs"
+            f"rollouts.ahead is true with an algorithm.lag, and torchrun has started {size} "
+            "processes: servers play ahead for one process only, as ranks meet in training and in "
+            "rollouts, and cannot do both at a time. Set rollouts.ahead to false; the episodes are "
+            "the same"
         )
 
 

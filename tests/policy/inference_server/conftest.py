@@ -78,6 +78,7 @@ def make_engine(url: str, tmp_path: Path) -> MakeEngine:
         *,
         progress: Progress | None = None,
         pauses: bool = True,
+        temperature: float = 1.0,
         **options: object,
     ) -> ServerEngine:
         keys = {"base_url": [url], "retries": 2, "retry_seconds": 0.01, "timeout_seconds": 20.0}
@@ -87,7 +88,12 @@ def make_engine(url: str, tmp_path: Path) -> MakeEngine:
         if not pauses:
             settings = settings.model_copy(update={"retry_seconds": TOO_LONG})
         return ServerEngine(
-            model, settings, num_rows=NUM_ROWS, capacity=CAPACITY, progress=progress
+            model,
+            settings,
+            num_rows=NUM_ROWS,
+            capacity=CAPACITY,
+            temperature=temperature,
+            progress=progress,
         )
 
     return make

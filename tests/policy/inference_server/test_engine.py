@@ -358,10 +358,19 @@ def test_log_probabilities_before_the_temperature_are_recognised(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
     fake.scale_logprobs = False
-    engine = make_engine(model, retries=0)
+    engine = make_engine(model, retries=0, temperature=0.5)
     advice = "differ from the policy's by .* start it with --logprobs-mode processed_logprobs"
     with pytest.raises(ServerError, match=advice):
         respond(engine, temperature=0.5)
+
+
+def test_servers_are_compared_at_the_temperature_of_training_before_an_episode_is_played(
+    make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
+) -> None:
+    """In an evaluation as well."""
+    respond(make_engine(model, temperature=0.5), temperature=0.0)
+    sent = [body["temperature"] for path, body in fake.asked if path == COMPLETIONS]
+    assert sent == [0.5, 0.5, *[0.0] * len(PROMPTS)]
 
 
 def test_a_server_that_holds_shorter_contexts_is_refused(

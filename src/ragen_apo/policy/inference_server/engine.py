@@ -13,6 +13,14 @@ server has said, after it, that its weights are still those of the rollout.
 A request that fails is sent again, with several servers at once to another one; which of them play
 is for `rotation` to say. A server that was started again gets its weights again. Where none is left
 the run ends with a ServerError.
+
+Several ranks share the servers. The first one gives them the weights while the others wait:
+
+    first rank:  identity -> bring, compare -> identity and servers that play -> all ranks
+    each rank:   asks these servers whether they have the weights -> its own episodes
+
+All ranks meet before and after it, so within a rollout no rank changes a server. Each decides for
+itself which ones it goes on with. One that was started again plays from the next rollout on.
 """
 
 from __future__ import annotations
@@ -25,24 +33,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from ragen_apo.config.rollouts import RolloutsConfig
-from ragen_apo.policy.api_keys import read_key
+from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.inference_server.agreement import require_agreement
+from ragen_apo.policy.inference_server.configured import require_room, servers_of
 from ragen_apo.policy.inference_server.rotation import (
     Member,
     Rotation,
     described,
     no_server_left,
 )
-from ragen_apo.policy.inference_server.vllm import (
-    ServerFacts,
-    VllmServer,
-    Wanted,
-    read_completion,
+from ragen_apo.policy.inference_server.vllm import VllmServer, Wanted, read_completion
+from ragen_apo.policy.inference_server.weights import (
+    Identity,
+    PolicyWeights,
+    require_given,
+    require_label,
 )
-from ragen_apo.policy.inference_server.weights import Identity, PolicyWeights
 from ragen_apo.policy.inference_server.wire import Request, RequestError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.sampling import StopRule
@@ -67,6 +77,18 @@ class ServerRow:
     request: Request | None = None
 
 
+@dataclass(frozen=True)
+class Given:
+    """What servers have got for a rollout."""
+
+    identity: Identity
+    served_names: dict[str, str]
+    """By the address of each server that plays: what it calls the model it was started with."""
+
+
+_GIVEN = TypeAdapter(Given)
+
+
 class ServerEngine:
     """Samples responses on servers; implements `Engine`.
 
@@ -80,21 +102,28 @@ class ServerEngine:
         *,
         num_rows: int,
         capacity: int,
+        temperature: float,
+        ranks: Ranks = ALONE,
         progress: Progress | None = None,
     ) -> None:
-        """`progress` is told of servers that fail while others play, and of their return."""
+        """`temperature` is that of training, at which servers are compared with the policy.
+
+        `ranks` play each rollout together; `num_rows` are those of each. `progress` is told of
+        servers that fail while others play, and of their return.
+        """
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
+        self._temperature, self._ranks = temperature, ranks
         self.stop_rule = StopRule(model)
         self._settings = settings
         self._servers = servers_of(settings)
         self._weights = PolicyWeights(model, settings.model_folder)
         self._served_names: dict[str, str] = {}
-        """What each server calls the model that it was started with."""
+        """See `Given`."""
+        self._is_bringing = ranks.size == 1
+        """Whether a server that lacks weights gets them from this rank."""
         self._unchecked = set(self._servers)
         self._rows: list[ServerRow] = []
         self._identity: Identity | None = None
-        self._temperature: float | None = None
-        """Of the rollout under way, once it is known."""
         self._pool: ThreadPoolExecutor | None = None
         self._under_way: dict[Future[Any], ServerRow] = {}
         self._is_broken_off = threading.Event()
@@ -114,11 +143,14 @@ class ServerEngine:
     def rollout(self) -> Iterator[None]:
         """Inside, no weight may change: the servers get the present ones at the beginning.
 
-        At the end every row is closed and no request is under way. Raises ServerError.
+        At the end every row is closed and no request is under way. All ranks come, at the beginning
+        and at the end. Raises ServerError; RanksError for what the first rank has raised there.
         """
-        self._identity, self._temperature = self._weights.identity(), None
-        self._rotation.begin()
-        self._weights.forget_files(self._identity)
+        with self.model.whole():
+            given = self._ranks.from_first(self._give_weights, "weights for the servers", _GIVEN)
+        self._identity, self._served_names = given.identity, given.served_names
+        if not self._ranks.is_first:
+            self._rotation.begin(able=given.served_names)
         self._pool = ThreadPoolExecutor(self.num_rows, thread_name_prefix="rollout")
         try:
             yield
@@ -130,6 +162,19 @@ class ServerEngine:
             self._pool, self._identity = None, None
             self._under_way.clear()
             self._rows.clear()
+        self._rotation.tell_of_others(self._ranks)
+
+    def _give_weights(self) -> Given:
+        """Has every server play that can, with the present weights. Raises ServerError."""
+        self._identity = self._weights.identity()
+        self._is_bringing = True
+        self._rotation.begin()
+        if self._ranks.size > 1:
+            self._is_bringing = False
+            self._rotation.keep_to_playing()
+        self._weights.forget_files(self._identity)
+        playing = [member.server.base_url for member in self._rotation.playing]
+        return Given(self._identity, {url: self._served_names[url] for url in playing})
 
     def break_off(self) -> None:
         """Ends the rollout under way, and all later ones, from another thread: ServerError there.
@@ -179,8 +224,6 @@ class ServerEngine:
 
         Temperature 0 takes the most probable token. Raises ServerError.
         """
-        self._temperature = temperature
-        self._check_all()
         finished: list[tuple[ServerRow, Response]] = []
         while not finished and any(row.max_new_tokens for row in self._rows):
             for row in self._rows:
@@ -248,7 +291,7 @@ class ServerEngine:
         changed: dict[Member, RequestError] = {}
         for member in {_member(row): None for row, _ in responses}:
             try:
-                self._weights.require(member.server, self._identity)
+                require_label(member.server, self._identity)
             except RequestError as failure:
                 changed[member] = failure
         kept = [(row, response) for row, response in responses if row.member not in changed]
@@ -261,24 +304,28 @@ class ServerEngine:
         row.num_failures += 1
         self._rotation.failed(member, failure, num_joins=row.num_joins)
         if row.num_failures >= (self._settings.retries + 1) * len(self._servers):
-            raise no_server_left([described(member.server, failure, row.num_failures)]) from failure
+            problems = [described(member.server, failure, row.num_failures)]
+            raise no_server_left(problems) from failure
         assert self._identity
         self._weights.forget_files(self._identity)
 
     def _prepare(self, server: VllmServer) -> None:
         """Gives a server what it lacks of the rollout's weights, and checks that it has them.
 
+        The first rank does, when a rollout begins; later, and on other ranks, it has to have them.
         Raises RequestError.
         """
         assert self._identity
+        if not self._is_bringing:
+            require_given(server, self._identity)
+            return
         brought = self._weights.bring(server, self._identity)
         self._served_names[server.base_url] = brought.facts.model
         if brought.has_changed:
             self._unchecked.add(server)
             self._take_back(server)
         require_room(brought.facts, self.capacity)
-        if self._temperature is not None:
-            self._check(server, self._temperature)
+        self._check(server)
 
     def _take_back(self, server: VllmServer) -> None:
         """Ends what a changed server has under way: it may be of the weights before, or of both."""
@@ -288,16 +335,7 @@ class ServerEngine:
                 row.wanted, row.request = None, None
                 del self._under_way[future]
 
-    def _check_all(self) -> None:
-        """Checks the servers that have got other weights before the temperature was known."""
-        assert self._temperature is not None
-        for member in self._rotation.playing:
-            try:
-                self._check(member.server, self._temperature)
-            except RequestError as failure:
-                self._rotation.failed(member, failure, num_joins=member.num_joins)
-
-    def _check(self, server: VllmServer, temperature: float) -> None:
+    def _check(self, server: VllmServer) -> None:
         """Compares a server with the policy, if it has got other weights since the last time."""
         assert self._identity
         if server in self._unchecked:
@@ -306,7 +344,7 @@ class ServerEngine:
                 self.model,
                 served_name=self._served_name(server),
                 salt=self._identity.salt,
-                temperature=temperature or 1.0,
+                temperature=self._temperature,
             )
             self._unchecked.discard(server)
 
@@ -318,43 +356,3 @@ class ServerEngine:
 def _member(row: ServerRow) -> Member:
     assert row.member
     return row.member
-
-
-def servers_of(settings: RolloutsConfig) -> list[VllmServer]:
-    """The configured servers. Raises ConfigError where the key for them is not there."""
-    variable, seconds = settings.api_key_env, settings.timeout_seconds
-    key = variable and read_key(variable, option="rollouts.api_key_env")
-    return [VllmServer(url, timeout_seconds=seconds, key=key) for url in settings.base_url]
-
-
-def require_room(facts: ServerFacts, num_tokens: int) -> None:
-    """Raises RequestError if a server's longest context is shorter than an episode's may be."""
-    if facts.max_context_tokens < num_tokens:
-        raise RequestError(
-            f"it takes contexts of {facts.max_context_tokens} tokens, and "
-            f"agent.max_context_tokens is {num_tokens}",
-            advice=f"Start it with --max-model-len {num_tokens}",
-            is_final=True,
-        )
-
-
-def read_facts(settings: RolloutsConfig, *, num_tokens: int) -> dict[str, ServerFacts]:
-    """What each configured server says of itself, by its address, each asked once.
-
-    Those that do not answer, or have no room for an episode, are left out. Raises ServerError if
-    that leaves none; ConfigError where the key for them is not there.
-    """
-    found: dict[str, ServerFacts] = {}
-    problems: list[str] = []
-    for server in servers_of(settings):
-        try:
-            facts = server.facts()
-            server.label()
-            require_room(facts, num_tokens)
-        except RequestError as failure:
-            problems.append(described(server, failure, 1))
-        else:
-            found[server.base_url] = facts
-    if not found:
-        raise no_server_left(problems)
-    return found

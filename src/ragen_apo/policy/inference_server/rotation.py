@@ -6,23 +6,25 @@ A server plays as soon as it has the rollout's weights, until a request to it fa
 play, nothing waits for it: it may come back at once, as one does that was started again and lacks
 only its weights, or it is out for the rest of the rollout, which the user is told once. Where none
 plays, all are tried again after pauses. If none comes back, the rollout ends with a ServerError.
+
+Each of several ranks has a rotation of its own: a server that is out for one may play for another.
+The user hears of it from the first rank.
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ragen_apo.config.rollouts import RolloutsConfig
-from ragen_apo.errors import ServerError
+from ragen_apo.distributed.ranks import Ranks, listed
+from ragen_apo.policy.inference_server.configured import described, no_server_left
 from ragen_apo.policy.inference_server.vllm import VllmServer
 from ragen_apo.policy.inference_server.wire import RequestError
 
-_KEPT = (
-    "What a run has saved is kept: go on with --resume once the server is well, or with "
-    "rollouts.engine: local in its config.yaml"
-)
+_GOES_ON = "The other servers go on without it, and it is tried again at the next rollout"
 
 
 @dataclass(eq=False)
@@ -62,7 +64,11 @@ class Rotation:
         is_broken_off: threading.Event,
     ) -> None:
         """`prepare` gives a server what it needs to play, or raises RequestError."""
-        self.members = [Member(server) for server in servers]
+        self._all = [Member(server) for server in servers]
+        self.members = self._all
+        """Those that may play in this rollout."""
+        self._told: set[str] = set()
+        """Addresses of servers of which the user knows that only other ranks lack them."""
         self._settings, self._prepare, self._say = settings, prepare, say
         self._is_broken_off = is_broken_off
 
@@ -71,17 +77,22 @@ class Rotation:
         """Those that rows may be sent to."""
         return [member for member in self.members if member.is_playing]
 
-    def begin(self) -> None:
+    def begin(self, *, able: Collection[str] | None = None) -> None:
         """Has every server play that can; one that was out before is tried only once.
 
-        Raises ServerError if none can.
+        With `able`, only those at these addresses. Raises ServerError if none can.
         """
+        self.members = [each for each in self._all if able is None or each.server.base_url in able]
         all_are_out = all(member.is_out for member in self.members)
         for member in self.members:
             is_doubtful = member.is_out and not all_are_out
             member.is_playing, member.may_return = False, True
             member.num_failures = self._settings.retries if is_doubtful else 0
         self._try_again(until=lambda: False)
+
+    def keep_to_playing(self) -> None:
+        """Until the next rollout no server joins that does not play now."""
+        self.members = self.playing
 
     def failed(self, member: Member, failure: RequestError, *, num_joins: int) -> None:
         """A request failed that was sent when the server had joined `num_joins` times.
@@ -142,24 +153,24 @@ class Rotation:
             if member.is_playing or member.is_out or self._is_broken_off.is_set():
                 continue
             member.is_out, member.may_return = True, False
-            self._say(
-                f"{member.problem} The other servers go on without it, and it is tried again at "
-                "the next rollout"
-            )
+            self._say(f"{member.problem} {_GOES_ON}")
+
+    def tell_of_others(self, ranks: Ranks) -> None:
+        """The first rank says, once, which servers no longer play for others and still do for it.
+
+        All ranks come.
+        """
+        if ranks.size == 1:
+            return
+        out = {each.server.base_url: each.problem for each in self._all if each.is_out}
+        found = [json.loads(part) for part in ranks.gather(json.dumps(out).encode(), "servers")]
+        lacked = {url: problem for each in found for url, problem in each.items() if url not in out}
+        for url in sorted(lacked.keys() - self._told) if ranks.is_first else ():
+            without = [rank for rank, each in enumerate(found) if url in each]
+            self._say(f"{listed(without)} of {ranks.size}: {lacked[url]} {_GOES_ON}")
+        self._told = set(lacked)
 
     def _pause(self, num_failures: int) -> None:
         if num_failures > 0:
             seconds = self._settings.retry_seconds * 2 ** (num_failures - 1)
             self._is_broken_off.wait(seconds)
-
-
-def described(server: VllmServer, failure: RequestError, num_failures: int) -> str:
-    """What failed where, how often, and what can be done about it."""
-    times = f" ({num_failures} times in a row)" if num_failures > 1 else ""
-    return f"{server.base_url}: {failure}{times}. {failure.advice}."
-
-
-def no_server_left(problems: Sequence[str]) -> ServerError:
-    """The error where every server has a problem."""
-    head = f"None of {len(problems)} servers is left. " if len(problems) > 1 else ""
-    return ServerError(f"{head}{' '.join(problems)} {_KEPT}")

@@ -40,6 +40,7 @@ from ragen_apo.policy.lora import (
 MARK = "ragen-apo-"
 """Begins all labels, adapters and folders of this package."""
 _LOADING = f"{MARK}loading"
+_LOST = "It was started again, or another run uses it too; give each run servers of its own"
 
 
 @dataclass(frozen=True)
@@ -125,17 +126,6 @@ class PolicyWeights:
         complete = has_base and (has_adapter or identity.adapter is None)
         return Brought(facts, has_changed=not complete)
 
-    def require(self, server: VllmServer, identity: Identity) -> None:
-        """Raises RequestError unless the server has had these weights ever since `bring`."""
-        label = server.label()
-        if label != identity.base:
-            raise RequestError(
-                f"/weight_info: the server has weights labelled {label!r:.80}, and was given "
-                f"{identity.base!r}",
-                advice="It was started again, or another run uses it too; give each run servers "
-                "of its own",
-            )
-
     def _write_base(self, label: str, *, untie: bool) -> Path:
         model = self._model.without_adapters() if self._acts else self._model
         folder = self._folder / label
@@ -158,3 +148,27 @@ class PolicyWeights:
         for folder in [each for each in self._written if each.name != identity.adapter]:
             shutil.rmtree(folder, ignore_errors=True)
             self._written.discard(folder)
+
+
+def require_label(server: VllmServer, identity: Identity, *, is_final: bool = False) -> None:
+    """Raises RequestError unless the server has had this base ever since `PolicyWeights.bring`."""
+    label = server.label()
+    if label != identity.base:
+        raise RequestError(
+            f"/weight_info: the server has weights labelled {label!r:.80}, and was given "
+            f"{identity.base!r}",
+            advice=_LOST,
+            is_final=is_final,
+        )
+
+
+def require_given(server: VllmServer, identity: Identity) -> None:
+    """Raises RequestError unless the server has base and adapter; final, as nobody brings them."""
+    adapters = server.facts().adapters
+    require_label(server, identity, is_final=True)
+    if identity.adapter is not None and identity.adapter not in adapters:
+        raise RequestError(
+            f"/v1/models: the server no longer has the adapter {identity.adapter!r}",
+            advice=_LOST,
+            is_final=True,
+        )
