@@ -40,7 +40,7 @@ from tests.distributed.processes import answers, in_ranks
 from tests.distributed.runs import assert_same_rows, assert_same_weights, stored_tokens
 from tests.factories import Sayings
 from tests.fake_vllm import FakeVllm, HangupError, content_seed, serving
-from tests.served_responses import COMPLETIONS, always, keep_weights
+from tests.served_responses import COMPLETIONS, keep_weights
 
 CLOSED = "http://127.0.0.1:9"
 MAX_TOKENS = 8
@@ -102,6 +102,11 @@ def num_asked(fake: FakeVllm, *, max_tokens: int = MAX_TOKENS) -> int:
     return sum(
         path == COMPLETIONS and body["max_tokens"] == max_tokens for path, body in list(fake.asked)
     )
+
+
+def is_of_episode(path: str, answer: Any) -> bool:
+    """Whether it is a response of an episode."""
+    return path == COMPLETIONS and len(answer["choices"][0]["token_ids"]) <= MAX_TOKENS
 
 
 # One rollout after another
@@ -205,7 +210,13 @@ def test_a_server_that_computes_something_else_plays_for_no_rank(
     assert "it computes another model" in said[0]
     assert num_asked(fake) == 0
     assert num_asked(good) > NUM_REQUESTS
-    good.spoil = always(COMPLETIONS, HangupError())
+
+    def die(path: str, answer: Any) -> Any:
+        if is_of_episode(path, answer):
+            raise HangupError
+        return answer
+
+    good.spoil = die
     results = in_ranks(2, rollouts, finished_run, resolved_yaml(config([url, good_url])))
     assert all(isinstance(each, ServerError | RanksError) for each in results)
     assert num_asked(fake) == 0
@@ -286,7 +297,7 @@ def test_a_server_that_was_started_again_plays_from_the_next_rollout_on(
     left = [True]
 
     def restart_once(path: str, answer: Any) -> Any:
-        if path == COMPLETIONS and len(answer["choices"][0]["token_ids"]) <= MAX_TOKENS and left:
+        if is_of_episode(path, answer) and left:
             left.pop()
             again.restart()
             again.asked.clear()
@@ -381,12 +392,12 @@ def test_a_run_whose_rank_and_server_are_killed_goes_on_with_other_numbers_of_pr
     survivor, killed = in_ranks(2, start, run.path, 1)
     assert killed is None
     assert "rank 0 of 2 is without the others at 'stage 2: " in survivor
-    left = [2 + 3]  # two compare log-probabilities
+    left = [3]
 
     def die(path: str, answer: Any) -> Any:
         if left[0] <= 0:
             raise HangupError
-        left[0] -= path == COMPLETIONS
+        left[0] -= is_of_episode(path, answer)
         return answer
 
     dying.spoil = die

@@ -20,7 +20,8 @@ class RolloutsConfig(Section):
 
     engine: Literal["local", "vllm"] = "local"
     """`local`: this process, with results that are the same bits every time; `vllm`: the servers of
-    `base_url`, which get the policy's weights before each rollout (docs/server.md)."""
+    `base_url`, which get the policy's weights before each rollout, with torchrun from the first
+    process (docs/server.md)."""
     schedule: EpisodeSchedule = "static"
     """With torchrun: `static` gives each process the same episodes every time; with `dynamic` one
     that has room takes the next, so that none waits long for the others. Episodes are the same, but
@@ -42,16 +43,18 @@ class RolloutsConfig(Section):
     of `base_url`, and only https, or a server on this machine, keeps it from others."""
     model_folder: str | None = None
     """Where weights are written for the servers to read. null: a temporary folder, enough if the
-    servers run on this machine. Other machines need a folder that has the same path there."""
+    servers run on this machine. Other machines need a folder that has the same path there, and
+    torchrun on several hosts needs one in any case."""
     ahead: bool = True
     """Whether servers play the next steps while this one is trained: with `oapl` and a `lag`, for
     the steps of one lagged policy (docs/server.md). The episodes are the same. They are played in
-    a second thread; set false if the environment works in the main thread only."""
+    a second thread; set false if the environment works in the main thread only. With several
+    processes of torchrun and a lag it has to be false."""
     timeout_seconds: Positive = 300.0
     """How long a server may take to answer one request, from its connection to the last byte."""
     retries: CountOrZero = 3
     """How often a server that failed is tried again before it is left out until the next rollout;
-    the run ends with an error when none is left."""
+    the run ends with an error when a process has none left."""
     retry_seconds: Positive = 2.0
     """Pause before the first of them, while no other server plays; each further one is twice as
     long."""
