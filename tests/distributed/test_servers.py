@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,12 @@ CLOSED = "http://127.0.0.1:9"
 MAX_TOKENS = 8
 """Of a response; the comparison of log-probabilities asks for more."""
 NUM_REQUESTS = 9
+
+
+@pytest.fixture(autouse=True)
+def temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed processes leave theirs behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
@@ -179,7 +186,7 @@ def played(size: int, run: Path, made: RunConfig, *options: Any) -> list[Played]
     ids=["static", "dynamic", "shares"],
 )
 def test_the_union_is_the_rollout_of_one_process_and_the_server_got_its_weights_once(
-    server: tuple[FakeVllm, str], finished_run: Path, keys: Sequence[str]
+    server: tuple[FakeVllm, str], finished_run: Path, tmp_path: Path, keys: Sequence[str]
 ) -> None:
     fake, url = server
     (one,) = played(1, finished_run, config([url]))
@@ -195,6 +202,7 @@ def test_the_union_is_the_rollout_of_one_process_and_the_server_got_its_weights_
     assert both[1].saved == []
     assert fake.paths().count("/collective_rpc") == 1
     assert num_asked(fake, max_tokens=24) == 2, "one rank compares log-probabilities"
+    assert len(list(tmp_path.glob("ragen-apo-*"))) == 2, "one for each call, also of two ranks"
 
 
 @pytest.mark.slow

@@ -71,14 +71,10 @@ class PolicyWeights:
     """The weights of a policy, as they are at a time, for servers."""
 
     def __init__(self, model: LanguageModel, folder: str | None) -> None:
-        """`folder` is where servers read; a temporary one is removed with this object."""
+        """`folder` is where servers read; None for a temporary one, removed with this object."""
         self._model = model
         self._acts = model.adapters and has_adapters(model.model)
-        if folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=MARK))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        else:
-            self._folder = Path(folder).absolute()
+        self._folder = None if folder is None else Path(folder).absolute()
         self._written: set[Path] = set()
         """Folders of this object. Others beside them may be another run's, or anybody's."""
         self._frozen_base: str | None = None
@@ -126,9 +122,16 @@ class PolicyWeights:
         complete = has_base and (has_adapter or identity.adapter is None)
         return Brought(facts, has_changed=not complete)
 
+    def _place(self) -> Path:
+        """The folder; the temporary one is made when something is written."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=MARK))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder
+
     def _write_base(self, label: str, *, untie: bool) -> Path:
         model = self._model.without_adapters() if self._acts else self._model
-        folder = self._folder / label
+        folder = self._place() / label
         if not folder.exists():
             self._written.add(folder)
             with directory_written_atomically(folder) as partial:
@@ -136,7 +139,7 @@ class PolicyWeights:
         return folder
 
     def _write_adapter(self, name: str) -> Path:
-        folder = self._folder / name
+        folder = self._place() / name
         if not folder.exists():
             self._written.add(folder)
             with directory_written_atomically(folder) as partial:
