@@ -77,8 +77,8 @@ class PretendGpu(contextlib.ExitStack):
     """Inside, there is a GPU; `waits` counts how often the host waits for it, by kind.
 
     `item`: a number is read. `equal`. `size`: that of the result depends on numbers (`nonzero`,
-    `unique`, `masked_select`). `mask`: likewise, of a boolean index. `to cpu`, `to gpu`: copies, as
-    no memory here is pinned.
+    `unique`, `masked_select`). `mask`: likewise, of a boolean index. `to cpu`, `to gpu`: copies,
+    but for those from pinned memory that need not be waited for.
     """
 
     def __init__(self) -> None:
@@ -151,10 +151,16 @@ class _Functions(TorchFunctionMode):
         device = kwargs.get("device")
         if func in (torch.tensor, torch.as_tensor) and device is not None:
             return func(*args, **kwargs | {"device": None}).to(device)
+        if func is Tensor.pin_memory and not isinstance(args[0], OnGpu):
+            pinned = args[0].clone()
+            pinned.is_pretended_pinned = True  # pyright: ignore[reportAttributeAccessIssue]
+            return pinned
         if args and isinstance(args[0], OnGpu):
             if func in (Tensor.__getitem__, Tensor.__setitem__):
                 index = args[1] if isinstance(args[1], tuple) else (args[1],)
                 args = (args[0], tuple(map(_index_on_gpu, index)), *args[2:])
+            if func is Tensor.pin_memory:
+                raise RuntimeError("only memory of the CPU can be pinned")
             if func is Tensor.tolist:
                 return args[0].cpu().tolist()
             if func in (Tensor.untyped_storage, Tensor.data_ptr):
@@ -233,7 +239,8 @@ class _Dispatch(TorchDispatchMode):
                 return result
         if is_on_gpu or gives_gpu:
             before = self.waits.total()
-            self._count(name, args, gives_gpu=gives_gpu)
+            if not (kwargs.get("non_blocking") and getattr(args[0], "is_pretended_pinned", False)):
+                self._count(name, args, gives_gpu=gives_gpu)
             if self.recording is not None and self.waits.total() > before:
                 raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
         if gives_gpu and asked is not None:

@@ -136,10 +136,12 @@ def aggregate(
             f"num_sequences counts the whole batch, at least {len(mask_BT)}, got {num_sequences}"
         )
     num_tokens_B = mask_BT.sum(dim=1)
-    if num_tokens < max(int(num_tokens_B.sum()), 1):
+    # A count on a GPU is not looked at: the host would wait for all that is queued.
+    at_least = max(0 if mask_BT.is_cuda else int(num_tokens_B.sum()), 1)
+    if num_tokens < at_least:
         raise ValueError(
-            f"num_tokens counts the sampled tokens of the whole batch, at least"
-            f" {max(int(num_tokens_B.sum()), 1)}, got {num_tokens}"
+            f"num_tokens counts the sampled tokens of the whole batch, at least {at_least}, got "
+            f"{num_tokens}"
         )
     loss_B = sampled_or_zero(loss_BT, mask_BT).sum(dim=1)
     check_choice("aggregation", aggregation, Aggregation)

@@ -33,6 +33,15 @@ ATTENTION = "ragen_apo"
 QUERIES_PER_BLOCK = 128
 
 
+def whole_rows(device: torch.device) -> dict[str, Any]:
+    """Arguments of a pass over whole rows, to which attention is causal as without them.
+
+    transformers takes a mask of four axes as it is. Without a mask it would look whether positions
+    start anew within a row, for which the host waits for a GPU.
+    """
+    return {"attention_mask": torch.zeros(1, 1, 1, 1, device=device), "whole_rows": True}
+
+
 def mask_of_later(positions: Tensor, num_positions: int, *, dtype: torch.dtype) -> Tensor:
     """Added to the scores of queries at `positions` [...], it hides later ones [..., L]."""
     is_later = torch.arange(num_positions, device=positions.device) > positions[..., None]
@@ -139,6 +148,8 @@ def attend(
     With `prompt_slices`, the query is [1, A, T, D], keys and values are those of all slots, and
     each slice attends to its own.
     """
+    if kwargs.pop("whole_rows", False):
+        attention_mask = None
     prompt_slices: Sequence[PromptSlice] | PaddedPrompts | None = kwargs.pop("prompt_slices", None)
     if isinstance(prompt_slices, PaddedPrompts):
         attended = prompt_slices.attend(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ragen_apo.distributed.sharding import shard
+from ragen_apo.policy.attention import whole_rows
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.lora import freeze_all_but_adapters
 from ragen_apo.policy.passes import body_output, decoder_layers
@@ -51,6 +52,7 @@ class Critic(nn.Module):
             autocast=self.autocast,
             gradient_checkpointing=self.gradient_checkpointing,
             use_cache=False,
+            **whole_rows(token_ids_RT.device),
         )
         after_RT = self.head(hidden_RTH.to(self.head.weight.dtype))[:, :, 0]
         before_RT = torch.cat([torch.zeros_like(after_RT[:, :1]), after_RT[:, :-1]], dim=1)

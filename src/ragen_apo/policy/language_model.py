@@ -35,7 +35,7 @@ from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.distributed.sharding import Shards
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.architecture import check_architecture
-from ragen_apo.policy.attention import ATTENTION
+from ragen_apo.policy.attention import ATTENTION, whole_rows
 from ragen_apo.policy.chat_template import (
     TEMPLATE_DATE,
     ChatTemplate,
@@ -50,7 +50,13 @@ from ragen_apo.policy.model_checks import (
     refuse_foreign_weights,
 )
 from ragen_apo.policy.packed_weights import packed_weights
-from ragen_apo.policy.passes import at_least_float32, body_output, decoder_layers, in_pieces
+from ragen_apo.policy.passes import (
+    at_least_float32,
+    body_output,
+    decoder_layers,
+    in_pieces,
+    to_device,
+)
 from ragen_apo.policy.template_options import set_template_options
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
 from ragen_apo.seeding import derive_seed
@@ -165,27 +171,26 @@ class LanguageModel:
         It gets the hidden states [n, H] that predict n of them, and their tokens [n]. They are so
         few that their `logits` are at most `MAX_LOGITS` numbers; for the backward pass `read` is
         called again, unless it had all of them at once. Of each target it may use its own row only.
-        Rows of tokens are padded on the right. ValueError if the first token of a row is a target.
+        Rows of tokens are padded on the right. Where the mask is on the CPU, the host does not wait
+        for a GPU to count the targets. ValueError if the first token of a row is a target.
         """
-        tokens_N = token_ids_RT[targets_RT]
+        predicts_RT = torch.zeros_like(targets_RT)
+        predicts_RT[:, :-1] = targets_RT[:, 1:]
+        # By numbers: a mask would be counted again in the backward pass.
+        before_N, at_N = (mask.flatten().nonzero()[:, 0] for mask in (predicts_RT, targets_RT))
+        if len(before_N) != len(at_N):
+            raise ValueError("the first token of a row cannot be a target: nothing predicts it")
+        before_N, at_N = (to_device(each, token_ids_RT.device) for each in (before_N, at_N))
+        tokens_N = token_ids_RT.flatten()[at_N]
 
         def compute() -> tuple[Tensor, ...]:
-            hidden_NH = self._states_before(token_ids_RT, targets_RT)
-            # Counts that the host knows: to look at the mask would wait for the device once more.
-            if len(hidden_NH) != len(tokens_N):
-                raise ValueError("the first token of a row cannot be a target: nothing predicts it")
+            rows = whole_rows(token_ids_RT.device)
+            hidden_RTH = self.hidden_states(token_ids_RT, use_cache=False, **rows)
+            hidden_NH = hidden_RTH.flatten(0, 1)[before_N]
             max_rows = max(MAX_LOGITS // self.vocabulary_size, 1)
             return in_pieces(read, hidden_NH, tokens_N, max_rows=max_rows)
 
         return compute() if self.shards is None else self.shards.run(compute)
-
-    def _states_before(self, token_ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
-        """The hidden states [N, H] that predict the targets."""
-        predicts_RT = torch.zeros_like(targets_RT)
-        predicts_RT[:, :-1] = targets_RT[:, 1:]
-        hidden_RTH = self.hidden_states(token_ids_RT, use_cache=False)
-        # By numbers: a mask would be counted again in the backward pass, for which the host waits.
-        return hidden_RTH[predicts_RT.nonzero(as_tuple=True)]
 
     def shard(self, *, num_ranks: int) -> None:
         """Leaves this rank its share of the weights, from now on; see `distributed.sharding`."""

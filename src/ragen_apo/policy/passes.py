@@ -18,6 +18,16 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a tensor of the CPU there, which waits for nothing that is queued there.
+
+    From memory that may be paged out, a GPU cannot copy by itself.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 @contextlib.contextmanager
 def seeded_torch(seed: int, *, device: torch.device) -> Iterator[None]:
     """Inside, torch draws from this seed; afterwards its global generators are as before."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.passes import to_device
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ def score_tokens(
 ) -> TokenScores:
     """Scores the tokens at which the mask is True; rows are padded on the right.
 
-    `token_ids_RT` int64, `loss_mask_RT` bool. The first position is never a sampled token. The
-    vocabulary projection runs at the N masked positions only. `entropy_gradients` keeps a second
-    tensor [N, V] of a piece for the backward pass, for an entropy bonus.
+    `token_ids_RT` int64, `loss_mask_RT` bool; if that is on the CPU, the host does not wait for a
+    GPU. The first position is never a sampled token. The vocabulary projection runs at the N masked
+    positions only. `entropy_gradients` keeps a second tensor [N, V] of a piece for the backward
+    pass, for an entropy bonus.
     """
 
     def read(hidden_NH: Tensor, tokens_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,4 +85,4 @@ def _of_tokens(logprobs_NV: Tensor, tokens_N: Tensor) -> Tensor:
 
 def _in_rows(values_N: Tensor, loss_mask_RT: Tensor) -> Tensor:
     zeros_RT = torch.zeros(loss_mask_RT.shape, dtype=values_N.dtype, device=values_N.device)
-    return zeros_RT.masked_scatter(loss_mask_RT, values_N)
+    return zeros_RT.masked_scatter(to_device(loss_mask_RT, values_N.device), values_N)

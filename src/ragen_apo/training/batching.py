@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ragen_apo.policy.passes import to_device
 from ragen_apo.seeding import generator
 from ragen_apo.types import TrainingSample
 
@@ -41,18 +42,24 @@ def collate(samples: Sequence[TrainingSample], *, pad_id: int, device: torch.dev
     longest = max(len(sample.token_ids) for sample in samples)
     shape = (len(samples), padded_length(longest))
     token_ids = np.full(shape, pad_id, dtype=np.int64)
-    loss_mask = np.zeros(shape, dtype=bool)
     logprobs = np.zeros(shape, dtype=np.float32)
     for row, sample in enumerate(samples):
         length = len(sample.token_ids)
         token_ids[row, :length] = sample.token_ids
-        loss_mask[row, :length] = sample.loss_mask
         logprobs[row, :length] = sample.logprobs
     return TokenBatch(
-        token_ids_RT=torch.from_numpy(token_ids).to(device),
-        loss_mask_RT=torch.from_numpy(loss_mask).to(device),
-        sampled_logprobs_RT=torch.from_numpy(logprobs).to(device),
+        token_ids_RT=to_device(torch.from_numpy(token_ids), device),
+        loss_mask_RT=to_device(loss_mask_of(samples, num_positions=shape[1]), device),
+        sampled_logprobs_RT=to_device(torch.from_numpy(logprobs), device),
     )
+
+
+def loss_mask_of(samples: Sequence[TrainingSample], *, num_positions: int) -> Tensor:
+    """True exactly at the sampled tokens [R, T]; on the CPU."""
+    mask = np.zeros((len(samples), num_positions), dtype=bool)
+    for row, sample in enumerate(samples):
+        mask[row, : len(sample.loss_mask)] = sample.loss_mask
+    return torch.from_numpy(mask)
 
 
 def padded_length(length: int) -> int:

@@ -26,9 +26,11 @@ from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.filters import filter_trajectories
 from ragen_apo.objectives.tensors import sampled_or_zero, spread_over_tokens
+from ragen_apo.policy.passes import to_device
 from ragen_apo.training.batching import (
     TokenBatch,
     collate,
+    loss_mask_of,
     micro_batches,
     padded_length,
     shortest,
@@ -116,12 +118,14 @@ class Rollouts:
         num_passes = self.ranks.most(len(groups), "micro-batches")
         idle = [[shortest(episodes)]] * (num_passes - len(groups))
         for number, chosen in enumerate([*groups, *idle]):
-            rows = torch.tensor([indices[index] for index in chosen], device=device)
+            rows = to_device(torch.tensor([indices[index] for index in chosen]), device)
             longest = padded_length(max(len(row_of(episodes[index]).token_ids) for index in chosen))
             samples = [sample for index in chosen for sample in episodes[index]]
+            batch = collate(samples, pad_id=self.pad_id, device=device)
             yield MicroBatch(
                 rows=rows,
-                samples=collate(samples, pad_id=self.pad_id, device=device),
+                samples=batch,
+                targets_ML=loss_mask_of(samples, num_positions=batch.token_ids_RT.shape[1]),
                 tokens=self.tokens.rows(rows, num_positions=longest),
                 old_logprobs_BT=self.old_logprobs_BT[rows, :longest],
                 reference_logprobs_BT=self.reference_logprobs_BT[rows, :longest],
@@ -157,6 +161,8 @@ class MicroBatch:
     """int64 [B]: the episodes' indices among the step's rollouts."""
     samples: TokenBatch
     """All samples of these episodes, one episode's after another's [M, L]."""
+    targets_ML: Tensor
+    """Their loss mask once more, on the CPU, where it can be counted without waiting for a GPU."""
     tokens: TokenBatch
     """Their rows."""
     old_logprobs_BT: Tensor
@@ -180,11 +186,11 @@ class MicroBatch:
         Both orders are the same: by episode, then as the tokens were sampled. Gradients pass.
         """
         if len(self.samples.token_ids_RT) == len(self.rows):
-            # Each episode is one sample. Of a mask as an index the device would have to tell the
-            # host how many it selects, which waits for all that is queued.
+            # Each episode is one sample.
             return sampled_or_zero(values_ML, self.mask_BT)
         zeros_BT = values_ML.new_zeros(self.mask_BT.shape)
-        return zeros_BT.masked_scatter(self.mask_BT, values_ML[self.samples.loss_mask_RT])
+        places_N = to_device(self.targets_ML.flatten().nonzero()[:, 0], values_ML.device)
+        return zeros_BT.masked_scatter(self.mask_BT, values_ML.flatten()[places_N])
 
     def cut(self, values_BT: Tensor) -> Tensor:
         """The part of a tensor over the step's tokens that belongs to these episodes."""

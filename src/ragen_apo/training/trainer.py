@@ -291,7 +291,7 @@ class Trainer:
         logprobs_ML = token_logprobs(
             model,
             micro.samples.token_ids_RT,
-            micro.samples.loss_mask_RT,
+            micro.targets_ML,
             temperature=self.config.sampling.temperature,
         )
         return micro.in_rows(logprobs_ML)
@@ -301,7 +301,7 @@ class Trainer:
         scores = score_tokens(
             self.policy,
             micro.samples.token_ids_RT,
-            micro.samples.loss_mask_RT,
+            micro.targets_ML,
             temperature=self.config.sampling.temperature,
             entropy_gradients=self.algorithm.entropy_gradients,
         )
