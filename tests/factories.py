@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from ragen_apo.agent.assembly import build_environments
 from ragen_apo.cli import app
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
+from ragen_apo.config.load import config_of
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import TokenScores, score_tokens
@@ -104,9 +105,14 @@ def config(
     return parse_config(text, source="test.yaml", overrides=overrides)
 
 
-def changed(before: RunConfig, *overrides: str, **options: Any) -> RunConfig:
-    """A configuration with overrides on top of its own."""
-    return config(*overrides, text=resolved_yaml(before), **options)
+def changed(
+    before: RunConfig, *overrides: str, environment: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """A configuration with overrides on top of its own, or with another section `environment`."""
+    values = before.model_dump(by_alias=True)
+    if environment is not None:
+        values["environment"] = dict(environment)
+    return config_of([values], source="test.yaml", overrides=overrides)
 
 
 # Records
