@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from tests.chat_server import (
     stalls,
 )
 from tests.command_line import snapshot
+from tests.forks import Fork
 
 KEY = "sk-very-secret-0123456789"
 LOST = "<think>?</think><answer>search zzz</answer>"
@@ -398,7 +398,6 @@ def test_answers_under_way_are_kept_when_another_one_fails(out: Path) -> None:
     assert len(server.requests) == 12 + 1
 
 
-@pytest.mark.slow
 def test_an_evaluation_that_was_killed_goes_on(out: Path) -> None:
     """With SIGKILL, while the sixth question waits for its answer."""
     waiting, release = threading.Event(), threading.Event()
@@ -409,18 +408,12 @@ def test_an_evaluation_that_was_killed_goes_on(out: Path) -> None:
         cuts(handler)
 
     with serving(perfect_shopper, *[None] * 5, hangs) as server:
-        script = (
-            "import ragen_apo\n"
-            f"ragen_apo.evaluate_api('tiny', {str(out)!r}, base_url={server.url!r}, "
-            f"environment={SHOP!r}, concurrency=1, progress=False, "
-            "evaluation={'split': 'all', 'num_episodes': 6})"
-        )
-        process = subprocess.Popen([sys.executable, "-c", script])
+        killed = Fork(out.with_suffix(".txt"), lambda: evaluate(server, out, concurrency=1))
         try:
             assert waiting.wait(120)
         finally:
-            process.kill()
-            process.wait()
+            killed.send(signal.SIGKILL)
+            killed.ended()
             release.set()
         assert not (out / "evaluation" / "results.json").exists()
         results = evaluate(server, out)

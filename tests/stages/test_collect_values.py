@@ -18,6 +18,7 @@ from tests import factories
 pytestmark = pytest.mark.slow
 
 SCHEDULE = SampleSchedule(first=2, cap=4)
+NUM_TASKS = 7
 
 
 @dataclass
@@ -51,7 +52,7 @@ def stored(path: Path) -> list[tuple]:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sampler(finished_run: Path) -> Sampler:
     config = factories.config("--training.num_rows=8")
     reference = load_language_model(finished_run / "references/0", device=torch.device("cpu"))
@@ -59,8 +60,16 @@ def sampler(finished_run: Path) -> Sampler:
     return Sampler(
         proxy=build_proxy(config, reference, environments),
         conditions=sampling_conditions(config, reference, environments),
-        tasks=list(environments.tasks("train")),
+        tasks=list(environments.tasks("train"))[:NUM_TASKS],
     )
+
+
+@pytest.fixture(scope="module")
+def whole(sampler: Sampler, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a Stage 1 that was not interrupted; read only."""
+    path = tmp_path_factory.mktemp("whole") / "values.sqlite"
+    sampler.fill(path)
+    return path
 
 
 def counts(rows: list[tuple]) -> dict[str, tuple[int, int]]:
@@ -72,8 +81,8 @@ def counts(rows: list[tuple]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_path: Path) -> None:
-    by_task = counts(sampler.fill(tmp_path / "values.sqlite"))
+def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, whole: Path) -> None:
+    by_task = counts(stored(whole))
     assert by_task.keys() == {task.task_id for task in sampler.tasks}
     for num_samples, num_successes in by_task.values():
         assert num_samples in (2, 4)
@@ -82,11 +91,11 @@ def test_rounds_double_until_a_task_is_known_well_enough(sampler: Sampler, tmp_p
 
 
 def test_a_second_run_samples_nothing(
-    sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = sampler.fill(tmp_path / "values.sqlite")
+    before = stored(whole)
     monkeypatch.setattr(sampler.proxy, "rollout", None)
-    assert sampler.fill(tmp_path / "values.sqlite") == before
+    assert sampler.fill(whole) == before
 
 
 def test_a_larger_schedule_adds_to_what_is_stored(sampler: Sampler, tmp_path: Path) -> None:
@@ -103,9 +112,13 @@ class InterruptedStageError(Exception):
 
 @pytest.mark.parametrize("num_writes", [1, 12])
 def test_an_interrupted_stage_one_ends_with_the_rows_of_one_that_was_not(
-    num_writes: int, sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_writes: int,
+    sampler: Sampler,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = sampler.fill(tmp_path / "whole.sqlite")
+    expected = stored(whole)
     add_many, num_calls = ValueStore.add_many, 0
 
     def interrupted(self: ValueStore, *args: object) -> int:
@@ -142,8 +155,8 @@ def test_progress_counts_the_episodes_of_each_round(sampler: Sampler, tmp_path: 
             seed=5,
             on_progress=lambda done, total: reports.append((done, total)),
         )
-    assert reports[0] == (0, 21)
-    assert reports[-1] == (21, 21)
+    assert reports[0] == (0, NUM_TASKS)
+    assert reports[-1] == (NUM_TASKS, NUM_TASKS)
     assert reports == sorted(reports)
 
 

@@ -370,7 +370,7 @@ TEXT = resolved_yaml(
         "--warm_start.checkpoint_every=2",
         "--values.num_samples=4",
         "--values.adaptive=false",
-        "--training.max_tasks=80",
+        "--training.max_tasks=24",
         "--reference.refresh_every_steps=2",
         "--training.max_steps=4",
         "--training.checkpoint_every=3",
@@ -509,11 +509,12 @@ def test_a_run_killed_around_its_distillations_ends_like_one_that_was_not(
 
 @pytest.mark.slow
 def test_the_limit_of_kl_counts_from_where_distillation_has_left_the_policy(
-    run_until_killed: Callable[..., int], tmp_path: Path
+    distilled_run: RunDirectory, run_until_killed: Callable[..., int], tmp_path: Path
 ) -> None:
     """And so it does in a run that was killed."""
     keys = ["--reference.refresh_every_steps=null", "--reference.refresh_max_kl=1e-4"]
     keys += ["--training.max_steps=5", "--training.checkpoint_every=1"]
+    keys += [f"--policy.path={distilled_run.reference(0)}", "--warm_start.enabled=false"]
     config = factories.changed(factories.config(text=TEXT), *keys)
     found = rows(factories.run(config, tmp_path / "whole").metrics)
     assert found[0]["kl_per_sequence"] > 1e-2, "the policy has left the reference before a step"
@@ -530,10 +531,12 @@ def test_the_limit_of_kl_counts_from_where_distillation_has_left_the_policy(
 
 
 @pytest.mark.slow
-def test_any_algorithm_can_follow(tmp_path: Path) -> None:
+def test_any_algorithm_can_follow(distilled_run: RunDirectory, tmp_path: Path) -> None:
     """GRPO from the distilled policy: the control of a comparison."""
     config = factories.changed(
         factories.config(text=TEXT),
+        f"--policy.path={distilled_run.reference(0)}",
+        "--warm_start.enabled=false",
         "--algorithm={name: grpo, group_size: 2}",
         "--reference.refresh_every_steps=null",
         "--training.max_steps=1",
