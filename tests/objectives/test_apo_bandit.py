@@ -57,11 +57,12 @@ def best_of_two(chances):
 
 
 def train_exactly(
-    arms, *, wrong_by, on_policy, choice=lambda chances: chances, num_steps=1500, rate=3.0
+    arms, *, wrong_by, on_policy, choice=lambda chances: chances, num_steps=300, rate=0.1
 ):
-    """Gradient descent on the expected loss over arms drawn from the policy or the reference."""
+    """Descends the expected loss over arms drawn from the policy or the reference."""
     reference, returns, v_star, _ = arms
     logits = torch.zeros(5, requires_grad=True)
+    optimizer = torch.optim.Adam([logits], lr=rate)
     for _ in range(num_steps):
         logprobs = logits.log_softmax(0)
         left = residual(
@@ -72,8 +73,9 @@ def train_exactly(
         )
         drawn_from = choice((logprobs if on_policy else reference).detach().exp())
         expected_loss = (drawn_from * regression_loss(left, beta2=BETA)).sum()
-        (gradient,) = torch.autograd.grad(expected_loss, logits)
-        logits = (logits - rate * gradient).detach().requires_grad_()
+        optimizer.zero_grad()
+        expected_loss.backward()
+        optimizer.step()
     return logits.log_softmax(0).detach()
 
 

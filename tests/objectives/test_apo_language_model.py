@@ -128,10 +128,10 @@ def toy():
         )
 
 
-def train_on_samples(toy, sample, *, form="regression", num_steps=500):
+def train_on_samples(toy, sample, *, form="regression", num_steps=150):
     """A policy after steps on what `sample(probability_B)` draws: indices of trajectories."""
     rows, policy = toy.rows, ToyLanguageModel(seed=1)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-2)
     for _ in range(num_steps):
         logprobs_BT = token_logprobs(policy.logits(rows.tokens_BT), rows.tokens_BT)
         drawn = sample(torch.where(rows.mask_BT, logprobs_BT.detach(), 0).sum(1).exp())
@@ -159,7 +159,7 @@ def draw(probability_B, number, generator):
 @pytest.mark.parametrize("form", ["regression", "weighted"])
 def test_a_language_model_trained_on_its_own_samples_reaches_the_closed_form(toy, form):
     draws = torch.Generator().manual_seed(0)
-    policy = train_on_samples(toy, lambda policy_B: draw(policy_B, 32, draws), form=form)
+    policy = train_on_samples(toy, lambda policy_B: draw(policy_B, 256, draws), form=form)
     assert toy.total_variation(ToyLanguageModel(seed=1)) > 0.2
     assert toy.total_variation(policy) < 0.02
 
@@ -169,9 +169,9 @@ def test_a_language_model_trained_on_a_quarter_new_and_the_rest_old_samples_reac
     draws, played = torch.Generator().manual_seed(0), []
 
     def sample(policy_B):
-        new, old = draw(policy_B, 8, draws), torch.tensor(played, dtype=torch.int64)
+        new, old = draw(policy_B, 64, draws), torch.tensor(played, dtype=torch.int64)
         played.extend(new.tolist())
-        chosen = torch.randint(max(len(old), 1), (24 if len(old) else 0,), generator=draws)
+        chosen = torch.randint(max(len(old), 1), (192 if len(old) else 0,), generator=draws)
         return torch.cat([new, old[chosen]])
 
     assert toy.total_variation(train_on_samples(toy, sample)) < 0.02
