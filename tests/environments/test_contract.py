@@ -156,11 +156,18 @@ def test_the_documented_configuration_trains(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
     (tmp_path / "guess.yaml").write_text(block_of_document("yaml"), encoding="utf-8")
-    short = ["--warm_start.demonstrations.num_steps=2", "--training.max_steps=1"]
+    short = [
+        "--warm_start.demonstrations.num_steps=2",
+        "--values.num_samples=1",
+        "--agent.max_response_tokens=12",
+        "--training.max_tasks=8",
+        "--training.tasks_per_step=8",
+        "--training.max_steps=1",
+    ]
     config = load_config(tmp_path / "guess.yaml", [*short, "--machine.num_threads=1"])
     run = factories.run(config, tmp_path / "run")
     assert run.policy.exists()
-    assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [32]
+    assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [8]
 
 
 @pytest.fixture(scope="module")
@@ -251,20 +258,27 @@ def test_scripted_policies_write_nothing_but_actions(name: str) -> None:
 @pytest.mark.slow
 @every_environment
 @given(texts=st.lists(ANY_TEXT, min_size=1, max_size=2 * MAX_TURNS))
-@settings(max_examples=60, deadline=None)
-def test_any_text_is_answered_with_text_and_a_finite_reward(name: str, texts: list[str]) -> None:
-    for observation, reward, terminated, truncated, info, _ in play_texts(small(name), texts):
+@settings(max_examples=30, deadline=None)
+def test_any_text_is_answered_and_an_episode_cut_off_anywhere_has_a_return_in_the_range(
+    name: str, texts: list[str]
+) -> None:
+    environment, earned = small(name), 0.0
+    low, high = environment.properties.return_range
+    for observation, reward, terminated, truncated, info, _ in play_texts(environment, texts):
         assert isinstance(observation, str)
         assert isinstance(reward, float)
         assert math.isfinite(reward)
         assert isinstance(terminated, bool)
         assert isinstance(truncated, bool)
         assert isinstance(info, dict)
+        earned += reward
+        assert low - ROUNDING <= earned <= high + ROUNDING
 
 
 @every_environment
-@pytest.mark.parametrize("text", ["", " ", "\x00", "\ud800", "9" * 100_000, "word " * 100_000])
-def test_odd_and_huge_texts_are_answered(name: str, text: str) -> None:
+@pytest.mark.parametrize("text", ["9" * 100_000, "word " * 100_000], ids=["number", "words"])
+def test_huge_texts_are_answered(name: str, text: str) -> None:
+    """Odd ones are a promise."""
     environment = small(name)
     verbs = ["", *environment.properties.rules.split()]
     for verb in verbs:
@@ -288,17 +302,6 @@ def test_scripted_policies_end_within_the_limit(name: str) -> None:
         last = episode.steps[-1]
         assert len(episode.steps) <= MAX_TURNS
         assert last.terminated or last.truncated
-
-
-@pytest.mark.slow
-@every_environment
-@given(texts=st.lists(ANY_TEXT, max_size=MAX_TURNS))
-@settings(max_examples=30, deadline=None)
-def test_an_episode_cut_off_anywhere_has_a_return_in_the_range(name: str, texts: list[str]) -> None:
-    environment = small(name)
-    low, high = environment.properties.return_range
-    earned = sum(step[1] for step in play_texts(environment, texts))
-    assert low - ROUNDING <= earned <= high + ROUNDING
 
 
 @every_environment

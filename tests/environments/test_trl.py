@@ -17,7 +17,6 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import build_small_model
 
 SHOP = {"num_products": 60, "max_turns": 3}
-WEBSHOP_DATA = Path(__file__).resolve().parents[3] / "shared" / "webshop-small"
 
 
 @pytest.fixture
@@ -152,10 +151,8 @@ def test_trl_trains_two_steps_with_the_tool(chatml_tokenizer, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_trl_trains_two_steps_on_webshop(chatml_tokenizer, tmp_path: Path) -> None:
-    """On the 1,000 products of upstream: one rollout does what the oracle does, one only looks."""
-    if not WEBSHOP_DATA.exists():
-        pytest.skip(f"the recorded WebShop data is not at {WEBSHOP_DATA}")
-    options = {"data": str(WEBSHOP_DATA), "store": str(tmp_path / "store"), "max_turns": 5}
+    """One rollout does what the oracle does, one only looks."""
+    options = {"data": "generated", "store": str(tmp_path / "store"), "max_turns": 5}
     bought = oracle_actions(make_environment("webshop", options))
     rewards, told = two_steps_of_trl(
         chatml_tokenizer, tmp_path, "webshop", options, [bought, bought[:1]]
