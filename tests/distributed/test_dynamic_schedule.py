@@ -118,8 +118,7 @@ def test_the_union_is_the_rollout_of_one_process_however_slow_a_rank_is(
         assert found[slow_rank].num_own <= 2, "what it had begun before its first turn"
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
-@pytest.mark.parametrize("algorithm", ["apo_turn", "ppo"])
+@pytest.mark.parametrize(("algorithm", "sharding"), [("apo_turn", "full"), ("ppo", "none")])
 def test_losses_gradients_and_weights_are_those_of_one_process(
     algorithm: str, sharding: str, finished_run: Path, by_one_process: Callable[..., Seen]
 ) -> None:
