@@ -1,7 +1,8 @@
 """Every algorithm of the family in the trainer: what it plays, its gradient, that it runs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,40 @@ RETURNS = [number**2 / 144 for number in range(12)]
 """Of 4 tasks in groups of 3: those of a tiny run repeat, and a group of equals has no gradient."""
 
 
-def seen_step(trainer: Trainer) -> SeenStep:
-    returns = RETURNS if trainer.config.algorithm.name in RIVALS else None
-    return step_without_update(trainer, 3, returns=returns)
+SeeStep = Callable[[Trainer], SeenStep]
+PlayOnce = Callable[[Trainer], AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="module")
+def play_once() -> PlayOnce:
+    """Algorithms that play a task equally often play the same episodes: in step 3 once."""
+    played: dict[tuple[Any, ...], list[Trajectory]] = {}
+
+    def play_once(trainer: Trainer) -> AbstractContextManager[Any]:
+        config, roll_out = trainer.config, trainer.proxy.rollout
+        size, precision = config.algorithm.rollouts_per_task, trainer.policy.autocast
+        key = config.agent.context.mode, size, precision
+
+        def rollout(*args: Any, **options: Any) -> list[Trajectory]:
+            if key not in played:
+                played[key] = roll_out(*args, **options)
+            return list(played[key])
+
+        return patch.object(trainer.proxy, "rollout", rollout)
+
+    return play_once
+
+
+@pytest.fixture(scope="module")
+def see_step(play_once: PlayOnce) -> SeeStep:
+    """Step 3 without an update."""
+
+    def see_step(trainer: Trainer) -> SeenStep:
+        returns = RETURNS if trainer.config.algorithm.name in RIVALS else None
+        with play_once(trainer):
+            return step_without_update(trainer, 3, returns=returns)
+
+    return see_step
 
 
 @pytest.mark.slow
@@ -51,10 +83,10 @@ def seen_step(trainer: Trainer) -> SeenStep:
     [*((name, []) for name in ALGORITHMS), *((name, WINDOW) for name in RIVALS)],
 )
 def test_the_gradient_does_not_depend_on_the_micro_batch_size(
-    algorithm: str, keys: list[str], session: Session
+    algorithm: str, keys: list[str], session: Session, see_step: SeeStep
 ) -> None:
     whole, parts = (
-        seen_step(trainer_of(session, algorithm, *keys, f"--training.micro_batch_size={size}"))
+        see_step(trainer_of(session, algorithm, *keys, f"--training.micro_batch_size={size}"))
         for size in (32, 3)
     )
     windowed = any(len(training_samples(trajectory)) > 1 for trajectory in whole.trajectories)
@@ -65,11 +97,14 @@ def test_the_gradient_does_not_depend_on_the_micro_batch_size(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [[], WINDOW])
-def test_nor_does_that_of_the_critic(keys: list[str], session: Session) -> None:
+def test_nor_does_that_of_the_critic(
+    keys: list[str], session: Session, play_once: PlayOnce
+) -> None:
     moments = []
     for size in (32, 3):
         trainer = trainer_of(session, "ppo", *keys, f"--training.micro_batch_size={size}")
-        trainer.step(3)
+        with play_once(trainer):
+            trainer.step(3)
         state = trainer.algorithm.state_tensors()
         # After the first update the first moment is a tenth of the gradient.
         names = [name for name in sorted(state) if name.endswith("exp_avg")]
@@ -123,7 +158,7 @@ def reinforced(
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("where", ["float32", "bfloat16", "server"])
 def test_the_rounding_of_a_sampler_makes_no_ratios(
-    algorithm: str, where: str, session: Session
+    algorithm: str, where: str, session: Session, play_once: PlayOnce
 ) -> None:
     """In float32 the local engine and the loss compute the same, and its record is believed."""
 
@@ -134,13 +169,14 @@ def test_the_rounding_of_a_sampler_makes_no_ratios(
         if where == "server":  # as for the trainer; the local engine plays in its place
             server = ["--rollouts.engine=vllm", "--rollouts.base_url=http://127.0.0.1:1"]
             trainer.config = changed(trainer.config, *server)
-        roll_out = trainer.proxy.rollout
+        with play_once(trainer):
+            roll_out = trainer.proxy.rollout
 
-        def rounded(*args: Any, **options: Any) -> list[Trajectory]:
-            return [shifted(each, shift) for each in roll_out(*args, **options)]
+            def rounded(*args: Any, **options: Any) -> list[Trajectory]:
+                return [shifted(each, shift) for each in roll_out(*args, **options)]
 
-        with patch.object(trainer.proxy, "rollout", rounded):
-            return step_without_update(trainer, 3, returns=RETURNS)
+            with patch.object(trainer.proxy, "rollout", rounded):
+                return step_without_update(trainer, 3, returns=RETURNS)
 
     exact, rough = step(0.0), step(0.1)
     metrics = rough.result.metrics  # the monitors see the sampler's own
@@ -162,10 +198,10 @@ def shifted(trajectory: Trajectory, shift: float) -> Trajectory:
 @pytest.mark.slow
 @pytest.mark.parametrize("context", [[], WINDOW])
 def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
-    context: list[str], session: Session
+    context: list[str], session: Session, see_step: SeeStep
 ) -> None:
     trainer = trainer_of(session, "rloo", *context)
-    seen = seen_step(trainer)
+    seen = see_step(trainer)
     weights = []
     for index, trajectory in enumerate(seen.trajectories):
         start = index - index % 3
@@ -179,10 +215,11 @@ def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
 @pytest.mark.slow
 @pytest.mark.parametrize("context", [[], WINDOW])
 def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
-    context: list[str], session: Session
+    context: list[str], session: Session, play_once: PlayOnce
 ) -> None:
     trainer = trainer_of(session, "ppo", "--algorithm.whiten_advantages=false", *context)
-    seen = step_without_update(trainer, 3)
+    with play_once(trainer):
+        seen = step_without_update(trainer, 3)
     num_tokens = sum(trajectory.num_response_tokens for trajectory in seen.trajectories)
     weights = [
         [
@@ -252,7 +289,7 @@ def test_a_filter_that_drops_everything_makes_no_update(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_metrics_of_its_own_are_the_monitors_that_it_declares(
-    algorithm: str, session: Session
+    algorithm: str, session: Session, play_once: PlayOnce
 ) -> None:
     trainer = trainer_of(session, algorithm)
     metrics, own = trainer.algorithm.metrics, set()
@@ -263,8 +300,12 @@ def test_the_metrics_of_its_own_are_the_monitors_that_it_declares(
         return found
 
     returns = RETURNS if algorithm in RIVALS else None
-    with patch.object(trainer.algorithm, "metrics", noted), paying(trainer, returns):
-        row = trainer.step(0).metrics
+    with (
+        patch.object(trainer.algorithm, "metrics", noted),
+        play_once(trainer),
+        paying(trainer, returns),
+    ):
+        row = trainer.step(3).metrics
     declared = set(trainer.config.algorithm.monitors)
     assert own <= declared
     # What is absent where V* or success is the same for all episodes.
