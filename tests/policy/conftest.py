@@ -18,8 +18,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from tests.factories import TINY_ARCHITECTURE
+from tests.pretrained import SMOLLM2
 
 SIZES = {**TINY_ARCHITECTURE, "initializer_range": 0.3}
 CAPACITY = 128
@@ -51,6 +52,12 @@ def build(architecture: str, tokenizer) -> LanguageModel:
 def any_model(request: pytest.FixtureRequest, shop_tokenizer) -> LanguageModel:
     """One model of each architecture; all but GPT-2 share keys and values between heads."""
     return build(request.param, shop_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LanguageModel:
+    """The real pretrained model in float32; for tests with `needs_smollm2`."""
+    return load_language_model(SMOLLM2, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")

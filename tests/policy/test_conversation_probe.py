@@ -10,10 +10,10 @@ from transformers import OPTConfig, OPTForCausalLM
 from ragen_apo.errors import ModelError
 from ragen_apo.policy import language_model
 from ragen_apo.policy.conversation_probe import TOLERANCES, measure_agreement, probe_conversation
-from ragen_apo.policy.language_model import LanguageModel, load_language_model
+from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from tests.policy.test_architecture import build, longrope
-from tests.pretrained import SMOLLM2, needs_smollm2
+from tests.pretrained import needs_smollm2
 
 
 def test_every_supported_architecture_computes_a_conversation_alike(
@@ -102,11 +102,9 @@ def test_a_session_probes_what_comes_from_elsewhere_and_not_its_own_references(
 
 @needs_smollm2
 @pytest.mark.slow
-def test_a_real_pretrained_model_computes_a_conversation_alike() -> None:
-    model = load_language_model(SMOLLM2, device=torch.device("cpu"))
-    found = measure_agreement(model)
+def test_a_real_pretrained_model_computes_a_conversation_alike(smollm2: LanguageModel) -> None:
+    before = smollm2.fingerprint()
+    found = measure_agreement(smollm2)
     assert found.engine_to_scoring < 1e-4
     assert found.scoring_to_transformers < 1e-4
-    assert load_language_model(SMOLLM2, device=torch.device("cpu")).fingerprint() == (
-        model.fingerprint()
-    )
+    assert smollm2.fingerprint() == before

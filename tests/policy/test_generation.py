@@ -105,8 +105,7 @@ def sampled_tokens(row: Conversation) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-@pytest.mark.parametrize("matrix_units", [False, True])
+@pytest.mark.parametrize(("temperature", "matrix_units"), [(1.0, True), (0.5, False), (2.0, False)])
 def test_logprobs_equal_those_of_separate_forward_passes(
     any_model: LanguageModel,
     temperature: float,
@@ -225,18 +224,25 @@ def play_without_waiting(
     return played
 
 
+@pytest.fixture(scope="module")
+def together(any_model: LanguageModel) -> list[Conversation]:
+    """What twelve rows that wait for each other write; read only."""
+    return play(any_model, range(12))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 20])
-@pytest.mark.parametrize("tokens_per_pass", [5, TOKENS_PER_PASS])
+@pytest.mark.parametrize(
+    ("num_rows", "tokens_per_pass"), [(1, TOKENS_PER_PASS), (2, 5), (5, TOKENS_PER_PASS), (20, 5)]
+)
 def test_rows_that_go_on_at_once_write_what_rows_that_wait_for_each_other_write(
     any_model: LanguageModel,
+    together: list[Conversation],
     num_rows: int,
     tokens_per_pass: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where the prompts need several passes, and some are longer than a pass should be."""
     monkeypatch.setattr(engine_rows, "TOKENS_PER_PASS", tokens_per_pass)
-    together = play(any_model, range(12))
     for row, expected in zip(
         play_without_waiting(any_model, range(12), num_rows=num_rows), together, strict=True
     ):
