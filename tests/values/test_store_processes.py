@@ -2,12 +2,10 @@
 
 import contextlib
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
+import time
 
 import pytest
 
@@ -15,59 +13,43 @@ from ragen_apo.errors import ValueStoreError
 from ragen_apo.values import store as store_module
 from ragen_apo.values.store import ValueStore
 from tests import factories
-
-WRITER = """
-import json, sys
-from pydantic import TypeAdapter
-from ragen_apo.types import Trajectory
-from ragen_apo.values.conditions import SamplingConditions
-from ragen_apo.values.store import ValueStore
-
-path, conditions, trajectory, first, last = sys.argv[1:]
-conditions = SamplingConditions(**json.loads(conditions))
-trajectory = TypeAdapter(Trajectory).validate_json(trajectory)
-with ValueStore(path) as store:
-    for index in range(int(first), int(last)):
-        print(index, store.add_many(conditions, [(index, trajectory)]) == 1, flush=True)
-"""
+from tests.forks import Fork
 
 
-def start_writer(path, conditions, trajectory, *, first, last):
-    arguments = (path, json.dumps(conditions.to_json()), json.dumps(trajectory.to_json()))
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, *map(str, arguments), str(first), str(last)],
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def write(path, conditions, played, indices):
+    with ValueStore(path) as store:
+        for index in indices:
+            print(index, store.add_many(conditions, [(index, played)]) == 1)
 
 
-@pytest.mark.slow
+def start_writer(path, conditions, played, indices):
+    output = path.with_name(f"writer-{indices.start}")
+    return Fork(output, lambda: write(path, conditions, played, indices))
+
+
 @pytest.mark.parametrize("num_before_kill", [1, 7, 30])
 def test_kill_9_loses_at_most_the_sample_in_flight(tmp_path, conditions, num_before_kill):
     path, played = tmp_path / "values.sqlite", factories.played("a mug", rewards=(0.1,) * 50)
-    writer = start_writer(path, conditions, played, first=0, last=10**9)
-    reported = [int(writer.stdout.readline().split()[0]) for _ in range(num_before_kill)]
-    os.kill(writer.pid, signal.SIGKILL)
-    reported += [int(line.split()[0]) for line in writer.stdout if line.endswith("\n")]
-    writer.wait()
-    writer.stdout.close()
+    writer = start_writer(path, conditions, played, range(10**9))
+    writer.says(rf"(?m)^{num_before_kill - 1} True$")
+    writer.send(signal.SIGKILL)
+    lines = writer.ended().splitlines(keepends=True)
+    assert writer.returncode == -signal.SIGKILL
+    reported = [int(line.split()[0]) for line in lines if line.endswith("\n")]
     with ValueStore(path) as store:
         stored = store.sample_indices(conditions, played.task.task_id)
         assert stored in (reported, [*reported, reported[-1] + 1])
         assert store.trajectories(conditions, played.task.task_id) == [played] * len(stored)
         with contextlib.closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert store.add_many(conditions, [(stored[-1] + 1, played)])
 
 
-@pytest.mark.slow
 def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditions):
     path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
-        start_writer(path, conditions, played, first=first, last=first + 60) for first in (0, 40)
+        start_writer(path, conditions, played, range(first, first + 60)) for first in (0, 40)
     ]
-    outputs = [writer.communicate()[0].split() for writer in writers]
+    outputs = [writer.ended().split() for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0]
     with ValueStore(path) as store:
         assert store.sample_indices(conditions, played.task.task_id) == list(range(100))
@@ -76,14 +58,13 @@ def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditi
     assert sum(output.count("False") for output in outputs) == 20
 
 
-@pytest.mark.slow
 def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions):
     path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
-        start_writer(path, conditions, played, first=first, last=first + 1) for first in range(6)
+        start_writer(path, conditions, played, range(first, first + 1)) for first in range(6)
     ]
     for writer in writers:
-        writer.communicate()
+        writer.ended()
     with ValueStore(path) as store:
         assert store.sample_indices(conditions, played.task.task_id) == list(range(6))
 
@@ -131,49 +112,34 @@ def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path, condition
         assert waiting.add_many(conditions, [(0, factories.played("a mug"))])
 
 
-READER = """
-import json, sys
-from ragen_apo.values.conditions import SamplingConditions
-from ragen_apo.values.store import ValueStore
-
-path, conditions, *task_ids = sys.argv[1:]
-conditions = SamplingConditions(**json.loads(conditions))
-with ValueStore(path, create=False) as store:
-    print("open", flush=True)
-    sys.stdin.readline()
-    returns = [
-        [episode.episode_return for episode in store.trajectories(conditions, task_id)]
-        for _ in range(20)
-        for task_id in task_ids
-    ]
-    print(json.dumps([store.values(conditions, task_ids, beta=0.5), returns]))
-"""
+def read(path, conditions, task_ids, begin):
+    with ValueStore(path, create=False) as store:
+        print("open")
+        while not begin.exists():
+            time.sleep(0.01)
+        returns = [
+            [episode.episode_return for episode in store.trajectories(conditions, task_id)]
+            for _ in range(20)
+            for task_id in task_ids
+        ]
+        print(json.dumps([store.values(conditions, task_ids, beta=0.5), returns]))
 
 
-@pytest.mark.slow
 def test_runs_that_share_a_store_read_it_at_the_same_time(tmp_path, conditions):
-    path = tmp_path / "values.sqlite"
+    path, begin = tmp_path / "values.sqlite", tmp_path / "begin"
     episodes = [factories.played(name, rewards=(0.1, 0.4)) for name in ("a mug", "a cup")]
     task_ids = [episode.task.task_id for episode in episodes]
     with ValueStore(path) as store:
         for episode in episodes:
             store.add_many(conditions, [(index, episode) for index in range(30)])
         expected = store.values(conditions, task_ids, beta=0.5)
-    command = [sys.executable, "-c", READER, str(path), json.dumps(conditions.to_json())]
     readers = [
-        subprocess.Popen(
-            [*command, *task_ids],
-            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
+        Fork(tmp_path / name, lambda: read(path, conditions, task_ids, begin))
+        for name in ("one", "other")
     ]
-    assert [reader.stdout.readline() for reader in readers] == ["open\n", "open\n"]
-    for reader in readers:  # both have the file open before either reads
-        reader.stdin.write("\n")
-        reader.stdin.flush()
-    outputs = [json.loads(reader.communicate()[0]) for reader in readers]
+    for reader in readers:
+        reader.says("open\n")
+    begin.touch()  # both have the file open before either reads
+    outputs = [json.loads(reader.ended().splitlines()[-1]) for reader in readers]
     assert [reader.returncode for reader in readers] == [0, 0]
     assert outputs == [[expected, [[0.5] * 30] * 40]] * 2
