@@ -12,7 +12,6 @@ pytest.importorskip("math_verify", reason="math-verify is not installed")
 pytestmark = pytest.mark.slow
 
 HOSTILE = {
-    "tower": r"10^{10^{10}}",
     "power": "10**10**10",
     "number_of_many_digits": "9" * 499,
     "braces": "{" * 400,
@@ -37,6 +36,7 @@ def test_a_hostile_answer_is_wrong_and_the_next_one_is_judged(name: str) -> None
 
 
 def test_a_hostile_right_answer_does_no_harm_either_and_is_judged_once() -> None:
+    """A tower of powers, which is as hostile as an answer."""
     assert not equal_as_mathematics("5", r"11^{10^{10}}")
     assert equal_as_mathematics("x+x+x", "3x")
     started = time.monotonic()
