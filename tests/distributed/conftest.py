@@ -12,16 +12,24 @@ import pytest
 
 from ragen_apo.run_directory import RunDirectory
 from tests.distributed.processes import answers, in_ranks
-from tests.distributed.runs import config_file, make_reference
+from tests.distributed.runs import config_file, make_reference, with_keys
+
+
+@pytest.fixture(scope="session")
+def with_reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process that has its reference."""
+    folder = tmp_path_factory.mktemp("reference")
+    answers(in_ranks(1, make_reference, config_file(folder), folder / "run"))
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
-def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process that has its reference, with the module's `RUN_KEYS` if it has some."""
-    folder = tmp_path_factory.mktemp("started")
-    config = config_file(folder, *getattr(request.module, "RUN_KEYS", ()))
-    answers(in_ranks(1, make_reference, config, folder / "run"))
-    return folder / "run"
+def started(
+    request: pytest.FixtureRequest, with_reference: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The run, with the module's `RUN_KEYS` if it has some."""
+    path = Path(shutil.copytree(with_reference, tmp_path_factory.mktemp("started") / "run"))
+    return with_keys(RunDirectory(path), *getattr(request.module, "RUN_KEYS", ())).path
 
 
 @pytest.fixture

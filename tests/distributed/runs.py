@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from ragen_apo import api
-from ragen_apo.config import resolved_yaml
+from ragen_apo.config import load_run_config, resolved_yaml
 from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
@@ -71,6 +71,13 @@ def config_file(folder: Path, *overrides: str) -> Path:
     path = folder / "run.yaml"
     path.write_text(resolved_yaml(config))
     return path
+
+
+def with_keys(run: RunDirectory, *keys: str) -> RunDirectory:
+    """The run, whose configuration somebody has edited."""
+    config = factories.changed(load_run_config(run.config), *keys)
+    run.config.write_text(resolved_yaml(config))
+    return run
 
 
 def stored_tokens(run: RunDirectory) -> dict[tuple[str, int], list[list[int]]]:

@@ -19,7 +19,6 @@ import pytest
 from ragen_apo import api
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
-from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.errors import RanksError
 from ragen_apo.progress import SilentProgress
@@ -28,7 +27,7 @@ from ragen_apo.session import open_session
 from ragen_apo.types import Task, Trajectory
 from tests import factories
 from tests.distributed.processes import answers, in_ranks
-from tests.distributed.runs import assert_same_run, go_on, stored_tokens
+from tests.distributed.runs import assert_same_run, go_on, stored_tokens, with_keys
 from tests.distributed.steps import Seen, assert_same_steps, steps
 
 pytestmark = pytest.mark.slow
@@ -127,13 +126,6 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
     keys = ("--rollouts.schedule=dynamic", "--training.num_rows=1")
     for seen in answers(in_ranks(2, steps, *options, sharding, *keys)):
         assert_same_steps(seen, one)
-
-
-def with_keys(run: RunDirectory, *keys: str) -> RunDirectory:
-    """The run, whose configuration somebody has edited."""
-    config: RunConfig = factories.changed(load_run_config(run.config), *keys)
-    run.config.write_text(resolved_yaml(config))
-    return run
 
 
 def killed_while_drawing(ranks: Ranks, work: Callable[[], Any], phase: str, number: int) -> str:
