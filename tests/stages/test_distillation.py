@@ -543,6 +543,7 @@ def test_any_algorithm_can_follow(distilled_run: RunDirectory, tmp_path: Path) -
     )
     run = factories.run(config, tmp_path / "grpo")
     assert run.values.exists() and run.distilled.exists()
+    assert rows(run.distillation)
     assert len(rows(run.metrics)) == 1
 
 
@@ -556,6 +557,7 @@ def test_a_reference_that_solves_nothing_is_distilled_from_nothing(
         "--warm_start.enabled=false",
         "--distillation.enabled=true",
         "--values.adaptive=false",
+        "--training.max_tasks=8",
         "--training.max_steps=1",
     )
     run = factories.run(config, tmp_path / "none", progress=told)

@@ -9,8 +9,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +26,7 @@ from ragen_apo.run_directory import RunDirectory, open_run
 from ragen_apo.training.checkpoint import list_checkpoints
 from tests import factories
 from tests.factories import AlgorithmRuns, assert_same_tensors, rows, threads_restored
+from tests.forks import Fork
 
 pytestmark = pytest.mark.slow
 
@@ -309,23 +308,20 @@ def test_a_selection_of_tasks_survives_kills_before_and_after_a_new_reference(
         assert [row["num_training_tasks"] for row in rows(run.metrics)[steps]] == [kept, kept]
 
 
-def test_two_processes_cannot_train_the_same_run(finished_run: Path) -> None:
-    script = (
-        "import sys, time; from pathlib import Path\n"
-        "from ragen_apo.run_directory import open_run\n"
-        "with open_run(Path(sys.argv[1])).locked():\n"
-        "    print('locked', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(finished_run)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "locked\n"
+def test_two_processes_cannot_train_the_same_run(finished_run: Path, tmp_path: Path) -> None:
+    def work() -> None:
+        with open_run(finished_run).locked():
+            print("locked")
+            signal.pause()
+
+    other = Fork(tmp_path / "output", work)
+    try:
+        other.says("locked")
         with pytest.raises(RunDirectoryError, match="another process is working on"):
             app(["train", "--run-dir", str(finished_run), "--resume"])
-        other.kill()
+    finally:
+        other.send(signal.SIGKILL)
+        other.ended()
     with open_run(finished_run).locked():
         pass
 

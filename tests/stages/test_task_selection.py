@@ -323,6 +323,7 @@ def test_a_new_reference_that_solves_every_task_ends_the_run_and_a_resumed_one(
         f"--policy.path={session.run.reference(0)}",
         "--warm_start.enabled=false",
         "--rollout_filter.strategy=top_p",
+        "--training.max_tasks=8",
     ]
     config = with_keys(session, *TWO_SAMPLES, *keys).config
     for _ in range(2):
