@@ -197,7 +197,7 @@ def train(ranks: Ranks, config: Path, run: Path) -> None:
 
 
 def adapter_config(model: Path, folder: Path, sharding: str, dtype: str) -> Path:
-    """Adapters: demonstrations, two steps, a new reference, two steps."""
+    """Adapters: demonstrations, a step, a new reference, a step."""
     config = factories.config(
         f"--machine.sharding={sharding}",
         f"--machine.dtype={dtype}",
@@ -206,11 +206,13 @@ def adapter_config(model: Path, folder: Path, sharding: str, dtype: str) -> Path
         "--policy.lora={rank: 3, alpha: 64}",
         "--agent.max_context_tokens=1024",
         "--warm_start.copy.max_steps=0",
-        "--warm_start.demonstrations.num_steps=3",
+        "--warm_start.demonstrations.num_steps=2",
+        "--values.adaptive=false",
         "--values.baseline=zero",  # returns are equal here, and so are they and V*
         "--optimizer.learning_rate=0.01",
-        "--reference.refresh_every_steps=2",
-        "--training.max_steps=4",
+        "--reference.refresh_every_steps=1",
+        "--training.max_steps=2",
+        "--training.max_tasks=3",
         "--training.tasks_per_step=3",
         "--training.eval_every=null",
     )
