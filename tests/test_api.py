@@ -116,7 +116,7 @@ def test_episodes_of_a_run_without_evaluation(tmp_path: Path) -> None:
         ragen_apo.episodes(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_is_written(run: ragen_apo.Run) -> None:
     paths = ragen_apo.write_report(run)
     assert paths[-1] == run.files.report / "report.html"

@@ -100,28 +100,18 @@ def test_an_unknown_verb_is_refused_with_status_2(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_train_evaluates_and_reports_in_one_command(
-    command: Command, config: Path, tmp_path: Path
-) -> None:
-    quick = ["--warm_start.enabled", "false", "--training.max_steps", 1]
-    result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick)
-    assert result.status == 0, result.message
-    for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
-        assert (tmp_path / "new" / name).exists()
-    assert "trained policy:" in result.out
-    assert "A*-PO (trained)" in result.out
-    assert "report:" in result.out
-    assert "95% interval" in result.out
-
-
-@pytest.mark.slow
-def test_the_console_and_the_report_name_the_algorithm_that_was_run(
+@pytest.mark.usefixtures("undrawn")
+def test_train_evaluates_and_reports_in_one_command_and_names_the_algorithm_that_was_run(
     command: Command, config: Path, tmp_path: Path
 ) -> None:
     quick = ["--warm_start.enabled", "false", "--training.max_steps", 1, "--algorithm", "dr_grpo"]
     group = ["--algorithm.group_size", 2]
     result = command("train", "--config", config, "--run-dir", tmp_path / "new", *quick, *group)
     assert result.status == 0, result.message
+    for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
+        assert (tmp_path / "new" / name).exists()
+    for said in ("trained policy:", "report:", "95% interval"):
+        assert said in result.out
     assert "Dr. GRPO compares several rollouts" in result.out
     assert "Dr. GRPO (trained)" in result.out
     assert "A*-PO" not in result.out

@@ -25,6 +25,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_model_is_evaluated_and_reported(command: Command) -> None:
     with serving(perfect_shopper) as server:
         result = command("evaluate", "--api-model", "tiny", "--base-url", server.url, *SHOP)

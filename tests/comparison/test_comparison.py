@@ -373,6 +373,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
 
 
 @NEEDS_PDF
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_of_a_comparison_has_each_run_and_is_printed_as_it_is(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.9]})
@@ -387,6 +388,7 @@ def test_the_page_of_a_comparison_has_each_run_and_is_printed_as_it_is(tmp_path:
     assert row in html
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_slides_of_a_comparison_have_the_curves_and_the_table(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
@@ -403,6 +405,7 @@ def test_the_slides_of_a_comparison_have_the_curves_and_the_table(tmp_path: Path
     assert right <= Inches(WIDTH)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.5, 0.9]})
@@ -419,6 +422,7 @@ def test_a_page_has_the_columns_of_several_targets_and_of_pass_at_k(tmp_path: Pa
     assert (cells["pass@8"], cells["entropy"]) == ("99.0%", "0.250")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_targets_that_differ_by_half_a_point_have_columns_of_their_own(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     settings = settings.model_copy(update={"runs": {"A*-PO": {}}, "target": [0.975, 0.98]})
@@ -427,6 +431,7 @@ def test_targets_that_differ_by_half_a_point_have_columns_of_their_own(tmp_path:
     assert {"seconds_to_97.5%", "seconds_to_98%"} <= set(header)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_an_evaluation_within_the_budget_takes_no_mean_from_others(
     tmp_path: Path,
 ) -> None:
@@ -437,6 +442,7 @@ def test_a_run_without_an_evaluation_within_the_budget_takes_no_mean_from_others
     assert [float(row["mean_success"]) for row in rows] == pytest.approx([0.675, 0.4])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     budget = BudgetConfig(tokens=2000)
@@ -446,6 +452,7 @@ def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share_values", [False, True])
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_says_whose_costs_have_no_stage_one(share_values: bool, tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     sharing = settings.model_copy(update={"share_values": share_values, "runs": {"A*-PO": {}}})
@@ -461,6 +468,7 @@ def table_of(page: Path) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_with_a_budget_the_success_within_it_has_a_column_of_its_own(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     limited = settings.model_copy(
@@ -478,6 +486,7 @@ def test_with_a_budget_the_success_within_it_has_a_column_of_its_own(tmp_path: P
     assert width == pytest.approx(table.width, abs=Inches(0.01))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_name_with_a_bar_stays_in_its_cell(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings.model_copy(update={"runs": {"a|b": {}}})
     write_comparison([replace(MEASUREMENT, name="a|b")], tmp_path, settings=settings)

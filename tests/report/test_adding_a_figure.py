@@ -11,8 +11,6 @@ import pytest
 from ragen_apo.report import plots
 from ragen_apo.report.write import write_report
 
-pytestmark = pytest.mark.slow
-
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "adding_a_figure.md"
 
 
@@ -28,6 +26,7 @@ def documented_figure(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(added.title)
 
 
+@pytest.mark.slow
 def test_one_function_and_one_row_are_a_file_and_a_picture_on_the_page(
     documented_figure: str, build_run: Callable[..., Path]
 ) -> None:
@@ -42,6 +41,7 @@ def test_one_function_and_one_row_are_a_file_and_a_picture_on_the_page(
     assert f'"turns": ReportFigure(turns, title="{documented_figure}")' in DOCUMENT.read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_with_nothing_to_draw_has_no_such_file_not_even_an_old_one(
     documented_figure: str, build_run: Callable[..., Path]
 ) -> None:
@@ -55,6 +55,7 @@ def test_a_run_with_nothing_to_draw_has_no_such_file_not_even_an_old_one(
     assert documented_figure not in (run / "report" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_such_a_row_the_page_has_no_section_for_figures(
     build_run: Callable[..., Path],
 ) -> None:

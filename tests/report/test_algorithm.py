@@ -23,6 +23,8 @@ from ragen_apo.report.page import page
 from ragen_apo.report.slides import pipeline, slides
 from ragen_apo.report.tables import monitor_rows, summary_csv
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TRAITS = {name: algorithm_class(name).traits for name in ALGORITHMS}
 NAMES = {name: traits.label for name, traits in TRAITS.items()}
 MONITORS = {name: algorithm_class(name).monitors for name in ALGORITHMS}
@@ -88,7 +90,6 @@ def test_every_algorithm_has_its_traits_and_a_sentence_that_begins_with_its_name
         assert traits.sentence.startswith(f"{traits.label} ")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_report_names_the_algorithm_of_the_run_and_never_another(
     algorithm: str, build_run: Callable[..., Path]
@@ -101,7 +102,6 @@ def test_the_report_names_the_algorithm_of_the_run_and_never_another(
         assert not [other for other in NAMES.values() if other in rest], name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_panels_that_do_not_apply_to_the_algorithm_are_absent(
     algorithm: str, build_run: Callable[..., Path]

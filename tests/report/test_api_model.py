@@ -24,6 +24,8 @@ from tests.chat_server import SHOP, perfect_shopper, says, serving
 
 HOSTILE = "<img src=x>/tiny"
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

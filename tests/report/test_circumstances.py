@@ -19,6 +19,8 @@ from ragen_apo.report.panels import DISTILLATION_PANEL
 from ragen_apo.report.plots import panels
 from ragen_apo.report.slides import slides
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def text_of_slides(run: RunData) -> str:
     presentation: Any = Presentation(io.BytesIO(slides(run)))
@@ -37,7 +39,6 @@ def text_of_slides(run: RunData) -> str:
         ),
     ],
 )
-@pytest.mark.slow
 def test_the_whole_report_says_it(
     record: dict[str, Any], sentence: str, build_run: Callable[..., Path]
 ) -> None:
@@ -47,7 +48,6 @@ def test_the_whole_report_says_it(
         assert sentence in text
 
 
-@pytest.mark.slow
 def test_a_distillation_is_said_and_drawn(build_run: Callable[..., Path]) -> None:
     rows = [
         {"reference_version": version, "step": step, "loss": 0.3}

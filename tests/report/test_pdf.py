@@ -19,6 +19,7 @@ from tests.report.printing import NEEDS_PDF
 
 @NEEDS_PDF
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_has_a_pdf_when_it_is_asked_for_and_never_an_old_one(
     build_run: Callable[..., Path],
 ) -> None:

@@ -14,7 +14,7 @@ from pptx import Presentation
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.slides import slides
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def read_slides(run: RunData) -> list[Any]:

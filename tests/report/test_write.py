@@ -14,6 +14,8 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.report import write
 from ragen_apo.report.write import write_report
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 FILES = [
     "summary.csv", "summary.tex", "learning_curves.png", "by_category.png", "failures.png",
     "failure_analysis.md", "model_card.md", "slides.pptx", "report.html",
@@ -21,7 +23,6 @@ FILES = [
 OF_TRAINING = ("learning_curves.png", "model_card.md")
 
 
-@pytest.mark.slow
 def test_a_report_is_nine_files_and_nothing_is_left_beside_them(
     build_run: Callable[..., Path],
 ) -> None:
@@ -32,7 +33,6 @@ def test_a_report_is_nine_files_and_nothing_is_left_beside_them(
     assert all(path.stat().st_size > 0 for path in written)
 
 
-@pytest.mark.slow
 def test_an_untrained_run_has_no_learning_curves_not_even_old_ones(
     build_run: Callable[..., Path],
 ) -> None:
@@ -56,7 +56,6 @@ def test_a_run_without_evaluation_is_refused_and_nothing_is_written(
     assert not (directory / "report").exists()
 
 
-@pytest.mark.slow
 def test_a_failure_while_making_a_report_leaves_the_old_one_whole(
     build_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +87,6 @@ def test_a_failure_while_writing_a_file_leaves_no_partial_file(
     assert list((directory / "report").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_the_report_needs_no_torch() -> None:
     check = "import sys, ragen_apo.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
