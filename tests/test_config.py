@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragen_apo.config import RunConfig, load_config, parse_config, resolved_yaml
@@ -477,6 +477,7 @@ json_values = st.recursive(
 
 
 @pytest.mark.slow
+@settings(max_examples=50)
 @given(
     system_prompt=st.text()
     | st.sampled_from(["1e-4", "yes", "null", "~", "1:30", "<<", "2020-01-01"]),
@@ -496,12 +497,14 @@ def test_any_configuration_survives_being_resolved(
     assert parse(resolved_yaml(config)) == config
 
 
+@settings(max_examples=25)
 @given(text=st.text())
 def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
     with contextlib.suppress(ConfigError):
         parse(text)
 
 
+@settings(max_examples=50)
 @given(tokens=st.lists(st.text() | st.sampled_from(["--seed", "--apo", "--environment.x"])))
 def test_any_overrides_give_a_configuration_or_a_configuration_error(tokens: list[str]) -> None:
     with contextlib.suppress(ConfigError):

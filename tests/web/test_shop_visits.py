@@ -30,9 +30,9 @@ class Clock:
         return self.now
 
 
-def test_fifty_people_at_once_do_not_see_each_others_visits(shop: Shop) -> None:
-    visits = Visits(shop)
-    together = threading.Barrier(50)
+def test_many_people_at_once_do_not_see_each_others_visits(shop: Shop) -> None:
+    visits, num_people = Visits(shop), 16
+    together = threading.Barrier(num_people)
 
     def shop_alone(person: int) -> None:
         visitor = Visitor(visits)
@@ -49,10 +49,10 @@ def test_fifty_people_at_once_do_not_see_each_others_visits(shop: Shop) -> None:
         visitor.send("/shop/act", action=f"buy {wanted}")
         assert "Exactly what was asked for" in visitor.text
 
-    with ThreadPoolExecutor(50) as people:
-        for _ in people.map(shop_alone, range(50)):
+    with ThreadPoolExecutor(num_people) as people:
+        for _ in people.map(shop_alone, range(num_people)):
             pass
-    assert len(visits) == 50
+    assert len(visits) == num_people
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class Held(ShopEnvironment):
 
 
 def test_visitors_at_once_do_not_see_each_others_episodes(workplace: Workplace) -> None:
-    together = threading.Barrier(8)
+    together = threading.Barrier(4)
 
     def watch_alone(person: int) -> None:
         watcher = Watcher(workplace)
@@ -69,15 +69,15 @@ def test_visitors_at_once_do_not_see_each_others_episodes(workplace: Workplace) 
         watcher.send("/work/take", action=f"search person{person}")
         watcher.send("/work/act")
         watcher.send("/work/compare", turn=2, policy="reference")
-        for other in range(8):
+        for other in range(4):
             assert (f"person{other}" in watcher.page) == (other == person)
         played = watcher.visit.played
         assert played.by_hand == (True, False)
         assert list(played.comparisons) == [2]
 
-    with ThreadPoolExecutor(8) as people:
-        list(people.map(watch_alone, range(8)))
-    assert len(workplace.visits) == 8
+    with ThreadPoolExecutor(4) as people:
+        list(people.map(watch_alone, range(4)))
+    assert len(workplace.visits) == 4
 
 
 def test_who_goes_away_while_he_waits_leaves_the_models_to_the_others(session: Session) -> None:
@@ -378,7 +378,8 @@ def test_models_write_with_the_configured_number_of_threads(session: Session) ->
         with workplace_with(lambda: Counting(**SHOP), with_two) as workplace:
             watcher = Watcher(workplace)
             watcher.begin()
-            watcher.send("/work/act")
+            # By hand: where the cores are busy, a model in two threads waits for the second one.
+            watcher.send("/work/take", action="search tea")
     assert Counting.num_threads == 2
 
 
