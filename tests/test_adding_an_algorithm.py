@@ -65,6 +65,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_path: Path) -> None:
     world = DOCS / "adding_an_environment.md"
     (tmp_path / "guess_number.py").write_text(block("python", world), encoding="utf-8")
@@ -75,6 +76,7 @@ def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_p
         "--warm_start.demonstrations.num_episodes_per_task=2",
         "--training.max_steps=2",
         "--training.tasks_per_step=4",
+        "--evaluation.num_episodes=2",
         "--machine.num_threads=1",
         "--algorithm.baseline_weight=0.5",
     ]

@@ -82,10 +82,10 @@ def test_evaluating_waits_for_nobody_who_works_on_the_run(run: ragen_apo.Run) ->
 
 
 def test_episodes_are_records_that_print_turn_by_turn(run: ragen_apo.Run) -> None:
-    ragen_apo.evaluate(run, progress=False)
+    results = ragen_apo.evaluate(run, progress=False)
     episodes = ragen_apo.episodes(run.files.path)
     assert [episode.index for episode in episodes] == list(range(len(episodes)))
-    assert len(episodes) == ragen_apo.evaluate(run, progress=False)["episodes"]
+    assert len(episodes) == results["episodes"]
     first = episodes[0]
     assert isinstance(first.task, Task)
     assert first.episode_return == pytest.approx(sum(turn.reward for turn in first.turns))

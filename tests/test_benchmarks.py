@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.cli import app
 from ragen_apo.config import RunConfig, resolved_yaml
 from ragen_apo.config.algorithms import ALGORITHMS
 from ragen_apo.environments.base import Reply
@@ -254,29 +256,31 @@ def test_a_checkout_has_the_same_results_as_itself_and_others_with_another_seed(
         folder.mkdir(exist_ok=True)
         config = same_results.configuration(same_results.CONFIGS, "rloo") | {"seed": seed}
         short = {
-            "copy": {"max_steps": 2, "sequence_length": 16},
-            "demonstrations": {"num_steps": 4},
+            "copy": {"max_steps": 1, "sequence_length": 16},
+            "demonstrations": {"num_steps": 1},
         }
-        config |= {"warm_start": short, "training": config["training"] | {"max_steps": 1}}
+        config |= {"warm_start": short, "agent": config["agent"] | {"max_response_tokens": 4}}
+        config |= {"training": config["training"] | {"max_steps": 1, "eval_every": None}}
         (folder / "base.yaml").write_text(json.dumps(config))
         (folder / "short.yaml").write_text("algorithm: rloo")
         return folder
 
-    begin_training = same_results.begin_training
-
-    def begin(where: Path, config: dict[str, Any], run: Path) -> subprocess.Popen[bytes]:
-        """One run in a process of its own, which takes seconds to import, the others here."""
-        if run.name == "here" and not (tmp_path / "same_results.md").exists():
-            return begin_training(where, config, run)
-        run.parent.mkdir(parents=True, exist_ok=True)
-        factories.run(factories.config(text=json.dumps(config)), run)
-        return subprocess.Popen(["true"])
+    def train_here(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """The process that trains takes seconds to import: it only finds the checkout's package."""
+        python, *module, verb = words[:4]
+        assert module == ["-m", "ragen_apo.cli"]
+        with factories.threads_restored():
+            app([verb, *words[4:]], result_action="return_value")
+        package = str(ROOT / "src" / "ragen_apo" / "__init__.py")
+        code = f"import ragen_apo, sys; sys.exit(ragen_apo.__file__ != {package!r})"
+        return subprocess.Popen([python, "-c", code], **options)
 
     def compare(other_seed: int) -> int:
         where = ["--configs", str(configs(0)), "--other-configs", str(configs(other_seed))]
         return same_results.main([str(ROOT), *where, "--out", str(tmp_path)])
 
-    monkeypatch.setattr(same_results, "begin_training", begin)
+    processes = SimpleNamespace(Popen=train_here, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(same_results, "subprocess", processes)
     assert compare(0) == 0
     assert "| short | 3 | none | equal |" in capsys.readouterr().out
     assert compare(1) == 1
@@ -346,6 +350,7 @@ def test_a_table_of_environments_has_a_row_a_policy_and_plays_no_row_twice(
 
     pages: list[Any] = []
     monkeypatch.setattr(other_environments, "MAX_CONTEXT_TOKENS", 1024)
+    monkeypatch.setattr(other_environments, "MAX_RESPONSE_TOKENS", 8)
     monkeypatch.setattr(other_environments, "write_page", lambda *_, **page: pages.append(page))
     tiny_model.save(tmp_path / "tiny")
     out, model = str(tmp_path / "out"), str(tmp_path / "tiny")

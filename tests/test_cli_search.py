@@ -13,7 +13,6 @@ from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.files import read_json_lines
 from tests.command_line import Command, assert_refused
 
-pytestmark = pytest.mark.slow
 BEAM = ("--search", "beam", "--width", "2")
 BEST = ("--search", "best-of-n", "--width", "3")
 
@@ -22,6 +21,8 @@ def results(run: Path) -> dict[str, Any]:
     return json.loads((run / "evaluation" / "results.json").read_text())
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_search_is_evaluated_and_reported_beside_play_without_it(
     command: Command, run: Path
 ) -> None:
@@ -52,25 +53,27 @@ def test_a_search_is_evaluated_and_reported_beside_play_without_it(
     assert all(row.endswith(",") for row in rest)
 
 
+@pytest.mark.slow
 def test_the_same_search_finds_the_same_episodes(command: Command, run: Path) -> None:
     written = []
     for _ in range(2):
-        assert command("evaluate", run, *BEST).status == 0
+        assert command("evaluate", run, *BEST, "--episodes", "2").status == 0
         written.append(
             [(run / "evaluation" / name).read_text() for name in ("results.json", "episodes.jsonl")]
         )
     assert written[0] == written[1]
 
 
+@pytest.mark.slow
 def test_the_store_knows_moves_of_training_tasks_and_not_of_others(
     command: Command, run: Path
 ) -> None:
     shares = {}
     for split in ("train", "test"):
-        assert command("evaluate", run, *BEAM, "--split", split).status == 0
+        assert command("evaluate", run, *BEAM, "--episodes", "3", "--split", split).status == 0
         shares[split] = results(run)["search"]["known_move_share"]
     assert shares["test"] == 0.0 < shares["train"]
-    by_likelihood = ("--split", "train", "--rank-by", "likelihood")
+    by_likelihood = ("--episodes", "3", "--split", "train", "--rank-by", "likelihood")
     assert command("evaluate", run, *BEAM, *by_likelihood).status == 0
     assert results(run)["search"]["known_move_share"] == 0.0
 
@@ -98,9 +101,10 @@ def test_a_run_that_is_older_than_searches_can_be_searched(command: Command, run
     assert command("evaluate", run, *BEAM, "--episodes", "1").status == 0
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_a_search_is_one_without(command: Command, run: Path) -> None:
     plain = results(run)
-    assert command("evaluate", run, *BEAM).status == 0
+    assert command("evaluate", run, *BEAM, "--episodes", "1").status == 0
     assert command("evaluate", run).status == 0
     assert results(run) == plain | {"policy": str(run / "policy")}
 

@@ -1,27 +1,36 @@
 """The scripts of examples/ and the lines of the README run as they stand, on a tiny run."""
 
+import json
 import re
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
-from nbclient import NotebookClient
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import ragen_apo
+from ragen_apo.config.overrides import merge
 from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from tests.forks import Fork
 from tests.test_api import TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
+SIZES = {
+    "agent": {"max_response_tokens": 6},
+    "warm_start": {"demonstrations": {"num_episodes_per_task": 1}},
+    "values": {"num_samples": 1},
+    "training": {"tasks_per_step": 4, "max_tasks": 4},
+    "evaluation": {"num_episodes": 2},
+}
+"""In place of those with which an example learns something."""
 
 
 @pytest.fixture
@@ -32,6 +41,20 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ragen_apo.train` with small sizes, also in forks."""
+    train = ragen_apo.train
+
+    def trained(
+        config: dict[str, Any], run_dir: str, *, environment: Any, progress: bool = True, **sections
+    ) -> ragen_apo.Run:
+        short = merge(merge(config, sections), SIZES)
+        return train(short, run_dir, environment=environment, progress=progress)
+
+    monkeypatch.setattr(ragen_apo, "train", trained)
+
+
 def play(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
@@ -39,7 +62,7 @@ def play(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> None
 
 def test_every_example_is_tested_here() -> None:
     tested = set(re.findall(r'"(\w+\.(?:py|ipynb))"', Path(__file__).read_text(encoding="utf-8")))
-    assert {path.name for path in EXAMPLES.glob("*")} == tested
+    assert {path.name for path in EXAMPLES.glob("*.*")} == tested
 
 
 def test_the_shop_is_trained_on_and_told_and_goes_on_when_it_is_there(
@@ -70,6 +93,7 @@ def test_two_algorithms_start_from_one_reference(
     assert not (tmp_path / "out" / "reference" / "policy").exists()
 
 
+@pytest.mark.usefixtures("in_short")
 def test_an_environment_of_ones_own_is_trained_on_and_found_again_by_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -103,45 +127,46 @@ def test_the_lines_of_the_readme_run(
     assert (tmp_path / "runs" / "script" / "report" / "report.html").is_file()
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Iterator[KernelManager]:
-    """Of all notebooks, as its imports take longer than they do."""
-    manager = KernelManager(kernel_name="python3")
-    manager.client_class = "jupyter_client.asynchronous.AsyncKernelClient"  # as nbclient has it
-    manager.start_kernel()
-    yield manager
-    manager.shutdown_kernel(now=True)
+def execute(name: str, parameters: dict[str, object], output: Path) -> str:
+    """What a notebook prints with other values in the cell that is marked `parameters`.
+
+    A fork executes its cells in IPython, as a kernel does whose imports take longer.
+    """
+    cells = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))["cells"]
+    codes = {
+        "".join(cell["source"]): cell["metadata"].get("tags", [])
+        for cell in cells
+        if cell["cell_type"] == "code"
+    }
+    (given,) = [code for code, tags in codes.items() if "parameters" in tags]
+    assert set(re.findall(r"^(\w+) =", given, re.MULTILINE)) == set(parameters)
+    values = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
+
+    def execute_cells() -> None:
+        shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+        for code in codes:
+            shell.run_cell(values if code == given else code).raise_error()
+
+    process = Fork(output, execute_cells)
+    told = process.ended()
+    assert process.returncode == 0, told
+    return told
 
 
-def execute(name: str, parameters: dict[str, object], kernel: KernelManager) -> str:
-    """What a notebook prints with other values in the cell that is marked `parameters`."""
-    notebook = nbformat.read(EXAMPLES / name, as_version=4)
-    (given,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    assert set(re.findall(r"^(\w+) =", given.source, re.MULTILINE)) == set(parameters)
-    given.source = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
-    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    NotebookClient(notebook, km=kernel, timeout=300).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return "".join(output.get("text", "") for output in outputs)
-
-
-def test_the_notebook_of_the_quick_start_runs(
-    config: Path, tmp_path: Path, kernel: KernelManager
-) -> None:
-    run = tmp_path / "run"
-    told = execute("quick_start.ipynb", {"CONFIG": str(config), "RUN": str(run)}, kernel)
+def test_the_notebook_of_the_quick_start_runs(config: Path, tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "output"
+    told = execute("quick_start.ipynb", {"CONFIG": str(config), "RUN": str(run)}, output)
     assert re.search(r"^success \d+% \(\d+% to \d+%\), reference \d+%$", told, re.MULTILINE)
     assert "--- turn 1" in told
     assert (run / "report" / "report.html").is_file()
 
 
-def test_the_notebook_with_an_environment_of_ones_own_runs(
-    tmp_path: Path, kernel: KernelManager
-) -> None:
+@pytest.mark.usefixtures("in_short")
+def test_the_notebook_with_an_environment_of_ones_own_runs(tmp_path: Path) -> None:
     told = execute(
         "own_environment.ipynb",
         {"RUN": str(tmp_path / "run"), "NUM_DEMONSTRATION_STEPS": 4, "NUM_STEPS": 1},
-        kernel,
+        tmp_path / "output",
     )
     assert re.search(r"^success \d+%, before \d+%$", told, re.MULTILINE)
     assert "degrees" in told

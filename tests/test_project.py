@@ -156,6 +156,16 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
+def name_of(node: ast.AST) -> str:
+    """A plain name; `ast.unparse` would take most of the time of these tests."""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def called(node: ast.AST) -> str:
+    """The name of a function or method."""
+    return node.attr if isinstance(node, ast.Attribute) else name_of(node)
+
+
 def private_names() -> set[str]:
     """Those that a module of the package, or an object of it, defines."""
     names: set[str] = set()
@@ -165,7 +175,7 @@ def private_names() -> set[str]:
                 names.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.add(node.id)
-            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            elif isinstance(node, ast.Attribute) and name_of(node.value) == "self":
                 names.add(node.attr)
     return set(filter(is_private, names))
 
@@ -174,13 +184,13 @@ def names_read(tree: ast.AST) -> set[str]:
     """Of others, by an attribute, an import, or as the text that `setattr` and the like get."""
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+        if isinstance(node, ast.Attribute) and name_of(node.value) not in ("self", "cls"):
             names.add(node.attr)
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Constant) and str(node.value).startswith("ragen_apo."):
             names |= set(re.split("[.:]", str(node.value)))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("attr", "object")):
+        elif isinstance(node, ast.Call) and called(node.func).endswith(("attr", "object")):
             names |= {arg.value for arg in node.args[1:] if isinstance(arg, ast.Constant)}
     return {name for name in names if isinstance(name, str)}
 

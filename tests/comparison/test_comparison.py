@@ -241,7 +241,6 @@ def measured(run: RunDirectory, budget: BudgetConfig | None = None) -> Measureme
     return measure(run, name="A*-PO", seed=0, budget=budget or BudgetConfig())
 
 
-@pytest.mark.slow
 def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Path) -> None:
     run = RunDirectory(finished_run)
     rows = read_json_lines(run.metrics)
@@ -286,7 +285,6 @@ def test_results_say_what_was_evaluated(session: Session) -> None:
     assert played == session.config.evaluation.model_dump(mode="json") | asked
 
 
-@pytest.mark.slow
 def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     session: Session,
 ) -> None:
@@ -308,7 +306,6 @@ def test_distillation_costs_seconds_and_has_a_point_of_its_own(
     assert [each.tokens for each in rest] == [each.tokens for each in plain.points[2:]]
 
 
-@pytest.mark.slow
 def test_the_seconds_of_a_new_reference_are_counted_before_its_first_step(
     session: Session,
 ) -> None:

@@ -27,9 +27,11 @@ def modal_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.filterwarnings("ignore:.*executing locally and will not have access")
 def test_a_run_is_trained_evaluated_and_reported(modal_app: ModuleType, tmp_path: Path) -> None:
-    overrides = ["--training.max_steps=2", "--machine.device=cpu", "--no-evaluate"]
+    steps = ["--warm_start.enabled=false", "--training.max_steps=1"]
+    overrides = [*steps, "--machine.device=cpu", "--no-evaluate"]
     run = RunDirectory(tmp_path / "tiny")
     assert modal_app.train.local(TINY_CONFIG, "tiny", overrides) == str(run.path)
     assert run.policy.is_dir()

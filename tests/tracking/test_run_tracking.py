@@ -61,10 +61,16 @@ def losses() -> list[tuple[int, float]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_a_tracker_gets_every_number_of_every_phase(
-    tmp_path: Path,
+def test_a_tracker_gets_every_number_of_every_phase_and_one_that_fails_changes_nothing(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = factories.run(factories.config("--tracking=tensorboard"), tmp_path / "run")
+    monkeypatch.setattr(Fails, "where", "log")
+    said, untracked = Sayings(), RunDirectory(finished_run)
+    config = factories.config("--tracking=[mlflow, tensorboard]")
+    run = factories.run(config, tmp_path / "run", progress=said)
+    assert rows(run.metrics) == rows(untracked.metrics)
+    assert_same_tensors(run.policy, untracked.policy)
+    assert sum("tracking: mlflow failed" in line for line in said.lines) == 1
     written, expected = only_run(), Written()
     for path in (run.warm_start, run.metrics):
         for row in read_json_lines(path):
@@ -83,20 +89,6 @@ def test_a_tracker_gets_every_number_of_every_phase(
     assert written.episodes == "3: 3\n6: 3\n", "the split has three tasks"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("installed")
-def test_a_tracker_that_fails_changes_nothing_in_the_run(
-    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Fails, "where", "log")
-    said, expected = Sayings(), RunDirectory(finished_run)
-    run = factories.run(factories.config("--tracking=mlflow"), tmp_path / "run", progress=said)
-    assert rows(run.metrics) == rows(expected.metrics)
-    assert_same_tensors(run.policy, expected.policy)
-    assert sum("tracking: mlflow failed" in line for line in said.lines) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_run_may_go_on_with_other_trackers(unfinished: Path) -> None:
     config = changed(factories.config(), "--tracking=tensorboard")
