@@ -12,7 +12,7 @@ import torch
 
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.session import Session
-from ragen_apo.web.at_work.worker import Workplace
+from ragen_apo.web.at_work.worker import Visit, Workplace
 from tests.factories import threads_restored, with_keys
 from tests.web.view_runs import HOSTILE
 from tests.web.watching import Watcher, workplace_of, workplace_with
@@ -190,6 +190,26 @@ def test_after_the_end_nothing_is_played(workplace: Workplace) -> None:
         watcher.send(address, page=watcher.visit.num_changes, action="search tea")
         assert "The episode is over" in watcher.text
     assert len(watcher.visit.played.turns) == num_turns
+
+
+def test_who_waits_for_the_end_does_not_see_a_moment_between_two_turns(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[tuple[str, Any]] = []
+
+    def noted(visit: Visit, name: str, value: Any) -> None:
+        changes.append((name, value))
+        object.__setattr__(visit, name, value)
+
+    watcher = Watcher(workplace)
+    watcher.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(Visit, "__setattr__", noted, raising=False)
+        watcher.send("/work/run")
+    assert len(watcher.visit.played.turns) > 1
+    of_the_work = [name for name, _ in changes if name in ("writing", "num_changes", "played")]
+    assert changes.count(("writing", None)) == 1
+    assert of_the_work[-1] == "writing"
 
 
 def test_there_are_no_more_visitors_than_there_is_room_for(session: Session) -> None:

@@ -153,10 +153,12 @@ class Workplace:
             notice = FAULT
         with visit.lock:
             visit.played = played or visit.played
-            visit.writing, visit.notice = None, notice or visit.notice
+            visit.notice = notice or visit.notice
             visit.num_changes += 1
             if writing.until_end and played is not None:
                 self._go_on(visit, writing)
+            if visit.writing is writing:  # last, as those who wait for it do not take the lock
+                visit.writing = None
 
     def _go_on(self, visit: Visit, writing: Writing) -> None:
         if visit.played.is_over or writing.stop.is_set() or self._closing.is_set():
