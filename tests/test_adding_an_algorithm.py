@@ -78,6 +78,7 @@ def test_the_installed_package_trains_through_the_command_line(site: Path, tmp_p
         "--training.tasks_per_step=4",
         "--evaluation.num_episodes=2",
         "--machine.num_threads=1",
+        "--agent.max_response_tokens=6",
         "--algorithm.baseline_weight=0.5",
     ]
 

@@ -110,7 +110,7 @@ def test_train_evaluates_and_reports_in_one_command_and_names_the_algorithm_that
     assert result.status == 0, result.message
     for name in ("policy", "metrics.jsonl", "evaluation/results.json", "report/report.html"):
         assert (tmp_path / "new" / name).exists()
-    for said in ("trained policy:", "report:", "95% interval"):
+    for said in (f"trained policy: {tmp_path}", "report:", "95% interval"):
         assert said in result.out
     assert "Dr. GRPO compares several rollouts" in result.out
     assert "Dr. GRPO (trained)" in result.out
