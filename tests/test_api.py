@@ -68,7 +68,6 @@ def make_lake(size: int = 4) -> Any:
 # Runs
 
 
-@pytest.mark.slow
 def test_evaluate_returns_what_it_writes(run: ragen_apo.Run) -> None:
     results = ragen_apo.evaluate(run.files.path, split="train", episodes=2, progress=False)
     assert (results["split"], results["episodes"]) == ("train", 2)

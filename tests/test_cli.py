@@ -127,7 +127,6 @@ def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, 
     assert coverage["tasks_by_num_samples"] == {"3": 21}
 
 
-@pytest.mark.slow
 def test_values_of_another_split_leave_the_report_on_training_tasks_alone(
     command: Command, run: Path
 ) -> None:

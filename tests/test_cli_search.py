@@ -23,7 +23,7 @@ def results(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_a_search_is_evaluated_and_reported_beside_play_without_it(
+def test_a_search_is_evaluated_and_reported_beside_play_without_it_and_the_next_is_without(
     command: Command, run: Path
 ) -> None:
     plain = results(run)
@@ -51,6 +51,8 @@ def test_a_search_is_evaluated_and_reported_beside_play_without_it(
     assert other.startswith("without search,")
     assert other.endswith(f"{without['avg_tokens']:.4f}")
     assert all(row.endswith(",") for row in rest)
+    assert command("evaluate", run).status == 0
+    assert results(run) == plain | {"policy": str(run / "policy")}
 
 
 @pytest.mark.slow
@@ -78,6 +80,7 @@ def test_the_store_knows_moves_of_training_tasks_and_not_of_others(
     assert results(run)["search"]["known_move_share"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_limit_of_tokens_is_kept_and_said(command: Command, run: Path) -> None:
     result = command("evaluate", run, *BEAM, "--candidates", "3", "--search-tokens", "1")
     assert result.status == 0, result.err
@@ -87,26 +90,20 @@ def test_the_limit_of_tokens_is_kept_and_said(command: Command, run: Path) -> No
     assert search["cut_share"] > 0
 
 
+@pytest.mark.slow
 def test_a_choice_by_reward_says_that_it_is_an_upper_bound(command: Command, run: Path) -> None:
     result = command("evaluate", run, *BEST, "--rank-by", "reward")
     assert "an upper bound, which no deployed agent can reach" in result.out
     assert results(run)["search"]["uses_reward"] is True
 
 
+@pytest.mark.slow
 def test_a_run_that_is_older_than_searches_can_be_searched(command: Command, run: Path) -> None:
     config = run / "config.yaml"
     kept = config.read_text()
     assert "  search: null\n" in kept
     config.write_text(kept.replace("  search: null\n", ""))
     assert command("evaluate", run, *BEAM, "--episodes", "1").status == 0
-
-
-@pytest.mark.slow
-def test_an_evaluation_after_a_search_is_one_without(command: Command, run: Path) -> None:
-    plain = results(run)
-    assert command("evaluate", run, *BEAM, "--episodes", "1").status == 0
-    assert command("evaluate", run).status == 0
-    assert results(run) == plain | {"policy": str(run / "policy")}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +146,7 @@ def test_a_model_behind_an_api_is_not_searched(command: Command) -> None:
     assert_refused(result, "--search and its options go with a run")
 
 
+@pytest.mark.slow
 def test_an_environment_with_chance_is_refused_before_anything_is_played(
     command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

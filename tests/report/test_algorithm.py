@@ -91,23 +91,16 @@ def test_every_algorithm_has_its_traits_and_a_sentence_that_begins_with_its_name
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_report_names_the_algorithm_of_the_run_and_never_another(
+def test_the_report_names_the_algorithm_of_the_run_and_has_its_panels_and_never_another(
     algorithm: str, build_run: Callable[..., Path]
 ) -> None:
     run = load_run(build_run(algorithm=algorithm))
-    for name, document in DOCUMENTS.items():
-        text = document(run)
+    texts = {name: document(run) for name, document in DOCUMENTS.items()}
+    for name, text in texts.items():
         assert NAMES[algorithm] in text, name
         rest = text.replace(NAMES[algorithm], "")
         assert not [other for other in NAMES.values() if other in rest], name
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_panels_that_do_not_apply_to_the_algorithm_are_absent(
-    algorithm: str, build_run: Callable[..., Path]
-) -> None:
-    run = load_run(build_run(algorithm=algorithm))
-    shown = text_of_page(run) + text_of_slides(run)
+    shown = texts["page"] + texts["slides"]
     has_values, has_critic = algorithm in VALUE_ALGORITHMS, algorithm == "ppo"
     for words in ("V*", "Value store", "Stage 1"):
         assert (words in shown) == has_values, words

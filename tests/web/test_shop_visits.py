@@ -31,7 +31,7 @@ class Clock:
 
 
 def test_many_people_at_once_do_not_see_each_others_visits(shop: Shop) -> None:
-    visits, num_people = Visits(shop), 16
+    visits, num_people = Visits(shop), 8
     together = threading.Barrier(num_people)
 
     def shop_alone(person: int) -> None:
