@@ -497,7 +497,7 @@ def test_any_configuration_survives_being_resolved(
     assert parse(resolved_yaml(config)) == config
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(text=st.text())
 def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
     with contextlib.suppress(ConfigError):
