@@ -497,14 +497,12 @@ def test_any_configuration_survives_being_resolved(
     assert parse(resolved_yaml(config)) == config
 
 
-@settings(max_examples=60)
 @given(text=st.text())
 def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
     with contextlib.suppress(ConfigError):
         parse(text)
 
 
-@settings(max_examples=50)
 @given(tokens=st.lists(st.text() | st.sampled_from(["--seed", "--apo", "--environment.x"])))
 def test_any_overrides_give_a_configuration_or_a_configuration_error(tokens: list[str]) -> None:
     with contextlib.suppress(ConfigError):
