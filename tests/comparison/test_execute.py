@@ -175,7 +175,7 @@ def test_runs_that_may_fill_the_disk_are_announced(
     monkeypatch.setattr(disk, "free_disk", lambda _: 43 * gib)
     execute.play_comparison(comparison, runs.out, say=said.append)
     (line,) = [line for line in said if "disk" in line]
-    assert line.startswith("disk: 4 runs may need 44.0 GiB more, and 43.0 are free.")
+    assert line.startswith("disk: 4 runs may need 44.0 GiB more, and 43.0 GiB are free.")
 
 
 def write_weights(folder: Path, num_bytes: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.stages import pipeline
 from tests.distributed.processes import Torchrun
 from tests.distributed.runs import assert_same_run
 from tests.hosts import NEEDS_HOSTS, Host, two_hosts
@@ -93,8 +94,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_all_ranks_with_one_message_and_the_run_goes_on(
-    started: Path, on_one_host: RunDirectory, small_disk: Path
+    started: Path,
+    on_one_host: RunDirectory,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # As of a disk that others fill when the run has begun; the processes are forks of this one.
+    monkeypatch.setattr(pipeline, "free_disk", lambda _: 2**40)
     run = RunDirectory(Path(shutil.copytree(started, small_disk / "run")))
     filler = small_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 200 * 1024))

@@ -81,8 +81,8 @@ def test_a_disk_without_room_is_refused_with_what_to_do(tmp_path: Path) -> None:
     made = DiskPlan(num_models=2, model=gib, num_checkpoints=3, checkpoint=3 * gib, written=gib)
     made.require(10 * gib, tmp_path)
     expected = (
-        f"{tmp_path} needs 10.0 GiB more for 2 models of 1.00 and 3 checkpoints of 3.00, and its "
-        "disk has 9.9 GiB free; free space, take another disk (--run-dir), lower "
+        f"{tmp_path} needs 10.0 GiB more for 2 models of 1.0 GiB and 3 checkpoints of 3.0 GiB, and "
+        "its disk has 9.9 GiB free; free space, take another disk (--run-dir), lower "
         "training.keep_checkpoints, or train adapters (policy.lora)"
     )
     with pytest.raises(ConfigError) as caught:
@@ -96,7 +96,7 @@ def test_nothing_is_left_of_a_run_that_finds_no_room(
     monkeypatch.setattr(pipeline, "free_disk", lambda _: 1000)
     pretrained = (f"--policy.path={qwen_folder}", "--warm_start.enabled=false")
     config = factories.config(*pretrained)
-    with pytest.raises(ConfigError, match="its disk has 0.0 GiB free"):
+    with pytest.raises(ConfigError, match=r"its disk has 0\.0 MiB free"):
         factories.run(config, tmp_path / "run")
     assert not RunDirectory(tmp_path / "run").has_begun
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from ragen_apo.config import RunConfig
 from ragen_apo.config.training import ReferenceConfig
 from ragen_apo.errors import ConfigError
-
-_GIB = 2**30
+from ragen_apo.plural import counted
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,13 @@ class DiskPlan:
         return max(0, whole - self.written)
 
     def sentence(self, free: int) -> str:
-        return f"disk: {self._parts}; {free / _GIB:.1f} GiB are free"
+        return f"disk: {self._parts}; {_in_words(free)} are free"
 
     def require(self, free: int, folder: Path) -> None:
         """Raises ConfigError where they do not fit."""
         if self.missing > free:
             raise ConfigError(
-                f"{folder} needs {self._parts}, and its disk has {free / _GIB:.1f} GiB free; free "
+                f"{folder} needs {self._parts}, and its disk has {_in_words(free)} free; free "
                 "space, take another disk (--run-dir), lower training.keep_checkpoints, or train "
                 "adapters (policy.lora)"
             )
@@ -68,9 +67,9 @@ class DiskPlan:
     @property
     def _parts(self) -> str:
         return (
-            f"{self.missing / _GIB:.1f} GiB more for {self.num_models} models of "
-            f"{self.model / _GIB:.2f} and {self.num_checkpoints} checkpoints of "
-            f"{self.checkpoint / _GIB:.2f}"
+            f"{_in_words(self.missing)} more for {counted(self.num_models, 'model')} of "
+            f"{_in_words(self.model)} and {counted(self.num_checkpoints, 'checkpoint')} of "
+            f"{_in_words(self.checkpoint)}"
         )
 
 
@@ -125,9 +124,9 @@ def more_than_fits(config_of: Mapping[Path, RunConfig], *, reference: Path) -> s
     if missing <= free:
         return None
     return (
-        f"disk: {len(plans)} runs may need {missing / _GIB:.1f} GiB more, and {free / _GIB:.1f} "
-        "are free. Free space or lower training.keep_checkpoints: a run without room stops, and "
-        "the same command goes on"
+        f"disk: {counted(len(plans), 'run')} may need {_in_words(missing)} more, and "
+        f"{_in_words(free)} are free. Free space or lower training.keep_checkpoints: a run without "
+        "room stops, and the same command goes on"
     )
 
 
@@ -137,6 +136,11 @@ def free_disk(folder: Path) -> int:
     while not there.exists():
         there = there.parent
     return shutil.disk_usage(there).free
+
+
+def _in_words(num_bytes: int) -> str:
+    small, large = num_bytes / 2**20, num_bytes / 2**30
+    return f"{large:.1f} GiB" if large >= 1 else f"{small:.1f} MiB"
 
 
 def _num_written(folder: Path) -> int:
