@@ -51,7 +51,7 @@ pretrained: setup | $(SMOLLM2) ## train a real pretrained model, SmolLM2-135M, t
 # forbid bytecode; without it every process that a test starts would compile the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
-test: setup ## run all tests, one process a core (about 10 minutes on two idle cores)
+test: setup ## run all tests, one process a core (about 8 minutes on two idle cores)
 	$(PYTEST)
 
 test-fast: setup ## run the quick tests, for every save (about two minutes on two cores)
