@@ -107,7 +107,9 @@ def make_reference(ranks: Ranks, config: Path, run: Path) -> None:
     api.train(config, run, until="reference", progress=False)
 
 
-def go_on(ranks: Ranks, run: Path, killed_at_step: int | None = None) -> str:
+def go_on(
+    ranks: Ranks, run: Path, killed_at_step: int | None = None, *, trust_remote_code: bool = False
+) -> str:
     """Continues a run; the last rank is killed before a step, and the others say so."""
     make_step = Trainer.step
 
@@ -118,7 +120,7 @@ def go_on(ranks: Ranks, run: Path, killed_at_step: int | None = None) -> str:
 
     with patch.object(Trainer, "step", step):
         try:
-            api.train(None, run, resume=True, progress=False)
+            api.train(None, run, resume=True, progress=False, trust_remote_code=trust_remote_code)
         except RanksError as error:
             return str(error)
     return "trained"

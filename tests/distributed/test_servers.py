@@ -7,9 +7,8 @@ The server of the tests answers equal contexts equally, and no two episodes have
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from unittest.mock import patch
 
 import pytest
 
-from ragen_apo import api, cli
+from ragen_apo import cli
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
@@ -34,11 +33,10 @@ from ragen_apo.policy.inference_server.wire import Request
 from ragen_apo.run_directory import RunDirectory, create_run
 from ragen_apo.session import open_session
 from ragen_apo.stages.inputs import check_run_inputs
-from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Task, Trajectory
 from tests import factories, ticketed_shop
 from tests.distributed.processes import answers, in_ranks
-from tests.distributed.runs import assert_same_rows, assert_same_weights, stored_tokens
+from tests.distributed.runs import assert_same_rows, assert_same_weights, go_on, stored_tokens
 from tests.factories import Sayings
 from tests.fake_vllm import FakeVllm, HangupError, content_seed, serving
 from tests.served_responses import COMPLETIONS, keep_weights
@@ -327,21 +325,8 @@ def test_a_server_that_was_started_again_plays_from_the_next_rollout_on(
 # Runs
 
 
-def start(ranks: Ranks, run: Path, killed_at_step: int | None = None) -> str:
-    """Begins a run or goes on with it; the last rank is killed before a step."""
-    make_step = Trainer.step
-
-    def step(trainer: Trainer, number: int) -> Any:
-        if number == killed_at_step and ranks.rank == ranks.size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return make_step(trainer, number)
-
-    with patch.object(Trainer, "step", step):
-        try:
-            api.train(None, run, resume=True, trust_remote_code=True, progress=False)
-        except RanksError as error:
-            return str(error)
-    return "trained"
+start = functools.partial(go_on, trust_remote_code=True)
+"""Begins a run or goes on with it; the last rank is killed before a step."""
 
 
 def new_run(path: Path, made: RunConfig) -> RunDirectory:

@@ -66,6 +66,11 @@ class ReferenceConfig(Section):
         """Whether any rule makes new references."""
         return self.refresh_every_steps is not None or self.refresh_max_kl is not None
 
+    def num_after_steps(self, max_steps: int) -> int:
+        """New references that refresh_every_steps makes in so many steps; none after the last."""
+        steps = self.refresh_every_steps
+        return 0 if steps is None else (max_steps - 1) // steps
+
     @model_validator(mode="after")
     def _samples_are_of_something(self) -> ReferenceConfig:
         if self.num_samples is not None and not self.is_refreshed:

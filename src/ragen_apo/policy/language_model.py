@@ -55,7 +55,7 @@ from ragen_apo.policy.passes import (
     body_output,
     decoder_layers,
     in_pieces,
-    to_device,
+    indices_of,
 )
 from ragen_apo.policy.template_options import set_template_options
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
@@ -177,10 +177,11 @@ class LanguageModel:
         predicts_RT = torch.zeros_like(targets_RT)
         predicts_RT[:, :-1] = targets_RT[:, 1:]
         # By numbers: a mask would be counted again in the backward pass.
-        before_N, at_N = (mask.flatten().nonzero()[:, 0] for mask in (predicts_RT, targets_RT))
+        before_N, at_N = (
+            indices_of(mask, token_ids_RT.device) for mask in (predicts_RT, targets_RT)
+        )
         if len(before_N) != len(at_N):
             raise ValueError("the first token of a row cannot be a target: nothing predicts it")
-        before_N, at_N = (to_device(each, token_ids_RT.device) for each in (before_N, at_N))
         tokens_N = token_ids_RT.flatten()[at_N]
 
         def compute() -> tuple[Tensor, ...]:

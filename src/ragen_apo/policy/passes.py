@@ -28,6 +28,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+def indices_of(mask: Tensor, device: torch.device) -> Tensor:
+    """Where a mask is True, flattened, int64 on the device; of one on the CPU without waiting."""
+    return to_device(mask.flatten().nonzero()[:, 0], device)
+
+
 @contextlib.contextmanager
 def seeded_torch(seed: int, *, device: torch.device) -> Iterator[None]:
     """Inside, torch draws from this seed; afterwards its global generators are as before."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragen_apo.config import RunConfig
-from ragen_apo.config.training import ReferenceConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
 
@@ -86,7 +85,7 @@ def plan_disk(
         ever += config.warm_start.demonstrations.num_steps > 0
     if not only_reference:
         training = config.training
-        num_models += 1 + _num_refreshes(config.reference, max_steps=training.max_steps)
+        num_models += 1 + config.reference.num_after_steps(training.max_steps)
         num_models += config.distillation.enabled
         ever += math.ceil(training.max_steps / training.checkpoint_every)
         ever += config.distillation.enabled
@@ -145,8 +144,3 @@ def _in_words(num_bytes: int) -> str:
 
 def _num_written(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-
-
-def _num_refreshes(rules: ReferenceConfig, *, max_steps: int) -> int:
-    steps = rules.refresh_every_steps
-    return 0 if steps is None else (max_steps - 1) // steps  # none after the last step

@@ -176,9 +176,7 @@ def saved_sizes(config: PolicyConfig, model: PreTrainedModel) -> Sizes:
 
 
 def _makes_new_references(rules: ReferenceConfig, *, max_steps: int) -> bool:
-    steps = rules.refresh_every_steps
-    by_steps = steps is not None and steps < max_steps  # none after the last step
-    return by_steps or rules.refresh_max_kl is not None
+    return rules.num_after_steps(max_steps) > 0 or rules.refresh_max_kl is not None
 
 
 def _learned_bytes(model: PreTrainedModel, *, frozen: bool) -> int:

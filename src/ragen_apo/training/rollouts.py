@@ -26,7 +26,7 @@ from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.filters import filter_trajectories
 from ragen_apo.objectives.tensors import sampled_or_zero, spread_over_tokens
-from ragen_apo.policy.passes import to_device
+from ragen_apo.policy.passes import indices_of, to_device
 from ragen_apo.training.batching import (
     TokenBatch,
     collate,
@@ -189,8 +189,8 @@ class MicroBatch:
             # Each episode is one sample.
             return sampled_or_zero(values_ML, self.mask_BT)
         zeros_BT = values_ML.new_zeros(self.mask_BT.shape)
-        places_N = to_device(self.targets_ML.flatten().nonzero()[:, 0], values_ML.device)
-        return zeros_BT.masked_scatter(self.mask_BT, values_ML.flatten()[places_N])
+        indices_N = indices_of(self.targets_ML, values_ML.device)
+        return zeros_BT.masked_scatter(self.mask_BT, values_ML.flatten()[indices_N])
 
     def cut(self, values_BT: Tensor) -> Tensor:
         """The part of a tensor over the step's tokens that belongs to these episodes."""

@@ -6,11 +6,12 @@ answer byte by byte.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
+
+from ragen_apo.policy.hanging_up import hang_up
 
 
 class Deadline:
@@ -31,7 +32,7 @@ class Deadline:
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")) and stream is not None:
             self._socket = stream.get_extra_info("socket")
             if self.is_over:
-                self._hang_up()
+                hang_up(self._socket)
 
     def __enter__(self) -> Deadline:
         self._timer.start()
@@ -42,10 +43,4 @@ class Deadline:
 
     def _end(self) -> None:
         self.is_over = True
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
-                # That of TLS would change what the thread that reads has in use.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        hang_up(self._socket)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from ragen_apo.files import parse_json
 from ragen_apo.policy.api_keys import without_key
+from ragen_apo.policy.hanging_up import hang_up
 
 MAX_ANSWER_BYTES = 1 << 28
 """No answer that is of use is larger."""
@@ -194,19 +195,11 @@ class Request:
     def break_off(self) -> None:
         """Ends the request from another thread; `send` fails there, and the server stops."""
         self._is_broken_off = True
-        self._hang_up()
+        hang_up(self._socket)
 
     def _run_out(self) -> None:
         self._is_late = True
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        if self._socket is not None:
-            try:
-                # That of TLS would change what the thread that reads has in use.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-            except OSError:
-                return  # it has ended by itself
+        hang_up(self._socket)
 
 
 def _reason(content: bytes) -> str:
