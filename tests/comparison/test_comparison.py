@@ -60,7 +60,10 @@ MEASUREMENT = Measurement(
     [
         (
             "compare_shop",
-            ["apo", *RIVALS[2:], "oapl", "grpo", "apo", *RIVALS[3:], "ppo", "oapl", "grpo", "ppo"],
+            [
+                *["apo", *RIVALS[2:], "oapl", "grpo", *["reinforce_plus_plus"] * 2],
+                *["apo", *RIVALS[3:], "ppo", "oapl", "grpo", "ppo"],
+            ],
         ),
         ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", *RIVALS[2:], "rloo"]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
