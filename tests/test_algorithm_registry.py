@@ -15,6 +15,9 @@ from ragen_apo.config.algorithms import (
     algorithm_class,
     read_algorithm,
 )
+from ragen_apo.config.overrides import merge, nested
+from ragen_apo.config.removed import REMOVED
+from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,13 +166,20 @@ def test_a_key_of_0_1_is_an_error_that_names_the_new_one(old: str, new: str) -> 
         parse_config(old, source="x")
 
 
-def test_a_run_may_still_name_the_default_of_an_option_that_is_gone() -> None:
-    """Every run with a ratio has `kl_estimator: null` in its file from when that was an option."""
-    assert parse_config("algorithm: {name: grpo, kl_estimator: null}", source="x") == parse_config(
-        "algorithm: grpo", source="x"
-    )
-    with pytest.raises(ConfigError, match=r"has been removed \(kl_in decides it.*; leave it out"):
-        parse_config("algorithm: grpo", source="x", overrides=["--algorithm.kl_estimator=k2"])
+@pytest.mark.parametrize("key", [key for key, gone in REMOVED.items() if gone.same])
+def test_a_run_may_still_have_a_key_that_is_gone_at_a_value_that_changes_nothing(key: str) -> None:
+    """Every run has all keys of its version in its file."""
+    gone, grpo = REMOVED[key], {"algorithm": {"name": "grpo"}}
+    for value in gone.same:
+        written = resolved_yaml(parse_config("algorithm: grpo", source="x"))
+        assert parse_config(
+            dump_yaml(merge(parse_yaml(written)[0], nested(key, value))), source="x"
+        ) == parse_config(written, source="x")
+    words = re.escape(f"{key}: unknown key; it has been removed ({gone.why}); leave it out")
+    with pytest.raises(ConfigError, match=words):
+        parse_config(dump_yaml(merge(grpo, nested(key, "another"))), source="x")
+    with pytest.raises(ConfigError, match=f"--{words}"):
+        parse_config("algorithm: grpo", source="x", overrides=[f"--{key}={gone.same[0]}"])
 
 
 def test_the_sources_style_is_read() -> None:

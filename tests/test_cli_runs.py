@@ -138,15 +138,15 @@ def test_a_key_that_an_older_run_lacks_is_added_with_its_default_and_with_no_oth
     verb: str, command: Command, unfinished: Path
 ) -> None:
     assert command(*going_on("train", unfinished)).status == 0
-    forget(unfinished, "optimizer", "weight_decay")
+    forget(unfinished, "optimizer", "max_grad_norm")
     result = command(*going_on(verb, unfinished))
-    assert_refused(result, "lacks 1 of a run's keys, such as optimizer.weight_decay", "add these")
+    assert_refused(result, "lacks 1 of a run's keys, such as optimizer.max_grad_norm", "add these")
     file = unfinished / "config.yaml"
     text = file.read_text()
-    file.write_text(text.replace("optimizer:\n", "optimizer:\n  weight_decay: 0.5\n"))
+    file.write_text(text.replace("optimizer:\n", "optimizer:\n  max_grad_norm: 0.5\n"))
     result = command(*going_on(verb, unfinished))
-    assert_refused(result, "optimizer.weight_decay was 0.0 and is 0.5")
-    file.write_text(text.replace("optimizer:\n", "optimizer:\n  weight_decay: 0.0\n"))
+    assert_refused(result, "optimizer.max_grad_norm was 1.0 and is 0.5")
+    file.write_text(text.replace("optimizer:\n", "optimizer:\n  max_grad_norm: 1.0\n"))
     assert command(*going_on(verb, unfinished)).status == 0
 
 

@@ -94,7 +94,6 @@ def config(urls: Sequence[str], *overrides: str) -> RunConfig:
         "--rollouts.engine=vllm",
         f"--rollouts.base_url={urls[0]}",
         "--rollouts.retries=0",
-        "--rollouts.retry_seconds=0.01",
         *overrides,
         environment=ticketed_shop.SECTION,
     )

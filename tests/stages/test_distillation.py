@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
+from ragen_apo.stages import distillation
 from ragen_apo.stages.distillation import (
+    MIN_WEIGHT,
     WeightedEpisode,
     distillation_phase,
     sample_weights,
@@ -49,11 +52,12 @@ def store_of(folder: Path, *episodes: Trajectory) -> ValueStore:
     return store
 
 
-def weighted(store: ValueStore, tasks=(WON, LOST), **settings) -> list[WeightedEpisode]:
-    keys = {"enabled": True, "min_weight": 0.0, **settings}
-    return weighted_episodes(
-        store, conditions(), tasks, settings=DistillationConfig(**keys), min_visits=1
-    )
+def weighted(
+    store: ValueStore, tasks=(WON, LOST), *, min_weight: float = 0.0, **settings
+) -> list[WeightedEpisode]:
+    chosen = DistillationConfig(enabled=True, **settings)
+    with mock.patch.object(distillation, "MIN_WEIGHT", min_weight):
+        return weighted_episodes(store, conditions(), tasks, settings=chosen, min_visits=1)
 
 
 # Which episodes, with which weights
@@ -123,7 +127,7 @@ def test_small_weights_are_left_out(tmp_path: Path) -> None:
     lost = episode(turn(0.0), task=WON, success=False)
     with store_of(tmp_path, won, lost) as store:
         assert len(weighted(store, tasks=[WON], beta=0.2, min_weight=0.0)) == 2
-        assert len(weighted(store, tasks=[WON], beta=0.2, min_weight=0.05)) == 1
+        assert len(weighted(store, tasks=[WON], beta=0.2, min_weight=MIN_WEIGHT)) == 1
 
 
 def test_a_turn_weighs_by_the_values_after_and_before_it(tmp_path: Path) -> None:

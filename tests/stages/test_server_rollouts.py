@@ -39,7 +39,6 @@ def config(server: tuple[FakeVllm, str], *overrides: str) -> RunConfig:
         "--rollouts.engine=vllm",
         f"--rollouts.base_url={url}",
         "--rollouts.retries=0",
-        "--rollouts.retry_seconds=0.01",
         "--reference.refresh_every_steps=null",
         "--values.adaptive=false",
         "--values.baseline=zero",  # returns may be equal here, and so would be they and V*

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
+from ragen_apo.config.removed import is_passed_over
 from ragen_apo.config.section import Section, as_section
 from ragen_apo.printable import exception_in_words
 
@@ -40,12 +41,6 @@ ALGORITHMS: Mapping[str, str] = {
     "brpo": "ragen_apo.training.algorithms.brpo:Brpo",
 }
 """Where each built-in algorithm's class is."""
-RETIRED: Mapping[str, str] = {
-    "kl_estimator": "kl_in decides it: k2 in the loss and k1 in the reward are the only estimates "
-    "whose gradient is that of KL(pi || pi_ref)"
-}
-"""Options of algorithms that are gone, and why. Null was their default, and runs of before have it
-in their files: `read_algorithm` passes over it."""
 ENTRY_POINT_GROUP = "ragen_apo.algorithms"
 DEFAULT = "apo"
 
@@ -192,7 +187,10 @@ def read_algorithm(values: Any) -> Any:
         raise ValueError(
             f"got {values!r}, expected a name or a section such as {{name: {DEFAULT}}}"
         )
+    chosen = algorithm_class(section.get("name", DEFAULT))
     given = {
-        key: value for key, value in section.items() if value is not None or key not in RETIRED
+        key: value
+        for key, value in section.items()
+        if key in chosen.model_fields or not is_passed_over(f"algorithm.{key}", value)
     }
-    return algorithm_class(given.get("name", DEFAULT)).model_validate(given)
+    return chosen.model_validate(given)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from ragen_apo.choices import Credit, Relabel
 from ragen_apo.config.section import Count, LearningRate, NonNegative, Section, Size
@@ -22,8 +20,6 @@ class DistillationConfig(Section):
     """Temperature of pi*, whatever values.beta1 is; 0 imitates the best episodes of a task only."""
     credit: Credit = "episode"
     """Who gets a weight: the episode, or each of its segments between states of known V*."""
-    min_weight: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """What weighs less is left out; an average episode of a task weighs 1."""
     relabel: Relabel = "none"
     """As warm_start.demonstrations.relabel, with its relabel_spares."""
     num_epochs: Count = 3

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ragen_apo.config.algorithms import ALGORITHMS, DEFAULT, RETIRED, algorithm_class
+from ragen_apo.config.algorithms import ALGORITHMS, DEFAULT, algorithm_class
+from ragen_apo.config.removed import removed, without_removed
 
 SOURCE_STYLE: Mapping[str, tuple[str, ...]] = {
     "beta": ("values.beta1", "algorithm.beta2"),
@@ -52,14 +53,6 @@ MOVED: Mapping[str, str] = {
     "reward_normalization": "algorithm.reward_normalization",
 }
 """Keys and sections of 0.1, with what stands in for them."""
-REMOVED: Mapping[str, str] = {
-    "apo.replay": "",
-    "monitors.gradient_buckets": "",
-    **{f"algorithm.{name}": f" ({reason})" for name, reason in RETIRED.items()},
-}
-"""Keys that have nothing in their place, and why in brackets (docs/log.md says more)."""
-
-
 _OLD_SECTIONS = {path.partition(".")[0] for path in MOVED} | {"apo"}
 
 
@@ -75,15 +68,14 @@ def moved_to(path: str) -> str | None:
 def became(path: str) -> str | None:
     """What has become of a key of an earlier version, as half a sentence; None for others."""
     new = moved_to(path)
-    for gone, reason in REMOVED.items():
-        if f"{new or path}.".startswith(f"{gone}."):
-            return f"it has been removed{reason}; leave it out"
+    if gone := removed(new or path):
+        return f"it has been removed{f' ({gone.why})' if gone.why else ''}; leave it out"
     return f"it is {new} now" if new else None
 
 
 def present_keys(layer: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """One source of keys without old ones: the source's style is written out, others are noted."""
-    result = {name: value for name, value in layer.items() if name not in _OLD_SECTIONS}
+    result = without_removed({n: value for n, value in layer.items() if n not in _OLD_SECTIONS})
     apo = layer.get("apo")
     given: Mapping[str, Any] = apo if isinstance(apo, Mapping) else {}
     styled = given.keys() & SOURCE_STYLE.keys()
@@ -123,8 +115,9 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     others = {"turn_level", "policy_gradient", "ppo", "gigpo"} - {own, name}
     result: dict[str, Any] = {}
     for path, value in _leaves({key: v for key, v in values.items() if key not in others}):
-        if not path.startswith(tuple(REMOVED)) and path != "algorithm":
-            set_at(result, moved_to(path) or path, value)
+        new = moved_to(path) or path
+        if path != "algorithm" and not removed(new):
+            set_at(result, new, value)
     known = algorithm_class(name).model_fields if name in ALGORITHMS else ()
     if value_at(result, "algorithm.reward_normalization.grouping") == "environment":
         set_at(result, "algorithm.reward_normalization.grouping", "category")

@@ -54,10 +54,8 @@ class RolloutsConfig(Section):
     """How long a server may take to answer one request, from its connection to the last byte."""
     retries: CountOrZero = 3
     """How often a server that failed is tried again before it is left out until the next rollout;
-    the run ends with an error when a process has none left."""
-    retry_seconds: Positive = 2.0
-    """Pause before the first of them, while no other server plays; each further one is twice as
-    long."""
+    the run ends with an error when a process has none left. It is asked again after 2 seconds,
+    and after twice as long each further time, while no other server plays."""
 
     @model_validator(mode="after")
     def _servers_have_addresses(self) -> RolloutsConfig:

@@ -42,6 +42,8 @@ from ragen_apo.warm_start.supervised import (
 WARMUP_STEPS = 3
 LEAST_DIFFERENCE = 1e-9
 """Of returns that differ at beta 0: the sum of rewards in another order may round differently."""
+MIN_WEIGHT = 0.05
+"""What weighs less is left out, as it costs an update as much as what weighs 1, the mean."""
 MIN_STATE_VISITS = 2
 """Episodes that make a state's value known, where the algorithm does not say."""
 
@@ -135,7 +137,7 @@ def weighted_episodes(
                     beta=settings.beta,
                     most=len(episodes),
                 )
-            by_turn = [each if each >= settings.min_weight else 0.0 for each in by_turn]
+            by_turn = [each if each >= MIN_WEIGHT else 0.0 for each in by_turn]
             if any(by_turn):
                 kept.append(WeightedEpisode(episode, tuple(by_turn)))
     return kept

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.config.rollouts import RolloutsConfig
+from ragen_apo.policy.inference_server import rotation
 from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.progress import Progress
@@ -70,7 +71,7 @@ MakeEngine = Callable[..., ServerEngine]
 
 
 @pytest.fixture
-def make_engine(url: str, tmp_path: Path) -> MakeEngine:
+def make_engine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     """An engine of a model that asks the server, or others; one may fail where it would pause."""
 
     def make(
@@ -81,12 +82,11 @@ def make_engine(url: str, tmp_path: Path) -> MakeEngine:
         temperature: float = 1.0,
         **options: object,
     ) -> ServerEngine:
-        keys = {"base_url": [url], "retries": 2, "retry_seconds": 0.01, "timeout_seconds": 20.0}
+        keys = {"base_url": [url], "retries": 2, "timeout_seconds": 20.0}
         settings = RolloutsConfig.model_validate(
             {"engine": "vllm", "model_folder": str(tmp_path / "served"), **keys, **options}
         )
-        if not pauses:
-            settings = settings.model_copy(update={"retry_seconds": TOO_LONG})
+        monkeypatch.setattr(rotation, "RETRY_SECONDS", 0.01 if pauses else TOO_LONG)
         return ServerEngine(
             model,
             settings,

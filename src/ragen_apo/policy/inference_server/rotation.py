@@ -24,6 +24,9 @@ from ragen_apo.policy.inference_server.configured import described, no_server_le
 from ragen_apo.policy.inference_server.vllm import VllmServer
 from ragen_apo.policy.inference_server.wire import RequestError
 
+RETRY_SECONDS = 2.0
+"""Pause before a server is first tried again; each further one is twice as long, so that
+`rollouts.retries` alone sets how long one that is started again may take."""
 _GOES_ON = "The other servers go on without it, and it is tried again at the next rollout"
 
 
@@ -172,5 +175,5 @@ class Rotation:
 
     def _pause(self, num_failures: int) -> None:
         if num_failures > 0:
-            seconds = self._settings.retry_seconds * 2 ** (num_failures - 1)
+            seconds = RETRY_SECONDS * 2 ** (num_failures - 1)
             self._is_broken_off.wait(seconds)

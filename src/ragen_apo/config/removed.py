@@ -1,0 +1,70 @@
+"""Keys that are gone and have nothing in their place, and why (docs/log.md says more).
+
+A run has every key in its config.yaml. Where one that is gone stands at a value that means what is
+done without it, a configuration is read as if the key were not there. Any other value is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What is said of a key that is gone."""
+
+    why: str = ""
+    same: tuple[Any, ...] = ()
+    """Its values that mean what is done without it."""
+
+
+REMOVED: Mapping[str, Removed] = {
+    "apo.replay": Removed(),
+    "monitors.gradient_buckets": Removed(),
+    "algorithm.kl_estimator": Removed(
+        "kl_in decides it: k2 in the loss and k1 in the reward are the only estimates whose "
+        "gradient is that of KL(pi || pi_ref)",
+        same=(None,),
+    ),
+    "optimizer.weight_decay": Removed(
+        "weights do not decay: what holds the policy is the log ratio to its reference", same=(0.0,)
+    ),
+    "distillation.min_weight": Removed("what weighs less than 0.05 is left out", same=(0.05,)),
+    "rollouts.retry_seconds": Removed(
+        "the first pause is 2 seconds, each further one twice as long; rollouts.retries says how "
+        "many there are",
+        same=(2.0,),
+    ),
+}
+
+
+def removed(key: str) -> Removed | None:
+    """What is said of a key, written with dots, that is gone or in a section that is."""
+    return next((what for gone, what in REMOVED.items() if f"{key}.".startswith(f"{gone}.")), None)
+
+
+def is_passed_over(key: str, value: Any) -> bool:
+    """Whether a key, written with dots, is gone, and this value of it changes nothing."""
+    return key in REMOVED and value in REMOVED[key].same
+
+
+def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections without the keys that are passed over.
+
+    Those of `algorithm` stay, as an installed algorithm may have an option of such a name.
+    """
+    return dict(_kept(values, sections={key.rpartition(".")[0] for key in REMOVED} - {"algorithm"}))
+
+
+def _kept(
+    values: Mapping[str, Any], *, sections: set[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        below = any(f"{each}.".startswith(f"{key}.") for each in sections)
+        if below and isinstance(value, Mapping):
+            yield name, dict(_kept(value, sections=sections, prefix=f"{key}."))
+        elif not (prefix.rstrip(".") in sections and is_passed_over(key, value)):
+            yield name, value
