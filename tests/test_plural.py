@@ -42,7 +42,6 @@ def test_a_run_of_one_task_one_turn_and_one_step_speaks_of_one(
         "--values.adaptive=false",
         "--distillation.enabled=true",
         "--distillation.num_epochs=1",
-        "--rollout_filter={strategy: top_k, value: 1, statistic: mean, zero_variance: keep}",
         "--reference.refresh_every_steps=null",
         "--training.max_tasks=1",
         "--training.max_steps=1",

@@ -36,14 +36,8 @@ before it."""
 EpisodeSchedule = Literal["static", "dynamic"]
 """Who of several processes plays an episode: its number decides, or the first that has room."""
 
-FilterOrder = Literal["largest", "smallest"]
-"""Which scores are best."""
-
-FilterScore = Literal["return", "entropy", "length"]
-"""What is scored: returns, mean -log pi of the sampled tokens, or their number."""
-
-FilterStrategy = Literal["none", "top_p", "top_p_softmax", "top_k", "top_fraction", "min_p"]
-"""How tasks are chosen by score (`objectives.filters`); none keeps all."""
+FilterStrategy = Literal["none", "top_p", "top_fraction"]
+"""How many of the tasks whose returns vary most are kept (`objectives.filters`); none keeps all."""
 
 KlPlace = Literal["loss", "reward"]
 """Where a KL penalty stands: added to the loss, or subtracted from the rewards of tokens. Each has
@@ -77,11 +71,6 @@ Schedule = Literal["constant", "linear"]
 
 RunEnd = Literal["reference", "policy"]
 """What a run is made up to: the end of the warm start, or the trained policy."""
-
-ScoreStatistic = Literal["std", "mean"]
-"""How the numbers of a task's rollouts become its score. `std`: their sample standard deviation, 0
-for one rollout (of returns this is StarPO-S; RAGEN's reward_variance computes it). `mean`: their
-mean."""
 
 SearchMethod = Literal["beam", "best_of_n"]
 """How an episode is searched for: the best branches turn by turn, or the best of whole episodes."""

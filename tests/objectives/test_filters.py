@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_apo.choices import FilterOrder, FilterStrategy
+from ragen_apo.choices import FilterStrategy
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.objectives.filters import (
     filter_trajectories,
@@ -18,10 +18,9 @@ from ragen_apo.objectives.filters import (
 SCORES = torch.tensor([0.1, 0.4, 0.2, 0.3])  # sum 1; best first: groups 1, 3, 2, 0
 
 
-def kept(scores, strategy, value, order="largest"):
-    keep_G = select_groups(
-        scores, settings=RolloutFilterConfig(strategy=strategy, value=float(value), order=order)
-    )
+def kept(scores, strategy, value):
+    settings = RolloutFilterConfig(strategy=strategy, value=float(value))
+    keep_G = select_groups(scores, settings=settings)
     return keep_G.nonzero().flatten().tolist()
 
 
@@ -41,66 +40,37 @@ def test_top_p_keeps_the_best_groups_that_hold_the_fraction_of_the_sum(value, ex
     assert kept(SCORES, "top_p", value) == expected
 
 
-def test_top_p_from_the_smallest_side():
-    # 0.1 + 0.2 = 0.3; 0.1 + 0.2 + 0.3 = 0.6.
-    assert kept(SCORES, "top_p", 0.3, "smallest") == [0, 2]
-    assert kept(SCORES, "top_p", 0.6, "smallest") == [0, 2, 3]
-
-
-def test_softmax_top_p_weighs_by_exponentials():
-    # softmax(log [1, 4, 2, 3]) = 0.1, 0.4, 0.2, 0.3; from below 1/x: 12, 3, 6, 4 of 25.
-    scores = torch.tensor([1.0, 4.0, 2.0, 3.0]).log()
-    assert kept(scores, "top_p_softmax", 0.69) == [1, 3]
-    assert kept(scores, "top_p_softmax", 0.71) == [1, 2, 3]
-    assert kept(scores, "top_p_softmax", 0.47, "smallest") == [0]
-    assert kept(scores, "top_p_softmax", 0.71, "smallest") == [0, 2]
-    assert kept(scores - 1000, "top_p_softmax", 0.69) == [1, 3]
-
-
-def test_top_k_top_fraction_and_min_p():
-    assert kept(SCORES, "top_k", 2) == [1, 3]
-    assert kept(SCORES, "top_k", 2, "smallest") == [0, 2]
-    assert kept(SCORES, "top_k", 9) == [0, 1, 2, 3]
+def test_top_fraction_keeps_that_share_of_the_groups_rounded_down_and_at_least_one():
     assert kept(SCORES, "top_fraction", 0.5) == [1, 3]
     assert kept(SCORES, "top_fraction", 0.74) == [1, 3]
     assert kept(SCORES, "top_fraction", 0.1) == [1]
-    assert kept(SCORES, "min_p", 0.5) == [1, 2, 3]  # 0.5 * 0.4 = 0.2
-    assert kept(SCORES, "min_p", 0.5, "smallest") == [0, 2]  # at most 0.1 / 0.5
-    assert kept(SCORES, "min_p", 0.0) == [0, 1, 2, 3]
+    assert kept(SCORES, "top_fraction", 1.0) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("order", get_args(FilterOrder))
-def test_ties_are_taken_in_order(order):
+def test_ties_are_taken_in_order():
     same = torch.full((5,), 0.3)
-    assert kept(same, "top_k", 2, order) == [0, 1]
-    assert kept(same, "top_p", 0.6, order) == [0, 1, 2]
-    assert kept(same, "top_p_softmax", 0.6, order) == [0, 1, 2]
-    assert kept(torch.zeros(5), "top_p", 0.6, order) == [0, 1, 2]
+    assert kept(same, "top_fraction", 0.4) == [0, 1]
+    assert kept(same, "top_p", 0.6) == [0, 1, 2]
+    assert kept(torch.zeros(5), "top_p", 0.6) == [0, 1, 2]
     many = torch.full((500,), 0.3)  # sorts of a few entries are stable by chance
-    assert kept(many, "top_k", 3, order) == [0, 1, 2]
+    assert kept(many, "top_fraction", 0.006) == [0, 1, 2]
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(0, 50), min_size=1, max_size=10),
-    st.sampled_from([s for s in get_args(FilterStrategy) if s not in ("none", "top_k")]),
-    st.sampled_from(get_args(FilterOrder)),
+    st.sampled_from([s for s in get_args(FilterStrategy) if s != "none"]),
     st.floats(0, 1),
 )
 def test_never_empty_never_a_worse_group_before_a_better_and_more_with_larger_p(
-    scores, strategy, order, p
+    scores, strategy, p
 ):
     scores_G = torch.tensor(scores, dtype=torch.float64)
-    chosen = kept(scores_G, strategy, p, order)
+    chosen = kept(scores_G, strategy, p)
     assert chosen
-    sign = 1 if order == "largest" else -1
-    worst_kept = min(sign * scores[g] for g in chosen)
-    assert all(sign * scores[g] <= worst_kept for g in range(len(scores)) if g not in chosen)
-    more = set(kept(scores_G, strategy, (1 + p) / 2, order))
-    if strategy == "min_p":
-        assert more <= set(chosen)
-    else:
-        assert more >= set(chosen)
+    worst_kept = min(scores[g] for g in chosen)
+    assert all(scores[g] <= worst_kept for g in range(len(scores)) if g not in chosen)
+    assert set(kept(scores_G, strategy, (1 + p) / 2)) >= set(chosen)
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,9 +93,9 @@ RETURNS_B = torch.tensor(
 )  # group 20 has no variance
 
 
-def run(values_B=None, returns_B=RETURNS_B, **options):
+def run(returns_B=RETURNS_B, **options):
     settings = RolloutFilterConfig(**{"strategy": "top_p", **options})
-    return filter_trajectories(returns_B, group_B=GROUP_B, settings=settings, values_B=values_B)
+    return filter_trajectories(returns_B, group_B=GROUP_B, settings=settings)
 
 
 def test_top_p_weighs_by_standard_deviations():
@@ -139,19 +109,15 @@ def test_top_p_weighs_by_standard_deviations():
 
 
 def test_a_group_is_kept_or_dropped_as_a_whole():
-    result = run(strategy="top_k", value=1.0)
+    result = run(strategy="top_fraction", value=0.5)
     assert result.keep_G.tolist() == [True, False, False]
     assert result.keep_B.tolist() == [True, False, True, False, False, False]
     assert result.constant_G.tolist() == [False, False, True]
 
 
-def test_groups_without_variance_are_dropped_or_kept_as_asked_whatever_the_score():
-    lengths_B = torch.tensor([5.0, 5.0, 5.0, 90.0, 5.0, 90.0])
-    options = {"statistic": "mean", "values_B": lengths_B, "strategy": "top_k", "value": 1.0}
-    assert run(**options, zero_variance="drop").keep_G.tolist() == [True, False, False]
-    assert run(**options, zero_variance="keep").keep_G.tolist() == [False, False, True]
-    everything = run(strategy="top_p", value=1.0, zero_variance="keep")
-    assert everything.keep_B.all()
+def test_groups_without_variance_are_dropped_or_kept_as_asked():
+    assert run(value=1.0, zero_variance="drop").keep_G.tolist() == [True, True, False]
+    assert run(value=1.0, zero_variance="keep").keep_B.all()
 
 
 def test_everything_is_dropped_where_nothing_varies():
@@ -173,19 +139,9 @@ def test_a_group_of_one_has_no_variance():
 
 
 def test_refusals():
-    for options, message in (
-        ({"strategy": "top_k", "value": 0.5}, "whole number >= 1, got 0.5"),
-        ({"strategy": "top_k", "value": 0.0}, "whole number >= 1, got 0"),
-        ({"strategy": "top_p", "value": 1.5}, "at most 1 except for top_k, got 1.5"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            RolloutFilterConfig(**options)
-    for strategy in ("top_p", "min_p"):
-        with pytest.raises(ValueError, match=f"{strategy} needs scores of at least 0, got -1.0"):
-            kept(torch.tensor([-1.0, 2.0]), strategy, 0.5)
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        RolloutFilterConfig(strategy="top_p", value=1.5)
     with pytest.raises(ValueError, match="must be finite"):
         kept(torch.tensor([math.nan]), "top_fraction", 0.5)
     with pytest.raises(ValueError, match="at least one entry"):
         kept(torch.zeros(0), "top_fraction", 0.5)
-    with pytest.raises(ValueError, match="values_B must have 6 entries, got 2"):
-        run(values_B=torch.zeros(2))

@@ -23,14 +23,13 @@ from ragen_apo.stages.stored_values import selected_tasks
 from ragen_apo.stages.task_selection import (
     SelectionCounts,
     TaskSelection,
-    mean_surprise,
     select_stored_tasks,
     select_tasks,
 )
 from ragen_apo.stages.values import estimate_values, sample_schedule
 from ragen_apo.training.checkpoint import list_checkpoints
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.types import Task, Trajectory
+from ragen_apo.types import Task
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
 from tests import factories
@@ -74,6 +73,7 @@ def test_tasks_without_variance_are_left_out_and_counted_by_what_they_are() -> N
         "rollout_filter: Stage 2 trains on 3 of 6 tasks; left out: 1 never solved, 1 always "
         "solved, 1 equal returns."
     )
+    assert SelectionCounts(kept=1).sentence() == "rollout_filter: Stage 2 trains on 1 of 1 task."
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,6 @@ def test_tasks_without_variance_are_left_out_and_counted_by_what_they_are() -> N
         # 0.577 + 0.5 = 1.077 of 1.135 is 95%: two tasks hold 90%, one holds 51%.
         ({"strategy": "top_p", "value": 0.9}, ["half", "seldom"]),
         ({"strategy": "top_p", "value": 0.5}, ["half"]),
-        ({"strategy": "top_k", "value": 1.0, "order": "smallest"}, ["shaped"]),
-        # 0.9 * 0.577 = 0.52.
-        ({"strategy": "min_p", "value": 0.9}, ["half"]),
         ({"strategy": "top_fraction", "value": 0.7}, ["half", "seldom"]),
     ],
 )
@@ -96,7 +93,7 @@ def test_the_strategy_chooses_among_those_with_variance(settings: dict, kept: li
 
 
 def test_kept_tasks_without_variance_can_still_be_left_out_by_their_score() -> None:
-    selection = selected(strategy="top_k", value=4.0, zero_variance="keep")
+    selection = selected(strategy="top_fraction", value=0.7, zero_variance="keep")
     # Equal scores in the order of the tasks: "never" is the first of those at 0.
     assert names(selection) == ["never", "half", "seldom", "shaped"]
     assert selection.counts == SelectionCounts(kept=4, low_score=2)
@@ -110,36 +107,9 @@ def test_returns_that_differ_by_the_order_of_their_rewards_alone_are_equal() -> 
         [only],
         returns={only.task_id: sums},
         successes={only.task_id: [False, False]},
-        settings=RolloutFilterConfig(strategy="top_k", value=1.0),
+        settings=RolloutFilterConfig(strategy="top_fraction", value=1.0),
     )
     assert selection == TaskSelection((), SelectionCounts(kept=0, never_solved=1))
-
-
-@pytest.mark.parametrize(("score", "kept"), [("entropy", ["sure", "long"]), ("length", ["long"])])
-def test_entropy_and_length_come_from_the_stored_trajectories(
-    score: str, kept: list[str], tmp_path: Path
-) -> None:
-    # Mean -log pi: "sure" 0.1, "long" (0.4 + 0.2) / 2 = 0.3, "unsure" 2.0.
-    logprobs = {"sure": (-0.1,), "long": (-0.4, -0.2), "unsure": (-2.0,)}
-    tasks, conditions = [task(name) for name in logprobs], factories.conditions()
-
-    def played(of: Task, reward: float = 0.0) -> Trajectory:
-        recorded = logprobs[of.instruction]
-        turn = factories.turn(reward, logprobs=recorded, response_token_ids=range(len(recorded)))
-        return factories.episode(turn, task=of)
-
-    assert mean_surprise(played(tasks[1])) == pytest.approx(0.3)
-    settings = RolloutFilterConfig(
-        strategy="top_k",
-        value=2.0 if score == "entropy" else 1.0,
-        score=score,
-        statistic="mean",
-        order="smallest" if score == "entropy" else "largest",
-    )
-    with ValueStore(tmp_path / "values.sqlite") as store:
-        for of in tasks:
-            store.add_many(conditions, list(enumerate(played(of, reward) for reward in (0.0, 1.0))))
-        assert names(select_stored_tasks(store, conditions, tasks, settings)) == kept
 
 
 class ScriptedReference:
@@ -214,11 +184,15 @@ def test_without_a_filter_the_tasks_are_those_that_were_given(session: Session) 
 def test_stage_two_plays_the_selected_tasks_and_no_others_epoch_after_epoch(
     algorithm: str, session: Session
 ) -> None:
-    keys = ("--rollout_filter.strategy=top_k", "--rollout_filter.value=2")
+    keys = (f"--algorithm={algorithm}", "--training.tasks_per_step=1")
+    tasks = session.training_tasks()
+    share = 2 / len(tasks)  # of all, as those without variance are kept and come last
     part = with_keys(
-        session, *TWO_SAMPLES, *keys, f"--algorithm={algorithm}", "--training.tasks_per_step=1"
+        session,
+        *TWO_SAMPLES,
+        *keys,
+        f"--rollout_filter={{strategy: top_fraction, value: {share}, zero_variance: keep}}",
     )
-    tasks = part.training_tasks()
     returns = stored_returns(part)
     deviation = {t.task_id: torch.tensor(returns[t.task_id]).std().item() for t in tasks}
     # How many vary depends on the processor's rounding: 4 of the 21 on one, more on another.

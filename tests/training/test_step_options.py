@@ -8,33 +8,17 @@ import torch
 
 from ragen_apo.session import Session
 from ragen_apo.training.algorithms.ppo import PpoAlgorithm
-from ragen_apo.types import Trajectory
 from tests.factories import changed, loss_of, step_without_update, trainer_of
 
 RETURNS = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0, 0.9, 1.1, 0.9]
 """Of four tasks, three rollouts each. Standard deviations 0, 0.577, 0.289, 0.115: 59, 29 and 12% of
-their sum 0.981, and 42, 32 and 27% as softmax of the three that vary. Means 0, 0.333, 0.167, 0.967.
-"""
+their sum 0.981."""
 FILTERS: list[tuple[dict[str, Any], list[int]]] = [
     ({"strategy": "top_p", "value": 0.8}, [1, 2]),
     ({"strategy": "top_p", "value": 0.5}, [1]),
-    ({"strategy": "top_p_softmax", "value": 0.4}, [1]),
-    ({"strategy": "top_p_softmax", "value": 0.8}, [1, 2, 3]),
-    ({"strategy": "top_k", "value": 2}, [1, 2]),
-    ({"strategy": "top_k", "value": 1, "order": "smallest"}, [3]),
     ({"strategy": "top_fraction", "value": 0.7}, [1, 2]),
-    ({"strategy": "min_p", "value": 0.4}, [1, 2]),
-    ({"strategy": "top_k", "value": 1, "statistic": "mean"}, [3]),
     ({"strategy": "top_fraction", "value": 1.0, "zero_variance": "keep"}, [0, 1, 2, 3]),
 ]
-
-
-def mean_surprise(trajectory: Trajectory) -> float:
-    return -fmean(logprob for turn in trajectory.turns for logprob in turn.logprobs)
-
-
-def length(trajectory: Trajectory) -> float:
-    return sum(len(turn.response_token_ids) for turn in trajectory.turns)
 
 
 @pytest.mark.slow
@@ -43,13 +27,7 @@ def test_a_step_trains_on_the_tasks_that_the_filter_keeps_and_on_all_their_rollo
 ) -> None:
     trainer = trainer_of(session, "grpo")
     everything = trainer.config
-    played = step_without_update(trainer, returns=RETURNS).trajectories
-    mean_only = {"strategy": "top_k", "value": 1, "statistic": "mean", "zero_variance": "keep"}
-    cases = list(FILTERS)
-    for score, measure in (("entropy", mean_surprise), ("length", length)):
-        means = [fmean(map(measure, played[3 * n : 3 * n + 3])) for n in range(4)]
-        cases.append(({**mean_only, "score": score}, [means.index(max(means))]))
-    for settings, kept in cases:
+    for settings, kept in FILTERS:
         keys = [f"--rollout_filter.{name}={value}" for name, value in settings.items()]
         trainer.config = changed(everything, *keys)
         seen = step_without_update(trainer, returns=RETURNS)

@@ -31,6 +31,13 @@ REMOVED: Mapping[str, Removed] = {
     "optimizer.weight_decay": Removed(
         "weights do not decay: what holds the policy is the log ratio to its reference", same=(0.0,)
     ),
+    "rollout_filter.score": Removed("tasks are chosen by their returns", same=("return",)),
+    "rollout_filter.statistic": Removed(
+        "a task's score is the standard deviation of its returns", same=("std",)
+    ),
+    "rollout_filter.order": Removed(
+        "the tasks whose returns vary most are kept", same=("largest",)
+    ),
     "distillation.min_weight": Removed("what weighs less than 0.05 is left out", same=(0.05,)),
     "rollouts.retry_seconds": Removed(
         "the first pause is 2 seconds, each further one twice as long; rollouts.retries says how "

@@ -78,9 +78,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _the_filter_sees_variance(self) -> RunConfig:
-        chosen = self.rollout_filter
-        reads_variance = chosen.zero_variance == "drop" or chosen.statistic != "mean"
-        if chosen.strategy == "none" or not reads_variance:
+        if self.rollout_filter.strategy == "none":
             return self
         why = f"algorithm {self.algorithm.name} plays each task once a step"
         counts: dict[str, int | None] = {"algorithm.group_size": self.algorithm.rollouts_per_task}
@@ -95,7 +93,7 @@ class RunConfig(Section):
             if count == 1:
                 raise ValueError(
                     f"rollout_filter needs several rollouts of a task to see variance, and {why}; "
-                    f"raise {key}, which is 1, or use statistic mean with zero_variance keep"
+                    f"raise {key}, which is 1"
                 )
         return self
 

@@ -7,11 +7,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from ragen_apo.choices import (
-    FilterOrder,
-    FilterScore,
     FilterStrategy,
     Schedule,
-    ScoreStatistic,
     ZeroVariance,
 )
 from ragen_apo.config.search import SearchConfig
@@ -80,38 +77,18 @@ class ReferenceConfig(Section):
 
 
 class RolloutFilterConfig(Section):
-    """Which tasks are trained on, by a score of their rollouts (StarPO-S). Looks at the rollouts of
-    each step; for A*-PO at those of Stage 1, of all tasks, once for each reference.
+    """Which tasks are trained on: those whose returns vary most, by their standard deviation
+    (StarPO-S). Looks at the rollouts of each step; for A*-PO at those of Stage 1, of all tasks,
+    once for each reference.
     """
 
     strategy: FilterStrategy = "none"
-    """`none` keeps all; best tasks first until they hold the share p of all scores (top_p), the k
-    best, the share p of the tasks, or those that have p times the best score (min_p)."""
-    value: NonNegative = 0.9
-    """p, or k for top_k."""
-    score: FilterScore = "return"
-    """What is scored: returns, mean -log pi of the sampled tokens, or their number."""
-    statistic: ScoreStatistic = "std"
-    """How the rollouts of a task give one score."""
-    order: FilterOrder = "largest"
-    """Which scores are best."""
+    """`none` keeps all; most varied first until they hold the share p of all deviations (top_p), or
+    the share p of the tasks (top_fraction)."""
+    value: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """p."""
     zero_variance: ZeroVariance = "drop"
     """What happens to tasks whose returns are all equal."""
-
-    @model_validator(mode="after")
-    def _value_fits_the_strategy(self) -> RolloutFilterConfig:
-        if self.strategy == "top_k":
-            if self.value < 1 or not self.value.is_integer():
-                raise ValueError(f"value of top_k must be a whole number >= 1, got {self.value:g}")
-        elif self.value > 1:
-            raise ValueError(f"value must be at most 1 except for top_k, got {self.value:g}")
-        may_be_negative = self.score == "return" and self.statistic == "mean"
-        if may_be_negative and self.strategy in ("top_p", "min_p"):
-            raise ValueError(
-                f"{self.strategy} takes shares of scores, and mean returns may be negative; use "
-                "top_p_softmax, top_k or top_fraction"
-            )
-        return self
 
 
 class EarlyStopConfig(Section):

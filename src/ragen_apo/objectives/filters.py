@@ -1,19 +1,16 @@
-"""Choose the tasks of a batch that are worth an update, by a score of their rollouts.
+"""Choose the tasks of a batch that are worth an update, by how much their returns vary.
 
-Consumes one number per trajectory (return, entropy, length) and the task that it belongs to,
-produces a mask of the trajectories to train on. StarPO-S of RAGEN (arXiv 2504.20073) keeps the
-tasks whose returns vary most: where all rollouts score the same, group-relative advantages are 0
-and only the noise of the other terms is left. Assumes several rollouts per task.
+Consumes one return per trajectory and the task that it belongs to, produces a mask of the
+trajectories to train on. StarPO-S of RAGEN (arXiv 2504.20073) keeps the tasks whose returns vary
+most: where all rollouts earn the same, group-relative advantages are 0 and only the noise of the
+other terms is left. Assumes several rollouts per task; a task's score is the sample standard
+deviation of their returns.
 
-    top_p          best groups first, until they hold the fraction p of the sum of all scores
-    top_p_softmax  the same with softmax(scores) instead of the scores
-    top_k          the k best groups
+    top_p          largest scores first, until they hold the fraction p of the sum of all
     top_fraction   the fraction p of the groups, rounded down, at least one
-    min_p          groups with score >= p * best score
 
-"Best" is largest or smallest. Equal scores are taken in the order in which their groups first
-appear in the batch. At least one group is kept, unless all were dropped for having no variance, and
-then the result says so.
+Equal scores are taken in the order in which their groups first appear in the batch. At least one
+group is kept, unless all were dropped for having no variance, and then the result says so.
 
 Axes: B trajectories in any order, G groups in order of first appearance.
 """
@@ -26,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen_apo.choices import FilterStrategy
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.objectives.tensors import (
     at_least_float32,
@@ -49,27 +45,17 @@ class FilterResult:
 
 
 def filter_trajectories(
-    returns_B: Tensor,
-    *,
-    group_B: Tensor,
-    settings: RolloutFilterConfig,
-    values_B: Tensor | None = None,
+    returns_B: Tensor, *, group_B: Tensor, settings: RolloutFilterConfig
 ) -> FilterResult:
-    """Keep whole groups of trajectories by the score of their returns, or of `values_B`.
+    """Keep whole groups of trajectories by the standard deviation of their returns.
 
-    `values_B` (mean entropy, length in tokens) replaces the returns in the score; what has no
-    variance is always decided by the returns. `group_B` int64. Raises ValueError for shapes that
-    differ, numbers that are not finite, and where `select_groups` does.
+    `group_B` int64. Raises ValueError for shapes that differ and numbers that are not finite.
     """
     check_vectors(returns_B=returns_B, group_B=group_B)
     check_ids(group_B=group_B)
-    values_B = returns_B if values_B is None else values_B
-    check_vectors(returns_B=returns_B, values_B=values_B)
     first_G, member_B = _first_appearance(group_B)
-    statistics = group_statistics(values_B, group_N=group_B)
-    score_B = statistics.mean if settings.statistic == "mean" else statistics.std
-    score_G = score_B[first_G]
-    constant_G = group_statistics(returns_B, group_N=group_B).std[first_G] == 0
+    score_G = group_statistics(returns_B, group_N=group_B).std[first_G]
+    constant_G = score_G == 0
     eligible_G = torch.ones_like(constant_G)
     if settings.zero_variance == "drop":
         eligible_G = ~constant_G
@@ -83,41 +69,22 @@ def select_groups(score_G: Tensor, *, settings: RolloutFilterConfig) -> Tensor:
     """The groups that the strategy keeps, a boolean mask [G] with at least one True.
 
     Does not look at `settings.zero_variance`. top_p with p = 1 keeps all; where all scores are 0
-    every group weighs the same. Raises ValueError for scores that are not finite, for no scores,
-    and for a negative score under top_p or min_p, where a share of it means nothing.
+    every group weighs the same. Raises ValueError for scores that are not finite and for none.
     """
     check_vectors(score_G=score_G)
     score_G = at_least_float32(score_G.detach()).double()
-    strategy, num_groups = settings.strategy, len(score_G)
-    if strategy in ("top_p", "min_p") and score_G.min() < 0:
-        raise ValueError(
-            f"{strategy} needs scores of at least 0, got {score_G.min().item()}: use"
-            " top_p_softmax, top_k or top_fraction"
-        )
-    if strategy == "none":
+    num_groups = len(score_G)
+    if settings.strategy == "none":
         return torch.ones(num_groups, dtype=torch.bool, device=score_G.device)
-    largest_first = settings.order == "largest"
-    if strategy == "min_p":
-        if largest_first:
-            return score_G >= settings.value * score_G.max()
-        return settings.value * score_G <= score_G.min()
-    rank_G = torch.argsort(score_G, descending=largest_first, stable=True)
-    if strategy == "top_k":
-        num_kept = min(int(settings.value), num_groups)
-    elif strategy == "top_fraction":
+    rank_G = torch.argsort(score_G, descending=True, stable=True)
+    if settings.strategy == "top_fraction":
         num_kept = max(math.floor(settings.value * num_groups + 1e-9), 1)
     else:
-        weight_G = _weights(score_G, strategy=strategy, largest_first=largest_first)
+        weight_G = score_G if score_G.max() > 0 else torch.ones_like(score_G)
         num_kept = _num_reaching(weight_G[rank_G], settings.value)
     keep_G = torch.zeros(num_groups, dtype=torch.bool, device=score_G.device)
     keep_G[rank_G[:num_kept]] = True
     return keep_G
-
-
-def _weights(score_G: Tensor, *, strategy: FilterStrategy, largest_first: bool) -> Tensor:
-    if strategy == "top_p_softmax":
-        return (score_G if largest_first else -score_G).softmax(dim=0)
-    return score_G if score_G.max() > 0 else torch.ones_like(score_G)
 
 
 def _num_reaching(ranked_weight_G: Tensor, p: float) -> int:

@@ -1,6 +1,6 @@
 """Which tasks Stage 2 of A*-PO trains on, chosen by what Stage 1 saw of them (StarPO-S).
 
-    Stage 1's samples of each task -> score -> `rollout_filter` -> tasks of Stage 2
+    Stage 1's returns of each task -> `rollout_filter` -> tasks of Stage 2
 
 The rivals play each task several times a step, and `rollout_filter` chooses among the tasks of the
 step. A*-PO plays it once; its rollouts of a task are those of the reference, so the same filter is
@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 
 import torch
 
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.objectives.filters import filter_trajectories
 from ragen_apo.plural import counted
-from ragen_apo.types import Task, Trajectory
+from ragen_apo.types import Task
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
 
@@ -74,18 +73,10 @@ def select_stored_tasks(
     """Applies the filter to all samples that the store has of the tasks, at least one of each."""
     if settings.strategy == "none":
         return TaskSelection(tuple(tasks), SelectionCounts(kept=len(tasks)))
-    scores = None
-    if settings.score != "return":
-        measure = mean_surprise if settings.score == "entropy" else num_tokens
-        scores = {
-            task.task_id: [measure(t) for t in store.trajectories(conditions, task.task_id)]
-            for task in tasks
-        }
     return select_tasks(
         tasks,
         returns=store.returns_by_task(conditions),
         successes=store.successes_by_task(conditions),
-        scores=scores,
         settings=settings,
     )
 
@@ -96,25 +87,21 @@ def select_tasks(
     returns: Mapping[str, Sequence[float]],
     successes: Mapping[str, Sequence[bool]],
     settings: RolloutFilterConfig,
-    scores: Mapping[str, Sequence[float]] | None = None,
 ) -> TaskSelection:
-    """The tasks that the filter keeps, by task id in the mappings; `scores` replaces the returns.
+    """The tasks that the filter keeps, by task id in the mappings.
 
-    Every task has at least one sample; a strategy other than `none` is given. What has no variance
-    is always decided by the returns.
+    Every task has at least one sample; a strategy other than `none` is given.
     """
     index_of = {task.task_id: index for index, task in enumerate(tasks)}
-    group_B, returns_B, values_B = [], [], []
+    group_B, returns_B = [], []
     for task_id, index in index_of.items():
         group_B += [index] * len(returns[task_id])
         returns_B += returns[task_id]
-        values_B += (scores or returns)[task_id]
     # In float32, as Stage 2 computes: sums of the same rewards in another order are equal there.
     result = filter_trajectories(
         torch.tensor(returns_B, dtype=torch.float32),
         group_B=torch.tensor(group_B),
         settings=settings,
-        values_B=torch.tensor(values_B, dtype=torch.float32),
     )
     kept, reasons = set(), Counter()
     verdicts = zip(index_of, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
@@ -129,16 +116,6 @@ def select_tasks(
         tasks=tuple(task for task in tasks if task.task_id in kept),
         counts=SelectionCounts(kept=len(kept), **reasons),
     )
-
-
-def mean_surprise(trajectory: Trajectory) -> float:
-    """Mean -log pi of the sampled tokens: an estimate of the entropy."""
-    return -fmean(logprob for turn in trajectory.turns for logprob in turn.logprobs)
-
-
-def num_tokens(trajectory: Trajectory) -> float:
-    """Sampled tokens of the episode."""
-    return float(trajectory.num_response_tokens)
 
 
 def _reason(successes: Sequence[bool]) -> str:

@@ -276,12 +276,6 @@ def kept_by_filter(rollouts: Rollouts, settings: RolloutFilterConfig) -> Tensor:
     """Which episodes [B] to train on; none where all were dropped for having no variance."""
     if settings.strategy == "none":
         return torch.ones_like(rollouts.group_B, dtype=torch.bool)
-    num_tokens_B = rollouts.mask_BT.sum(dim=1)
-    surprise_B = -rollouts.tokens.sampled_logprobs_RT.sum(dim=1) / num_tokens_B
-    values = {"return": rollouts.returns_B, "length": num_tokens_B, "entropy": surprise_B}
     return filter_trajectories(
-        rollouts.returns_B,
-        group_B=rollouts.group_B,
-        settings=settings,
-        values_B=values[settings.score],
+        rollouts.returns_B, group_B=rollouts.group_B, settings=settings
     ).keep_B
