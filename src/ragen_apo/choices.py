@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-AdvantageScale = Literal["std", "none"]
-"""What a deviation from the mean of a group is divided by: the group's standard deviation, or
-nothing."""
-
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"
 ]

@@ -3,14 +3,12 @@
 import itertools
 import math
 import statistics
-from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_apo.choices import AdvantageScale
 from ragen_apo.objectives.group_relative import (
     dr_grpo_advantages,
     gigpo_advantages,
@@ -51,8 +49,6 @@ def test_grpo_and_dr_grpo_equal_their_definitions(entries):
     assert advantages_B.tolist() == pytest.approx(slow_advantages(entries, eps=eps), abs=1e-6)
     unscaled_B = dr_grpo_advantages(returns_B, group_B=group_B)
     assert unscaled_B.tolist() == pytest.approx(slow_advantages(entries), abs=1e-10)
-    same_B = grpo_advantages(returns_B, group_B=group_B, scale="none")
-    assert torch.equal(unscaled_B, same_B)
 
 
 @settings(max_examples=40, deadline=None)
@@ -137,18 +133,16 @@ def gigpo_batch(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("scale", get_args(AdvantageScale))
-def test_gigpo_equals_its_definition(seed, scale):
-    batch = gigpo_batch(seed)
-    advantages_N = gigpo_advantages(**batch, omega=0.7, scale=scale)
-    eps = 1e-6 if scale == "std" else None
+def test_gigpo_equals_its_definition(seed):
+    batch, eps = gigpo_batch(seed), 1e-6
+    advantages_N = gigpo_advantages(**batch)
     tasks, owner = batch["group_B"].tolist(), batch["trajectory_N"].tolist()
     episode = slow_advantages(list(zip(tasks, batch["returns_B"].tolist(), strict=True)), eps=eps)
     anchors = [(tasks[i], state) for i, state in zip(owner, batch["state_N"].tolist(), strict=True)]
     turn = slow_advantages(
         list(zip(anchors, batch["returns_to_go_N"].tolist(), strict=True)), eps=eps
     )
-    expected = [episode[i] + 0.7 * extra for i, extra in zip(owner, turn, strict=True)]
+    expected = [episode[i] + extra for i, extra in zip(owner, turn, strict=True)]
     assert advantages_N.tolist() == pytest.approx(expected, abs=1e-9)
 
 
@@ -160,28 +154,21 @@ def test_a_state_that_was_seen_once_adds_nothing_and_the_same_id_elsewhere_is_an
         returns_to_go_N=torch.tensor([1.0, 0.0, 0.2, 0.7, 0.9, 0.1]),
         trajectory_N=torch.tensor([0, 1, 2, 3, 2, 3]),
         state_N=torch.tensor([5, 4, 5, 4, 6, 6]),
-        scale="none",
     )
-    # Of the episodes alone 0.5 and -0.5; state 6 adds 0.4 and -0.4.
-    assert advantages_N.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5, 0.9, -0.9])
-
-
-def test_without_omega_gigpo_is_grpo():
-    batch = gigpo_batch(0)
-    advantages_N = gigpo_advantages(**batch, omega=0.0)
-    expected_B = grpo_advantages(batch["returns_B"], group_B=batch["group_B"])
-    assert torch.equal(advantages_N, expected_B[batch["trajectory_N"]])
+    # Of two numbers each is sqrt(1/2) standard deviations from their mean: once for the episode,
+    # and in state 6 once more for the turn.
+    once = math.sqrt(0.5)
+    expected = [once, -once, once, -once, 2 * once, -2 * once]
+    assert advantages_N.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_refusals():
     batch = gigpo_batch(1)
     for wrong, message in (
-        ({"omega": -1.0}, "omega must lie in"),
         ({"trajectory_N": batch["trajectory_N"] + 1}, "must index the 6 returns"),
         ({"state_N": batch["state_N"].double()}, "state_N must hold int64 ids"),
         ({"state_N": batch["state_N"][1:]}, "state_N must have"),
         ({"returns_B": torch.full((6,), math.nan)}, "must be finite"),
-        ({"scale": "variance"}, "scale must be one of 'std', 'none', got 'variance'"),
     ):
         with pytest.raises(ValueError, match=message):
             gigpo_advantages(**{**batch, **wrong})

@@ -20,7 +20,6 @@ from ragen_apo.objectives.policy_gradient import (
 CLIPS = {
     "PPO": {},
     "decoupled": {"clip_low": 0.2, "clip_high": 0.28},
-    "dual": {"dual_clip": 1.5},
     "off": {"clip_low": 1.0, "clip_high": math.inf},
 }
 
@@ -58,13 +57,10 @@ def scalar_loss(batch, *, aggregation="token_mean", rows=slice(None), **clips):
     return loss.detach(), gradient_BT
 
 
-def slow_token_loss(logprob, old, advantage, *, clip_low=0.2, clip_high=0.2, dual_clip=None):
+def slow_token_loss(logprob, old, advantage, *, clip_low=0.2, clip_high=0.2):
     ratio = math.exp(logprob - old)
     clipped = min(max(ratio, 1 - clip_low), 1 + clip_high)
-    loss = max(-ratio * advantage, -clipped * advantage)
-    if dual_clip is not None and advantage < 0:
-        loss = min(loss, -dual_clip * advantage)
-    return loss
+    return max(-ratio * advantage, -clipped * advantage)
 
 
 @pytest.mark.parametrize("clips", CLIPS.values(), ids=CLIPS)
@@ -86,13 +82,6 @@ def test_the_clip_stops_the_gradient_on_the_profitable_side_only():
     assert output.loss_BT.tolist() == [pytest.approx([-0.5, -1, -1.2, 0.8, 1, 1.5])]
     assert gradient_BT.tolist() == [pytest.approx([-0.5, -1, 0, 0, 1, 1.5])]
     assert output.clipped_BT.tolist() == [[False, False, True, True, False, False]]
-
-
-def test_the_dual_clip_bounds_the_loss_of_a_token_that_became_likely_and_was_bad():
-    ratios = torch.tensor([[2.9, 3.1, 100.0, 100.0]])
-    output, gradient_BT = one_row(ratios, torch.tensor([[-2.0, -2, -2, 2]]), dual_clip=3.0)
-    assert output.loss_BT.tolist() == [pytest.approx([5.8, 6, 6, -2.4])]
-    assert gradient_BT.tolist() == [pytest.approx([5.8, 0, 0, 0])]
 
 
 def one_row(ratios, advantages_BT, **clips):
@@ -359,7 +348,6 @@ def test_refusals(batch):
     for wrong, message in (
         ({"clip_low": 1.5}, r"clip_low must lie in \[0.0, 1.0\], got 1.5"),
         ({"clip_high": math.nan}, "clip_high must lie in"),
-        ({"dual_clip": 1.0}, "dual_clip must be greater than 1"),
         ({"old_logprobs_BT": torch.zeros(6, 8)}, r"must have shape \(6, 9\), got \(6, 8\)"),
         ({"advantages_BT": torch.full((6, 9), math.nan)}, "advantages_BT must be finite"),
     ):

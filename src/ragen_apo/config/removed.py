@@ -28,6 +28,12 @@ REMOVED: Mapping[str, Removed] = {
         "gradient is that of KL(pi || pi_ref)",
         same=(None,),
     ),
+    "algorithm.dual_clip": Removed("no configuration set it", same=(None,)),
+    "algorithm.whiten_advantages": Removed(
+        "the advantages of a step have mean 0 and standard deviation 1", same=(True,)
+    ),
+    "algorithm.omega": Removed("gigpo weighs episode and turn alike", same=(1.0,)),
+    "algorithm.scale": Removed("gigpo divides by standard deviations", same=("std",)),
     "optimizer.weight_decay": Removed(
         "weights do not decay: what holds the policy is the log ratio to its reference", same=(0.0,)
     ),

@@ -7,7 +7,7 @@ to tokens, `policy_gradient.clipped_policy_loss` and `aggregate` make the loss.
     GRPO       (R - mean) / (std + eps)         Shao et al., arXiv 2402.03300
     Dr. GRPO   R - mean                         Liu et al., 2503.20783; `constant`
     RLOO       R - mean of the others           Ahmadian et al., 2402.14740
-    GiGPO      episode + omega * turn           Feng et al., 2505.10978
+    GiGPO      episode + turn                   Feng et al., 2505.10978
 
 Statistics are those of the group (rollouts of one task), std is the sample standard deviation.
 Assumes that the rollouts of a group start in the same state. Dividing by std weighs tasks by how
@@ -20,29 +20,18 @@ Axes: B trajectories in any order, N turns of them in any order; groups of any s
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from ragen_apo.choices import AdvantageScale, check_choice
 from ragen_apo.objectives.tensors import (
-    GroupStatistics,
     check_comparable,
     check_ids,
-    check_range,
     check_vectors,
     group_statistics,
 )
 
 
-def grpo_advantages(
-    returns_B: Tensor,
-    *,
-    group_B: Tensor,
-    scale: AdvantageScale = "std",
-    eps: float = 1e-6,
-) -> Tensor:
+def grpo_advantages(returns_B: Tensor, *, group_B: Tensor, eps: float = 1e-6) -> Tensor:
     """GRPO's advantages [B].
 
     `group_B` int64. A group of one has advantage 0 (elsewhere it keeps its raw return, which
@@ -51,12 +40,14 @@ def grpo_advantages(
     """
     statistics = group_statistics(returns_B, group_N=group_B)
     check_comparable(statistics)
-    return _scaled(statistics, scale=scale, eps=eps)
+    return statistics.standardized(eps=eps)
 
 
 def dr_grpo_advantages(returns_B: Tensor, *, group_B: Tensor) -> Tensor:
-    """Dr. GRPO's advantages [B]: GRPO's without the division, for `constant`."""
-    return grpo_advantages(returns_B, group_B=group_B, scale="none")
+    """Dr. GRPO's advantages [B]: GRPO's without the division, for `constant`; raises the same."""
+    statistics = group_statistics(returns_B, group_N=group_B)
+    check_comparable(statistics)
+    return statistics.deviation
 
 
 def rloo_advantages(returns_B: Tensor, *, group_B: Tensor) -> Tensor:
@@ -82,36 +73,25 @@ def gigpo_advantages(
     returns_to_go_N: Tensor,
     trajectory_N: Tensor,
     state_N: Tensor,
-    omega: float = 1.0,
-    scale: AdvantageScale = "std",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Advantages of turns [N]: of the episode in its task + omega * of the turn in its state.
+    """Advantages of turns [N]: of the episode in its task + of the turn in its state.
 
     Turn n belongs to trajectory `trajectory_N[n]` (an index into B), was written in the state with
     id `state_N[n]`, and collected `returns_to_go_N[n]` from there on, discounted by turns
     (`tensors.discounted_sum` of rewards by turn). Turns of one task with one state id form an
     anchor group, visits within one trajectory included; ids of different tasks never meet. Where
     the group has one turn, the turn's part is 0. Episode statistics count each trajectory once.
-    Raises ValueError where `grpo_advantages` does, for a trajectory that does not exist, and for an
-    omega that is negative or not finite.
+    Raises ValueError where `grpo_advantages` does and for a trajectory that does not exist.
     """
     check_vectors(returns_to_go_N=returns_to_go_N, trajectory_N=trajectory_N, state_N=state_N)
     check_ids(trajectory_N=trajectory_N, state_N=state_N)
-    check_range("omega", omega, low=0.0, high=math.inf)
     if int(trajectory_N.min()) < 0 or int(trajectory_N.max()) >= len(returns_B):
         raise ValueError(
             f"trajectory_N must index the {len(returns_B)} returns, got {trajectory_N.tolist()}"
         )
-    episode_B = grpo_advantages(returns_B, group_B=group_B, scale=scale, eps=eps)
+    episode_B = grpo_advantages(returns_B, group_B=group_B, eps=eps)
     task_and_state = torch.stack([group_B[trajectory_N], state_N], dim=1)
     _, anchor_N = torch.unique(task_and_state, dim=0, return_inverse=True)
     anchors = group_statistics(returns_to_go_N, group_N=anchor_N)
-    return episode_B[trajectory_N] + omega * _scaled(anchors, scale=scale, eps=eps)
-
-
-def _scaled(statistics: GroupStatistics, *, scale: AdvantageScale, eps: float) -> Tensor:
-    check_choice("scale", scale, AdvantageScale)
-    if scale == "none":
-        return statistics.deviation
-    return statistics.standardized(eps=eps)
+    return episode_B[trajectory_N] + anchors.standardized(eps=eps)

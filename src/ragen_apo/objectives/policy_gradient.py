@@ -5,7 +5,7 @@ token; `aggregate` turns token losses into the scalar that is differentiated.
 
     rho   = exp(log pi - log pi_old)                                     per sampled token
     loss  = -A min(rho, 1 + clip_high)      for A > 0
-            -A max(rho, 1 - clip_low)       for A < 0, at most dual_clip |A|
+            -A max(rho, 1 - clip_low)       for A < 0
 
 PPO (Schulman et al., arXiv 1707.06347), decoupled clip (DAPO, 2503.14476: 0.2 and 0.28), dual clip
 (Ye et al., 1912.09729). Assumes that the samples come from pi_old at the temperature at which all
@@ -59,15 +59,13 @@ def clipped_policy_loss(
     mask_BT: Tensor,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    dual_clip: float | None = None,
 ) -> PolicyLoss:
     """PPO's pessimistic surrogate for each token.
 
     `logprobs_BT` carries the gradient, the other tensors are constants; `mask_BT` is True exactly
     at sampled tokens and nothing else is read. `clip_low = 1` and `clip_high = inf` switch a side
-    off. `dual_clip` > 1 bounds the loss of a token with a negative advantage at dual_clip |A|; None
-    for no bound. Where log pi and log pi_old differ by more than 20 no gradient flows. Raises
-    ValueError for shapes that differ, advantages that are not finite, and clips out of range.
+    off. Where log pi and log pi_old differ by more than 20 no gradient flows. Raises ValueError for
+    shapes that differ, advantages that are not finite, and clips out of range.
     """
     check_tokens(
         mask_BT,
@@ -78,15 +76,13 @@ def clipped_policy_loss(
     check_finite_tokens(mask_BT, advantages_BT=advantages_BT)
     check_range("clip_low", clip_low, low=0.0, high=1.0)
     check_range("clip_high", clip_high, low=0.0, high=math.inf)
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"dual_clip must be greater than 1 or None for no bound, got {dual_clip}")
     advantages_BT = sampled_or_zero(advantages_BT.detach(), mask_BT)
     log_ratio_BT = token_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     ratio_BT = log_ratio_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO).exp()
     pessimistic_BT = torch.where(
         advantages_BT > 0,
         ratio_BT.clamp(max=1 + clip_high),
-        ratio_BT.clamp(min=1 - clip_low, max=dual_clip),
+        ratio_BT.clamp(min=1 - clip_low),
     )
     with torch.no_grad():
         clipped_BT = mask_BT & (advantages_BT != 0) & (pessimistic_BT != ratio_BT)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 from unittest.mock import patch
 
@@ -214,21 +215,23 @@ def test_rloo_in_the_first_update_is_reinforce_with_the_mean_of_the_others(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", [[], WINDOW])
-def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_return_to_go(
+def test_ppo_with_a_critic_that_knows_nothing_weighs_tokens_by_the_whitened_return_to_go(
     context: list[str], session: Session, play_once: PlayOnce
 ) -> None:
-    trainer = trainer_of(session, "ppo", "--algorithm.whiten_advantages=false", *context)
+    trainer = trainer_of(session, "ppo", *context)
     with play_once(trainer):
         seen = step_without_update(trainer, 3)
-    num_tokens = sum(trajectory.num_response_tokens for trajectory in seen.trajectories)
-    weights = [
+    to_go = [
         [
-            sum(later.reward for later in trajectory.turns[index:]) / num_tokens
+            sum(later.reward for later in trajectory.turns[index:])
             for index, turn in enumerate(trajectory.turns)
             for _ in turn.response_token_ids
         ]
         for trajectory in seen.trajectories
     ]
+    of_tokens = [each for row in to_go for each in row]
+    mean, scale = fmean(of_tokens), stdev(of_tokens) * len(of_tokens)
+    weights = [[(each - mean) / scale for each in row] for row in to_go]
     expected = reinforced(trainer, seen.trajectories, weights)
     assert expected.norm() > 1e-4
     assert (seen.gradient - expected).norm() <= 1e-3 * expected.norm()

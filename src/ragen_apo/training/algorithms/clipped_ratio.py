@@ -84,7 +84,6 @@ class PolicyTerm:
             mask_BT=mask_BT,
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
         )
         loss_BT = policy.loss_BT
         if settings.importance_cap is not None:

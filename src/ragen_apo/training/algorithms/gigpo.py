@@ -1,12 +1,12 @@
 """GiGPO: the episode among those of its task, and each turn among those in the same state.
 
-    A = A_episode + omega A_turn
+    A = A_episode + A_turn
     A_episode   GRPO's
     A_turn      (G - mean) / deviation over the turns of the task in this state;
                 G: what the turn and later ones earned, discounted by gamma a turn
 
-Feng et al., arXiv 2505.10978. Assumes that equal states have equal keys; a turn whose state is met
-once has A_turn = 0.
+Feng et al., arXiv 2505.10978, with omega = 1. Assumes that equal states have equal keys; a
+turn whose state is met once has A_turn = 0.
 
 Axes: N turns of all trajectories, one after another.
 """
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from ragen_apo.choices import AdvantageScale, Aggregation
+from ragen_apo.choices import Aggregation
 from ragen_apo.config.algorithms import Traits
-from ragen_apo.config.section import NonNegative
 from ragen_apo.training.algorithms.policy_gradient import GroupConfig
 
 if TYPE_CHECKING:
@@ -40,12 +39,8 @@ class Gigpo(GroupConfig):
     name: str = "gigpo"
     aggregation: Aggregation = "sequence_mean_token_mean"
     """How token losses become one number; the default is what the algorithm's paper does."""
-    omega: NonNegative = 1.0
-    """Weight of the turn's advantage beside the episode's."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount from turn to turn in what a turn is compared by."""
-    scale: AdvantageScale = "std"
-    """Divide deviations from a group's mean by its standard deviation, or not."""
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         import torch
@@ -74,8 +69,6 @@ class Gigpo(GroupConfig):
             returns_to_go_N=to_go_BK[row_N, turn_N],
             trajectory_N=row_N,
             state_N=torch.tensor(states, device=device),
-            omega=self.omega,
-            scale=self.scale,
         )
         return spread_turns_over_tokens(
             advantages_N,

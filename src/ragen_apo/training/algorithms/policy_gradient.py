@@ -77,8 +77,6 @@ class PolicyGradientConfig(AlgorithmConfig):
     """How far below 1 a token's ratio still has a gradient; 1 for no limit."""
     clip_high: NonNegative = 0.2
     """How far above 1; 0.28 is clip-higher (DAPO)."""
-    dual_clip: Annotated[float, Field(gt=1, le=LARGEST)] | None = None
-    """Largest loss of a token with a negative advantage, in advantages; null for no limit."""
     importance_cap: Annotated[float, Field(ge=1, le=LARGEST)] | None = None
     """Largest weight of a token's loss: pi_old over the probability that the sampler gave the token
     (truncated importance sampling). Null for no weights. For rollouts by servers or in bfloat16."""

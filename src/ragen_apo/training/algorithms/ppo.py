@@ -70,8 +70,6 @@ class Ppo(PolicyGradientConfig):
     """Discount from turn to turn, if bi-level."""
     lambda_turn: Annotated[float, Field(ge=0, le=1)] = 1.0
     """GAE's lambda from turn to turn, if bi-level."""
-    whiten_advantages: bool = True
-    """Bring the advantages of a step to mean 0 and standard deviation 1."""
 
     def make(self, config: RunConfig, policy: LanguageModel) -> PpoAlgorithm:
         """The algorithm; its critic starts as a copy of the policy."""
@@ -120,11 +118,8 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
             self._critic_values, size=self._micro_batch_size, what="values of the critic"
         )
         estimate = self._estimate(self._term.with_kl_penalty(rollouts), values_BT)
-        advantages_BT = estimate.advantages_BT
-        if self._settings.whiten_advantages:
-            advantages_BT = whiten(advantages_BT, mask_BT=rollouts.mask_BT)
         return PpoTargets(
-            advantages_BT=advantages_BT,
+            advantages_BT=whiten(estimate.advantages_BT, mask_BT=rollouts.mask_BT),
             old_values_BT=values_BT,
             returns_BT=estimate.returns_BT,
             trains_policy=rollouts.step >= self._settings.critic_warmup_steps,
