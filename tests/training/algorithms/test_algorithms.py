@@ -1,5 +1,6 @@
 """Every algorithm of the family in the trainer: what it plays, its gradient, that it runs."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,11 +13,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ragen_apo.config import load_config
+from ragen_apo.config import load_config, parse_config
 from ragen_apo.config.algorithms import ALGORITHMS
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import read_json_lines
 from ragen_apo.session import Session
+from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
 from ragen_apo.training.algorithms.ppo import Ppo
 from ragen_apo.training.rollouts import Rollouts
 from ragen_apo.training.step_metrics import StepMetrics
@@ -335,8 +337,19 @@ def test_starpo_s_is_ppo_with_bi_level_gae_a_variance_filter_and_clip_higher() -
     assert isinstance(starpo_s.algorithm, Ppo)
     assert starpo_s.algorithm.bi_level_gae
     assert starpo_s.rollout_filter.strategy == "top_fraction"
+    discounts = ("gamma", "gae_lambda", "gamma_turn", "lambda_turn")
+    assert [getattr(starpo_s.algorithm, name) for name in discounts] == [1.0, 1.0, 0.95, 1.0]
     assert starpo_s.algorithm.kl_coefficient == 0
     assert starpo_s.algorithm.clip_high == 0.28
+
+
+def test_dapo_as_the_page_of_comparisons_has_it_is_a_configuration() -> None:
+    page = (CONFIGS.parent / "docs" / "comparison.md").read_text("utf-8")
+    (text,) = re.findall(r"DAPO .*?```yaml\n(.*?)```", page, re.DOTALL)
+    dapo = parse_config(text, source="docs/comparison.md")
+    assert isinstance(dapo.algorithm, PolicyGradientConfig)
+    assert (dapo.algorithm.clip_high, dapo.algorithm.aggregation) == (0.28, "token_mean")
+    assert (dapo.rollout_filter.value, dapo.rollout_filter.zero_variance) == (1.0, "drop")
 
 
 @pytest.mark.parametrize(
