@@ -260,6 +260,10 @@ class TestOverrides:
             "v_star_samples: is another name of values.num_samples; remove it or",
         ),
         (
+            "algorithm: grpo\nvalues: {baseline: zero}",
+            "values.baseline is zero, and algorithm grpo subtracts no V*",
+        ),
+        (
             "values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}",
             "remove one of the two",
         ),

@@ -351,6 +351,7 @@ RUNS = {
     "an earlier policy that samples, in shares": (
         "--machine.sharding=full",
         "--algorithm=oapl",
+        "--values.baseline=v_star",
         "--algorithm.group_size=2",
         "--algorithm.lag=2",
         "--rollouts.ahead=false",
@@ -486,7 +487,8 @@ def test_several_hosts_share_servers_and_a_folder_that_all_of_them_reach(
 def test_playing_ahead_by_several_processes_is_refused_with_a_reason(
     of_two: Callable[[int], None],
 ) -> None:
-    asked = config([CLOSED], "--algorithm=oapl", "--algorithm.lag=2")
+    oapl = ("--algorithm=oapl", "--algorithm.lag=2", "--values.baseline=v_star")
+    asked = config([CLOSED], *oapl)
     environment = ticketed_shop.TicketedShop()
     check_run_inputs(asked, environment)
     of_two(2)

@@ -196,7 +196,10 @@ def test_ppo_with_adapters_resumes_exactly(
     lora_config: LoraConfig, tmp_path: Path, run_until_interrupted: Callable[..., None]
 ) -> None:
     config = lora_config(
-        "--algorithm=ppo", "--warm_start.enabled=false", "--training.checkpoint_every=1"
+        "--algorithm=ppo",
+        "--values.baseline=v_star",
+        "--warm_start.enabled=false",
+        "--training.checkpoint_every=1",
     )
     whole = factories.run(config, tmp_path / "whole")
     run_until_interrupted(config, tmp_path / "run", Trainer, "step", 4)

@@ -98,6 +98,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_baseline_is_subtracted(self) -> RunConfig:
+        if self.values.baseline != "v_star" and not self.needs_values:
+            raise ValueError(
+                f"values.baseline is {self.values.baseline}, and algorithm {self.algorithm.name} "
+                "subtracts no V*, so nothing takes its place; leave values.baseline out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_store_has_one_reference(self) -> RunConfig:
         if self.values.store is not None and self.reference.is_refreshed:
             raise ValueError(

@@ -9,7 +9,9 @@ from ragen_apo.config.section import NonNegative, Section, Size
 
 
 class ValuesConfig(Section):
-    """Stage 1 of A*-PO: V* of each task from rollouts of the frozen reference."""
+    """Stage 1: V* of each task from rollouts of the frozen reference. Part of a run with A*-PO or
+    distillation; `estimate-values` samples it for any run, and a search by values reads it.
+    """
 
     beta1: NonNegative = 0.5
     """Temperature of V*; 0 takes the best return of a task."""
@@ -22,7 +24,7 @@ class ValuesConfig(Section):
     store: str | None = None
     """Take V* from this existing value store instead of sampling the reference."""
     baseline: Baseline = "v_star"
-    """What is subtracted from the return; mean and zero are ablations."""
+    """What A*-PO subtracts from the return; mean and zero are ablations."""
 
     @model_validator(mode="after")
     def _the_first_round_fits(self) -> ValuesConfig:
