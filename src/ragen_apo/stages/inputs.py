@@ -102,7 +102,7 @@ def check_run_inputs(
     name, training, search = config.environment.name, config.training, config.evaluation.search
     _check_number_format(config.machine, config.policy)
     require_trackers(config.tracking)
-    _check_ranks(config)
+    _check_ranks(config.machine, config.algorithm, config.rollouts)
     training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config.warm_start, config.policy, environment, name=name)
@@ -138,14 +138,16 @@ def _check_number_format(machine: MachineConfig, policy: PolicyConfig) -> None:
         )
 
 
-def _check_ranks(config: RunConfig) -> None:
+def _check_ranks(
+    machine: MachineConfig, algorithm: AlgorithmConfig, rollouts: RolloutsConfig
+) -> None:
     """Raises ConfigError for what several ranks cannot do."""
-    size, rollouts = this_worker().size, config.rollouts
+    size = this_worker().size
     if size == 1:
         return
-    if config.machine.sharding == "full":
+    if machine.sharding == "full":
         require_fully_shard()
-    if config.algorithm.keeps_a_copy and rollouts.engine == "vllm" and rollouts.ahead:
+    if algorithm.keeps_a_copy and rollouts.engine == "vllm" and rollouts.ahead:
         raise ConfigError(
             f"rollouts.ahead is true with an algorithm.lag, and torchrun has started {size} "
             "processes: servers play ahead for one process only, as ranks meet in training and in "
