@@ -32,8 +32,8 @@ def test_the_report_counts_as_kept_the_tasks_that_stage_two_trains_on(
         session,
         f"--algorithm={algorithm}",
         "--distillation.enabled=true",
-        "--rollout_filter={strategy: top_fraction, value: 0.25, statistic: mean}",
-        "--rollout_filter.zero_variance=keep",
+        "--values.num_samples=2",
+        "--rollout_filter={strategy: top_fraction, value: 0.25, zero_variance: keep}",
     )
     model, tasks = reference(session), session.training_tasks()
     kept = estimate_values(filtered, model, tasks)["selection"]["kept"]
