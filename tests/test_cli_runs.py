@@ -4,10 +4,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragen_apo.config.load import YOUNG_KEYS
+from ragen_apo.config.overrides import merge, nested
+from ragen_apo.config.removed import REMOVED
+from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.files import read_json_lines, write_checksums
 from ragen_apo.stages.origin import MAY_CHANGE
 from tests.command_line import Command, assert_refused, snapshot
@@ -131,6 +135,25 @@ def test_a_run_that_is_older_than_an_option_of_its_algorithm_goes_on_with_the_de
     forget(unfinished, "algorithm", "fit_values")
     assert command(*going_on("train", unfinished)).status == 0
     assert command(*going_on(verb, unfinished)).status == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_run_that_has_keys_that_are_gone_goes_on(
+    verb: str, command: Command, unfinished: Path
+) -> None:
+    file, notes = unfinished / "config.yaml", unfinished / "run.json"
+    old: dict[str, Any] = parse_yaml(file.read_text())[0]
+    for key, gone in REMOVED.items():
+        for value in gone.same:
+            old = merge(old, nested(key, value))
+    file.write_text(dump_yaml(old))
+    noted = json.loads(notes.read_text())
+    notes.write_text(json.dumps({**noted, "configuration": old}))
+    assert command(*going_on("train", unfinished)).status == 0
+    assert command(*going_on(verb, unfinished)).status == 0
+    file.write_text(file.read_text().replace("min_weight: 0.05", "min_weight: 0.5"))
+    result = command(*going_on(verb, unfinished))
+    assert_refused(result, "distillation.min_weight: unknown key; it has been removed")
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -34,9 +34,6 @@ REMOVED: Mapping[str, Removed] = {
     ),
     "algorithm.omega": Removed("gigpo weighs episode and turn alike", same=(1.0,)),
     "algorithm.scale": Removed("gigpo divides by standard deviations", same=("std",)),
-    "optimizer.weight_decay": Removed(
-        "weights do not decay: what holds the policy is the log ratio to its reference", same=(0.0,)
-    ),
     "rollout_filter.score": Removed("tasks are chosen by their returns", same=("return",)),
     "rollout_filter.statistic": Removed(
         "a task's score is the standard deviation of its returns", same=("std",)
