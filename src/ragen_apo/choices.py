@@ -62,7 +62,7 @@ or all that are copied and no fixed phrase."""
 ResponseFormat = Literal["think_answer", "tool_call"]
 """How a model writes its action: between tags, or as a call of one of the environment's tools."""
 
-Schedule = Literal["constant", "linear"]
+Schedule = Literal["constant", "linear", "cosine"]
 """Learning rate after the warm-up."""
 
 RunEnd = Literal["reference", "policy"]

@@ -14,7 +14,7 @@ from ragen_apo.training.optimization import Optimizer, learning_rate_at
     [
         # Warm-up of 4 steps to a peak of 1: 1/5, 2/5, 3/5, 4/5, then the peak.
         (0, "constant", 0.2),
-        (3, "linear", 0.8),
+        (3, "cosine", 0.8),
         (4, "constant", 1.0),
         (13, "constant", 1.0),
         # Ten steps are left after the warm-up; step 9 is half of them.
@@ -22,6 +22,10 @@ from ragen_apo.training.optimization import Optimizer, learning_rate_at
         (9, "linear", 0.5),
         (13, "linear", 0.1),
         (14, "linear", 0.0),
+        (9, "cosine", 0.5),
+        # Two of the ten steps: 0.5 (1 + cos(0.2 pi)).
+        (6, "cosine", 0.5 * (1 + math.cos(0.2 * math.pi))),
+        (14, "cosine", 0.0),
     ],
 )
 def test_the_learning_rate_rises_and_follows_its_schedule(
@@ -32,7 +36,7 @@ def test_the_learning_rate_rises_and_follows_its_schedule(
 
 
 def test_without_warm_up_the_first_update_has_the_peak_rate() -> None:
-    for schedule in ("constant", "linear"):
+    for schedule in ("constant", "linear", "cosine"):
         rate = learning_rate_at(0, peak=3.0, num_steps=5, warmup_steps=0, schedule=schedule)
         assert rate == 3.0
 
@@ -54,12 +58,12 @@ def give_gradients(model: nn.Module, *, step: int) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_restored_optimizer_makes_bit_identical_updates(*, fused: bool) -> None:
     model = tied_model()
-    optimizer = Optimizer(model, fused=fused)
+    optimizer = Optimizer(model, weight_decay=0.1, fused=fused)
     for step in range(3):
         give_gradients(model, step=step)
         optimizer.update(learning_rate=0.1, max_grad_norm=1.0)
     twin = copy.deepcopy(model)
-    restored = Optimizer(twin, fused=fused)
+    restored = Optimizer(twin, weight_decay=0.1, fused=fused)
     restored.load_state_tensors(optimizer.state_tensors())
     for step in range(3, 6):
         norms = []
@@ -73,7 +77,7 @@ def test_a_restored_optimizer_makes_bit_identical_updates(*, fused: bool) -> Non
 def test_the_fused_update_is_the_same_up_to_rounding() -> None:
     models = [tied_model(), tied_model()]
     for model, fused in zip(models, (False, True), strict=True):
-        optimizer = Optimizer(model, fused=fused)
+        optimizer = Optimizer(model, weight_decay=0.1, fused=fused)
         for step in range(4):
             give_gradients(model, step=step)
             optimizer.update(learning_rate=0.1, max_grad_norm=1.0)

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from ragen_apo.session import Session
+from ragen_apo.stages.training import make_trainer
 from ragen_apo.training.algorithms.ppo import PpoAlgorithm
-from tests.factories import changed, loss_of, step_without_update, trainer_of
+from ragen_apo.training.checkpoint import STAGE_TWO, Position
+from tests.factories import changed, loss_of, step_without_update, trainer_of, with_keys
 
 RETURNS = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0, 0.9, 1.1, 0.9]
 """Of four tasks, three rollouts each. Standard deviations 0, 0.577, 0.289, 0.115: 59, 29 and 12% of
@@ -104,3 +106,17 @@ def test_importance_weights_undo_the_samplers_rounding_alone(
         gradients.append(step_without_update(trainer, returns=RETURNS).gradient)
     without, weighted = gradients
     assert least <= (weighted - without).norm() / without.norm() < most
+
+
+@pytest.mark.slow
+def test_weight_decay_shrinks_what_is_trained_by_its_share_of_the_rate(session: Session) -> None:
+    decaying = with_keys(session, "--optimizer.weight_decay=0.5")
+    policy = session.load_model(session.run.reference(1))
+    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    start = Position(STAGE_TWO, 0)
+    trainer = make_trainer(decaying, policy, session.training_tasks(), position=start)
+    for parameter in policy.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    trainer.optimizer.update(learning_rate=0.1, max_grad_norm=1.0)
+    for old, new in zip(before, policy.model.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), 0.95 * old)

@@ -32,10 +32,12 @@ class SamplingConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW on the policy, without weight decay, for every algorithm."""
+    """AdamW on the policy, for every algorithm."""
 
     learning_rate: LearningRate = 3e-4
     """Peak learning rate."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay."""
     max_grad_norm: Positive = 1.0
     """Gradient clipping; A*-PO's loss is divided by 2 beta2 first."""
     warmup_steps: CountOrZero = 0

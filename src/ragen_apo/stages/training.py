@@ -104,7 +104,7 @@ def make_trainer(
     config = session.config
     if config.policy.freeze_embeddings:
         policy.freeze_embeddings()
-    optimizer = Optimizer(policy.model)
+    optimizer = Optimizer(policy.model, weight_decay=config.optimizer.weight_decay)
     algorithm = config.algorithm.make(config, policy)
     checkpoint = session.run.checkpoints / position.name
     if position.step > 0:

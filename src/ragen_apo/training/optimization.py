@@ -26,13 +26,17 @@ def learning_rate_at(
     if schedule == "constant":
         return peak
     progress = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
-    return peak * (1.0 - progress)
+    if schedule == "linear":
+        return peak * (1.0 - progress)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class Optimizer:
     """AdamW over the trainable parameters of a model, whose state is plain named tensors."""
 
-    def __init__(self, model: nn.Module, *, fused: bool | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *, weight_decay: float = 0.0, fused: bool | None = None
+    ) -> None:
         """`fused` updates all parameters in one kernel, which rounds differently.
 
         None does so on a GPU only.
@@ -43,7 +47,7 @@ class Optimizer:
         self._adamw = torch.optim.AdamW(
             [parameter for _, parameter in self._named],
             lr=0.0,
-            weight_decay=0.0,  # the default is 0.01; what holds the policy is its reference
+            weight_decay=weight_decay,
             fused=self._fused,
         )
 

@@ -101,7 +101,7 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         self._term = PolicyTerm(settings, max_tokens=config.agent.max_context_tokens)
         self._critic = Critic(policy, freeze_embeddings=config.policy.freeze_embeddings)
         self._micro_batch_size = config.training.micro_batch_size
-        self._optimizer = Optimizer(self._critic)
+        self._optimizer = Optimizer(self._critic, weight_decay=config.optimizer.weight_decay)
         self._max_grad_norm = config.optimizer.max_grad_norm
         self.num_epochs = settings.num_epochs
         self.num_minibatches = settings.num_minibatches
