@@ -52,7 +52,7 @@ def options_page() -> str:
         "",
         "In Gymnasium, the ids below make an environment whose observations and actions are text.",
         "`action_space.sample()` returns printable noise. A random baseline is the scripted policy",
-        "`random` ([an example](adding_an_environment.md#train-on-it)).",
+        "`random` ([an example](adding_an_environment.md#in-gymnasium)).",
     ]
     ids = {name: gymnasium_id for gymnasium_id, name in REGISTERED.items()}
     for name, models in OPTIONS.items():
