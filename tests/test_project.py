@@ -109,6 +109,16 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *ROOT.glob("docs/*.md")], ids=lambda page: page.name
+)
+def test_no_star_of_a_page_begins_an_emphasis_by_mistake(page: Path) -> None:
+    """Markdown sets what is between the stars of two A*-PO in italics, unless they are escaped."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    prose = "\n".join(line for line in text.split("\n") if not line.startswith(("    ", "![")))
+    assert re.findall(r".*\b[AV]\*.*", re.sub(r"`[^`]*`", "", prose)) == []
+
+
 def test_every_test_that_a_page_names_exists() -> None:
     named = {
         found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 
@@ -65,7 +66,12 @@ def configuration_page() -> str:
     """docs/configuration.md: every key of every section, and of every algorithm."""
     page = reference_page({key.path: key for key in keys_of(RunConfig)})
     head, _, tail = page.partition("\n## algorithm\n")
-    return head + "\n".join(algorithm_pages()) + "\n" + tail[tail.index("\n## ") :]
+    return _with_stars(head + "\n".join(algorithm_pages()) + "\n" + tail[tail.index("\n## ") :])
+
+
+def _with_stars(page: str) -> str:
+    """The page with A*-PO and V* escaped: Markdown takes two plain stars for emphasis."""
+    return re.sub(r"(`[^`\n]*`)|(?<=\b[AV])\*", lambda found: found[1] or r"\*", page)
 
 
 if __name__ == "__main__":
