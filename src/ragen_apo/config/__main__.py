@@ -17,8 +17,8 @@ def algorithm_pages() -> Iterator[str]:
     classes = [algorithm_class(name) for name in ALGORITHMS]
     yield from ("", "## algorithm", "")
     yield "A name alone, `algorithm: grpo`, means its defaults. An option of another algorithm is"
-    yield "an error. Where a comparison or the command line names another algorithm, the options"
-    yield "that both have stay, but for those that stood at the default of the one before."
+    yield "an error. A comparison or the command line may name another algorithm than the file."
+    yield "Then options that both have keep their values; those at their default take the new one."
     yield from ("", "| name | what it does | advantage |", "|---|---|---|")
     for each in classes:
         traits = each.traits

@@ -58,10 +58,10 @@ class AgentConfig(Section):
     """The boundary between policy and environment."""
 
     max_response_tokens: Size = 40
-    """Sampled tokens per turn at most."""
+    """Largest number of sampled tokens per turn."""
     max_context_tokens: Size = 1024
-    """Tokens of one context at most, prompt and response (`full`: of a whole episode); an episode
-    that needs more is truncated, and so is a demonstration."""
+    """Largest number of tokens of one context, prompt and response (with `full`: of a whole
+    episode). An episode or demonstration that needs more is truncated."""
     response_format: ResponseFormat = "think_answer"
     """`think_answer`: `<think>thought</think><answer>action</answer>`; `tool_call`: a call of one
     of the environment's tools, as the model's own chat template writes it."""
@@ -70,11 +70,11 @@ class AgentConfig(Section):
     invalid_action_penalty: Penalty = 0.0
     """Reward added when the environment could not execute the action."""
     system_prompt: str = "none"
-    """`none`; `rules` (the environment's rules); `rules_and_format` (these, and the form of a
-    response, which a model without a warm start has to be told); or the text itself."""
+    """`none`; `rules` (the environment's rules); `rules_and_format` (these and the form of a
+    response, which a model without a warm start does not know); or the text itself."""
     template_options: dict[str, Any] = Field(default={})
-    """What the chat template of a model in `policy.path` is told besides the conversation, such as
-    {enable_thinking: false} for Qwen3; the models that a run writes keep it as their default."""
+    """Options for the chat template of the model in `policy.path`, such as {enable_thinking: false}
+    for Qwen3. The models that a run writes keep them as defaults."""
     context: ContextConfig = ContextConfig()
 
     @property

@@ -9,25 +9,26 @@ from ragen_apo.config.section import Count, LearningRate, NonNegative, Section, 
 
 
 class DistillationConfig(Section):
-    """pi* distilled from Stage 1: before its first step, and at every new reference, the policy
-    imitates the reference's episodes, each weighted by pi*/pi_ref. Any algorithm can follow. Where
-    the environment is stochastic, luck is imitated as well.
+    """Before its first step, and at every new reference, the policy imitates the reference's
+    episodes of Stage 1, each weighted by pi*/pi_ref. This distils pi*. Any algorithm can follow. In
+    a stochastic environment lucky episodes are imitated as well.
     """
 
     enabled: bool = False
     """Stage 1 then samples the reference for every algorithm."""
     beta: NonNegative = 0.2
-    """Temperature of pi*, whatever values.beta1 is; 0 imitates the best episodes of a task only."""
+    """Temperature of pi*, independent of values.beta1; 0 imitates only the best episodes of a task.
+    """
     credit: Credit = "episode"
-    """Who gets a weight: the episode, or each of its segments between states of known V*."""
+    """What gets a weight: the episode, or each of its segments between states of known V*."""
     relabel: Relabel = "none"
     """As warm_start.demonstrations.relabel, with its relabel_spares."""
     num_epochs: Count = 3
-    """Passes over the episodes that are left; the updates follow from their number."""
+    """Passes over the remaining episodes. Their number determines the number of updates."""
     batch_size: Size = 16
     """Episodes per update."""
     learning_rate: LearningRate = 1e-3
-    """Peak learning rate, after 3 updates; then linearly to 0."""
+    """Peak learning rate, reached after 3 updates, then falling linearly to 0."""
 
     @model_validator(mode="after")
     def _turns_have_a_temperature(self) -> DistillationConfig:

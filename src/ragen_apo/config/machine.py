@@ -17,27 +17,28 @@ class MachineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs; auto takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Number format of the policy's weights, and without mixed precision of all it computes.
-    bfloat16 only with policy.lora: updates of weights in bfloat16 are mostly rounded away. float64
-    takes twice the memory; with it the number of processes changes no token of a run."""
+    """Number format of the policy's weights and, without mixed precision, of all computations. Use
+    bfloat16 only with policy.lora, because most updates of bfloat16 weights are lost to rounding.
+    With float64, which takes twice the memory, the number of processes changes no token of a run.
+    """
     mixed_precision: Literal["none", "bfloat16", "auto"] = "none"
-    """Format of the matrix products (autocast); weights, sums and logits keep `dtype`. auto takes
-    bfloat16 where the machine that begins the run multiplies it faster (a GPU since Ampere, a
-    processor with AVX-512 BF16 or AMX), and the run keeps what it began with."""
+    """Format of the matrix products (autocast); weights, sums and logits keep `dtype`. auto uses
+    bfloat16 if the machine has bfloat16 units: a GPU since Ampere, or a processor with AVX-512 BF16
+    or AMX. A run keeps the choice that it started with."""
     tf32: bool = True
-    """On a GPU: float32 matrix products take 10 bits of each factor's mantissa and run on tensor
-    cores, several times faster. Nothing changes on a CPU."""
+    """On a GPU: float32 matrix products use only 10 bits of each factor's mantissa. They run on
+    tensor cores and are several times faster. No effect on a CPU."""
     deterministic: bool = False
-    """On a GPU: use only algorithms that give the same bits every time, so that a resumed run ends
-    as one that was not interrupted. Some are slower; an operation without one is an error. On a CPU
-    a resumed run ends with the same bits anyway."""
+    """On a GPU: use only operations that give the same bits every time, so that a resumed run ends
+    like one without interruption. Some are slower. An operation without such a form is an error. On
+    a CPU a resumed run ends with the same bits anyway."""
     gradient_checkpointing: bool = False
-    """Compute each layer a second time for the backward pass instead of keeping what it computed:
-    about a third more time, far less memory on long episodes."""
+    """Compute each layer again in the backward pass instead of keeping its results: about a third
+    more time, far less memory on long episodes."""
     sharding: Literal["none", "full"] = "none"
-    """With torchrun: `full` leaves each process its share of weights, gradients and moments, of the
-    policy, the reference and a critic (FSDP2), in place of all of them; one process has all in
-    any case. The results are the same. See docs/scaling.md."""
+    """With torchrun: with `full` each process holds only its share of weights, gradients and
+    moments (FSDP2), for the policy, the reference and a critic. A single process always holds all
+    of them. The results are the same. See docs/scaling.md."""
     rank_timeout_seconds: Positive = 1800.0
-    """With torchrun: how long a process waits for the others, which may play longer episodes or
-    save a large model, before the run ends with a message. See docs/scaling.md."""
+    """With torchrun: how long a process waits for the others before the run ends with a message.
+    The others may play longer episodes or save a large model. See docs/scaling.md."""

@@ -213,9 +213,9 @@ def reference_page(keys: Mapping[str, Key]) -> str:
     lines = [
         "# Configuration",
         "",
-        "Every key that a YAML file may hold; one that is left out has its default. On the",
-        "command line the same keys are written with dots: `--optimizer.learning_rate 1e-4`. The",
-        "options of an environment, further keys of its section, have",
+        "These are all keys of a YAML file. A key that is left out has its default. On the command",
+        "line the same keys are written with dots: `--optimizer.learning_rate 1e-4`. The options",
+        "of an environment are further keys of the section `environment`. They have",
         "[a page of their own](environments.md).",
         "`python -m ragen_apo.config` prints this page.",
         "",

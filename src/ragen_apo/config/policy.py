@@ -17,7 +17,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class SmallModelConfig(Section):
-    """The model that is built on the spot when `policy.path` is null."""
+    """The small model with random weights that is built when `policy.path` is null."""
 
     vocab_size: Annotated[int, BeforeValidator(whole_number), Field(ge=300, le=LARGEST_SIZE)] = 1536
     """Entries of the BPE tokenizer: 256 bytes, special tokens and merges."""
@@ -61,8 +61,9 @@ class SmallModelConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters, trained in place of the weights; needs peft (`pip install peft`).
 
-    Model folders that a run writes hold the sum of both, rounded to machine.dtype, and load like
-    any model; its folder `adapter` has the adapters alone, as peft writes them.
+    Model folders that a run writes contain the model with its adapters merged in, rounded to
+    machine.dtype. They load like any model. The folder `adapter` has only the adapters, as peft
+    writes them.
     """
 
     rank: Size = 16
@@ -70,11 +71,11 @@ class LoraConfig(Section):
     alpha: Count = 32
     """The change is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's inputs that is left out in the warm start. Stage 2 has no dropout: it
-    would sample from one policy and train another."""
+    """Share of an adapter's inputs that is dropped in the warm start. Stage 2 has no dropout,
+    because it would sample from one policy and train another."""
     target_modules: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[ALL_LINEAR])
-    """Names of the linear layers that get an adapter, such as [q_proj, v_proj]; all-linear takes
-    all but the vocabulary projection."""
+    """Names of the linear layers that get an adapter, such as [q_proj, v_proj]. all-linear means
+    all except the vocabulary projection."""
 
 
 class PolicyConfig(Section):
@@ -83,14 +84,14 @@ class PolicyConfig(Section):
     path: str | None = None
     """A Hugging Face model folder or hub name; null builds the small model."""
     revision: str | None = None
-    """A branch, tag or commit of a model at the hub; null: the newest. A run keeps to the commit
-    that it was started with."""
+    """A branch, tag or commit of a model on the hub; null: the newest. A run keeps the commit that
+    it was started with."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model; only for models you trust. Counts when a run is
-    started; later commands on the run ask for --trust-remote-code."""
+    """Run Python code that comes with the model; only for models you trust. It applies when a run
+    is started; later commands on the run need --trust-remote-code."""
     freeze_embeddings: bool = False
-    """Leave token embeddings as they are in Stage 2, so that less can be learned by heart about
-    single ids; those of a model in `path` in the warm start as well."""
+    """Do not train token embeddings in Stage 2, so the model memorises less about single ids. For a
+    model in `path` this also holds in the warm start."""
     lora: LoraConfig | None = None
     """Train low-rank adapters of a pretrained model; null trains all weights."""
     small: SmallModelConfig = SmallModelConfig()

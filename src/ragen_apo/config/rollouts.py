@@ -14,48 +14,49 @@ NumWorkers = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=1000)]
 
 
 class RolloutsConfig(Section):
-    """Who samples the tokens of Stage 1, Stage 2 and evaluations, and when environments act. All of
-    it may be edited in a run's `config.yaml` before it is resumed.
+    """Who samples the tokens of Stage 1, Stage 2 and evaluations, and when environments act. All
+    these keys may be edited in a run's `config.yaml` before it is resumed.
     """
 
     engine: Literal["local", "vllm"] = "local"
-    """`local`: this process, with results that are the same bits every time; `vllm`: the servers of
-    `base_url`, which get the policy's weights before each rollout, with torchrun from the first
-    process (docs/server.md)."""
+    """`local`: this process, with the same bits every time. `vllm`: the servers of `base_url`,
+    which get the policy's weights before each rollout; with torchrun from the first process
+    (docs/server.md)."""
     schedule: EpisodeSchedule = "static"
-    """With torchrun: `static` gives each process the same episodes every time; with `dynamic` one
-    that has room takes the next, so that none waits long for the others. Episodes are the same, but
-    for the rounding of a batch, which then depends on the clock. See docs/scaling.md."""
+    """With torchrun: `static` gives each process the same episodes every time. With `dynamic` a
+    process with a free row takes the next episode, so none waits long for the others. Episodes are
+    the same except for the rounding of a batch, which then depends on timing. See docs/scaling.md.
+    """
     num_environment_workers: NumWorkers = 1
-    """How many environments may act at the same time, each in a thread: for those that wait for
-    something, such as a web page. The results are the same bits. Demonstrations, and evaluations
-    of models behind an API, follow it as well. See docs/adding_an_environment.md."""
+    """How many environments may act at the same time, each in a thread. This helps those that wait
+    for something, such as a web page. The results are the same bits. It also applies to
+    demonstrations and to evaluations of models behind an API. See docs/adding_an_environment.md."""
     lockstep: bool = False
-    """Whether an episode waits until all others under way have their response, too, so that their
-    environments act at the same time: for slow environments with `engine: local`. Episodes are the
-    same, but for the rounding of a batch."""
+    """Whether an episode waits until all other episodes in progress have their response too. Then
+    their environments act at the same time. For slow environments with `engine: local`. Episodes
+    are the same except for the rounding of a batch."""
     base_url: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[])
     """Address of a vLLM server, such as http://127.0.0.1:8000, or a list of them that share the
     episodes; `local` does not ask them. A server serves one run at a time."""
     api_key_env: str | None = None
     """Name of the environment variable with the key that the servers were started with
-    (`--api-key`); null sends none. The key itself is written nowhere. It is sent to every address
-    of `base_url`, and only https, or a server on this machine, keeps it from others."""
+    (`--api-key`); null sends no key. The key itself is written nowhere. It is sent to every address
+    of `base_url`. Only https protects it on the way; a server on this machine needs none."""
     model_folder: str | None = None
-    """Where weights are written for the servers to read. null: a temporary folder, enough if the
-    servers run on this machine. Other machines need a folder that has the same path there, and
-    torchrun on several hosts needs one in any case."""
+    """Folder in which weights are written for the servers. null: a temporary folder, which is
+    enough if the servers run on this machine. Other machines need a folder that has the same path
+    there. torchrun on several hosts always needs one."""
     ahead: bool = True
-    """Whether servers play the next steps while this one is trained: with `oapl` and a `lag`, for
-    the steps of one lagged policy (docs/server.md). The episodes are the same. They are played in
-    a second thread; set false if the environment works in the main thread only. With several
-    processes of torchrun and a lag it has to be false."""
+    """Whether servers play the next steps while this one is trained: with `oapl` and a `lag`, the
+    steps of one lagged policy (docs/server.md). The episodes are the same. A second thread plays
+    them; set false if the environment works only in the main thread. Must be false with a lag and
+    several processes of torchrun."""
     timeout_seconds: Positive = 300.0
     """How long a server may take to answer one request, from its connection to the last byte."""
     retries: CountOrZero = 3
-    """How often a server that failed is tried again before it is left out until the next rollout;
-    the run ends with an error when a process has none left. It is asked again after 2 seconds,
-    and after twice as long each further time, while no other server plays."""
+    """How often a failed server is tried again before it is left out until the next rollout. The
+    first retry comes after 2 seconds, each further one after twice as long, while no other server
+    plays. The run ends with an error when a process has no server left."""
 
     @model_validator(mode="after")
     def _servers_have_addresses(self) -> RolloutsConfig:

@@ -23,21 +23,21 @@ class SearchConfig(Section):
     """
 
     method: SearchMethod = "beam"
-    """`beam` keeps the best branches after every turn; `best_of_n` plays whole episodes side by
-    side, of which the best one counts."""
+    """`beam` keeps the best branches after every turn. `best_of_n` plays several whole episodes,
+    and the best one counts."""
     width: Width = 4
     """Branches that are kept after a turn, or episodes that are played side by side."""
     candidates: Width | None = None
     """Responses that `beam` samples for each branch in a turn, the first one greedily; null for as
     many as `width`."""
     rank_by: SearchRanking = "values"
-    """`values`: V* where the store of Stage 1 knows the move, the likelihood of the tokens
-    elsewhere; `likelihood` alone; `votes`: how many candidates do the same, for `beam` only;
-    `reward`: the return of the finished episode, which no deployed agent can see: an upper bound,
-    for `best_of_n` only."""
+    """`values`: V* if the store of Stage 1 knows the move, otherwise the likelihood of the tokens.
+    `likelihood`: only that. `votes`: how many candidates choose the same action, for `beam` only.
+    `reward`: the return of the finished episode, for `best_of_n` only; a deployed agent cannot see
+    it, so the result is an upper bound."""
     max_tokens: Count | None = None
-    """Sampled tokens of an episode after which its best branch goes on greedily; the turn under way
-    is finished. Null for no limit."""
+    """Sampled tokens of an episode after which its best branch continues greedily. The current turn
+    is finished first. Null for no limit."""
 
     @property
     def num_candidates(self) -> int:

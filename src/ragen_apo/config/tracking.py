@@ -12,8 +12,8 @@ from ragen_apo.config.section import Section, SizeOrZero, one_or_more
 
 class TrackingConfig(Section):
     """Experiment trackers, which get the numbers of the run's own files under the same names. A
-    list alone, `tracking: [tensorboard, wandb]`, means these with the defaults. All of it may
-    change when a run is resumed (docs/tracking.md).
+    list alone, `tracking: [tensorboard, wandb]`, means these trackers with the defaults. All keys
+    may change when a run is resumed (docs/tracking.md).
     """
 
     trackers: Annotated[

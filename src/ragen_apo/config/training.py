@@ -50,13 +50,14 @@ class ReferenceConfig(Section):
     """When the policy becomes the new reference, and V* is estimated again where it is used."""
 
     refresh_every_steps: Count | None = None
-    """After this many steps; null for never."""
+    """Makes a new reference after this many steps; null for never."""
     refresh_max_kl: Positive | None = None
-    """When the mean KL per trajectory passes this; null for never. After a distillation, which
-    leaves the reference at once: when it is larger by this than in the first step."""
+    """Makes a new reference when the mean KL per trajectory exceeds this; null for never.
+    Distillation leaves the reference before the first step. After it, this is a limit for the
+    growth since the first step."""
     num_samples: Size | None = None
-    """Rollouts per task that Stage 1 takes of new references, in place of values.num_samples; null
-    for as many as of the first."""
+    """Rollouts per task in the Stage 1 of new references, in place of values.num_samples; null for
+    the same number."""
 
     @property
     def is_refreshed(self) -> bool:
@@ -80,13 +81,13 @@ class ReferenceConfig(Section):
 
 class RolloutFilterConfig(Section):
     """Which tasks are trained on: those whose returns vary most, by their standard deviation
-    (StarPO-S). Looks at the rollouts of each step; for A*-PO at those of Stage 1, of all tasks,
-    once for each reference.
+    (StarPO-S). Most algorithms filter the rollouts of each step. A*-PO filters all tasks by those
+    of Stage 1, once for each reference.
     """
 
     strategy: FilterStrategy = "none"
-    """`none` keeps all; most varied first until they hold the share p of all deviations (top_p), or
-    the share p of the tasks (top_fraction)."""
+    """`none` keeps all tasks. The tasks that vary most come first: `top_p` keeps them until they
+    hold the share p of all deviations, `top_fraction` keeps the share p of the tasks."""
     value: Annotated[float, Field(ge=0, le=1)] = 0.9
     """p."""
     zero_variance: ZeroVariance = "drop"
@@ -94,12 +95,12 @@ class RolloutFilterConfig(Section):
 
 
 class EarlyStopConfig(Section):
-    """When Stage 2 ends before training.max_steps; all rules are off by default. One stops the run
-    when it held in `patience` rows of metrics.jsonl one after the other.
+    """When Stage 2 ends before training.max_steps; all rules are off by default. A rule stops the
+    run when it has held in `patience` consecutive rows of metrics.jsonl.
     """
 
     patience: Count = 3
-    """Rows in succession; rows without the metric of a rule are passed over."""
+    """Consecutive rows; rows without the metric of a rule are skipped."""
     max_return_drop: Positive | None = None
     """Largest fall of return_mean from its best so far."""
     min_mutual_information: Positive | None = None
@@ -131,13 +132,14 @@ class TrainingConfig(Section):
     tasks_per_step: Size = 64
     """Tasks per step, each rolled out once or algorithm.group_size times."""
     best_of: Size = 1
-    """Episodes that are played for each one of a step, of which that with the highest return is
-    trained on (TSR). What is chosen is no sample of the policy: docs/search.md."""
+    """Episodes that are played in place of each one of a step; the one with the highest return is
+    trained on (TSR). The chosen episode is not a sample of the policy: docs/search.md."""
     micro_batch_size: Size = 16
-    """Contexts per forward pass; bounds memory, does not change the result. Those of one trajectory
-    (one in `full`, up to one a turn in windows) stay together, even if they are more."""
+    """Contexts per forward pass. It bounds memory and does not change the result. The contexts of
+    one trajectory stay together, even if they are more: one with `full`, up to one per turn with
+    windows."""
     num_rows: Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=10_000)] = 128
-    """Episodes that are played side by side at most."""
+    """Largest number of episodes that are played at the same time."""
     eval_every: Count | None = 10
     """Steps between two evaluations on evaluation.split; null for none."""
     eval_episodes: Size = 100
@@ -148,7 +150,8 @@ class TrainingConfig(Section):
     """Newest checkpoints to keep."""
     keep_episodes: CountOrZero = 4
     """Episodes of each step to keep in rollouts.jsonl, with the log-probabilities of their tokens:
-    the best, the worst, and the first. `ragen-apo view` shows them; training never reads them."""
+    the best, the worst, and the first ones. `ragen-apo view` shows them; training never reads them.
+    """
     shuffle_returns: bool = False
     """Control experiment: give each trajectory another one's return."""
     early_stop: EarlyStopConfig = EarlyStopConfig()
@@ -158,9 +161,10 @@ class MonitorsConfig(Section):
     """Measurements in Stage 2 that take time and change nothing else (docs/metrics.md)."""
 
     every_steps: Count | None = 10
-    """Measure in the first step and then after this many steps each; null for never."""
+    """Measure in the first step and every so many steps after it; null for never."""
     num_thoughts: Annotated[int, BeforeValidator(whole_number), Field(ge=2, le=1000)] = 16
-    """Tasks whose first thoughts are scored under each other's prompts; costs its square."""
+    """Tasks whose first thoughts are scored under each other's prompts; the cost grows with its
+    square."""
 
 
 class EvaluationConfig(Section):
@@ -169,8 +173,9 @@ class EvaluationConfig(Section):
     split: str = "test"
     """Tasks to play."""
     num_episodes: Size = 100
-    """Tasks in the split's order, one episode each. A smaller split begins again, with other seeds;
-    where nothing is drawn (greedy play, a deterministic environment) it is played once."""
+    """Tasks in the split's order, one episode each. If the split has fewer tasks, it is played
+    again with other seeds. It is played only once if nothing is random (greedy play, deterministic
+    environment)."""
     temperature: NonNegative = 0.0
     """Sampling temperature; 0 is greedy."""
     pass_k: Size | None = None

@@ -41,15 +41,15 @@ class DemonstrationsConfig(Section):
     teacher: str = "teacher"
     """Name of a scripted policy of the environment."""
     recordings: str | None = None
-    """Take the episodes in this file or folder, recorded with `ragen-apo play --record`, in place
-    of the teacher's: those of training tasks of this environment in this version, each once."""
+    """Use the episodes in this file or folder, recorded with `ragen-apo play --record`, in place of
+    the teacher's. Each one of a training task of this environment in this version is used once."""
     num_episodes_per_task: Size = 3
     """Demonstrations per training task."""
     relabel: Relabel = "none"
-    """Renames tokens at random, each in the same way throughout a demonstration, so that the model
-    must copy them and cannot know them by heart. `numbers`: all numbers, where they are names;
-    `copied`: all tokens but those of fixed phrases, which most demonstrations have (see
-    `relabel_spares`) or which the teacher says without having read them."""
+    """Renames tokens at random, each in the same way throughout a demonstration. So the model must
+    copy them and cannot know them by heart. `numbers`: all numbers, for environments where numbers
+    are names. `copied`: all tokens except those of fixed phrases. These are phrases that most
+    demonstrations have (see `relabel_spares`) or that the teacher says without having read them."""
     relabel_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the demonstrations that are relabelled; the others stay as they are."""
     relabel_spares: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -39,20 +39,21 @@ def options_page() -> str:
     lines = [
         "# Environments and their options",
         "",
-        "Options stand beside the name in the section `environment` of a configuration, and",
-        "`ragen-apo play NAME` takes them as well:",
+        "Options follow the name in the section `environment` of a configuration. They also work on",
+        "the command line:",
         "",
         "```",
         "ragen-apo train --config configs/shop.yaml --run-dir runs/one --environment.max_turns 8",
         "ragen-apo play frozen_lake --size 5 --slippery false",
         "```",
         "",
-        "`path.py:function` names [one of your own](adding_an_environment.md). WebShop has",
-        "[a page](webshop.md). `python -m ragen_apo.environments` prints this page.",
+        "An environment of your own is named by `path.py:function`",
+        "([how](adding_an_environment.md)). WebShop has [its own page](webshop.md).",
+        "`python -m ragen_apo.environments` prints this page.",
         "",
         "In Gymnasium, the ids below make an environment whose observations and actions are text.",
-        "`action_space.sample()` returns printable noise. A random baseline is the scripted policy",
-        "`random` ([an example](adding_an_environment.md#in-gymnasium)).",
+        "`action_space.sample()` returns random characters. For a random baseline, use the scripted",
+        "policy `random` ([an example](adding_an_environment.md#in-gymnasium)).",
     ]
     ids = {name: gymnasium_id for gymnasium_id, name in REGISTERED.items()}
     for name, models in OPTIONS.items():

@@ -51,10 +51,10 @@ class ApoTurn(ValueConfig):
     }
     name: str = "apo_turn"
     trace: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """lambda: 0 trusts the values of states, 1 only what was earned after them. Has to be 1 in an
-    environment that is not deterministic."""
+    """lambda: 0 relies on the values of states, 1 only on what was earned after them. Must be 1 in
+    an environment that is not deterministic."""
     min_visits: Count = 2
-    """Reference episodes that must have passed a state before its value is used."""
+    """Number of reference episodes that must visit a state before its value is used."""
 
     @property
     def min_state_visits(self) -> int:

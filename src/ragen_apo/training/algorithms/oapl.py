@@ -70,11 +70,11 @@ class Oapl(AlgorithmConfig):
     beta1: Positive = 0.5
     """Temperature of V* over a task's rollouts."""
     beta2: Positive | None = None
-    """Weight of the log ratio to the lagged policy; null for beta1. A larger one is refused where
-    samples are used for more than one update."""
+    """Weight of the log ratio to the lagged policy; null for beta1. A value above beta1 is refused
+    if samples are used for more than one update."""
     lag: Count = 1
-    """Updates after which the policy that samples is renewed, at the start of a step; 1: it is
-    always the trained one."""
+    """Updates after which the sampling policy is renewed, at the start of a step. With 1 it is
+    always the trained policy."""
     num_epochs: Count = 1
     """Passes over the rollouts of a step."""
     num_minibatches: Size = 1

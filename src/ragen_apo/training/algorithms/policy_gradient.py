@@ -56,8 +56,8 @@ class RewardNormalizationConfig(Section):
     """Subtract the mean; also divide by the standard deviation; also clamp to [-1, 3]. A changed
     return is paid at the end of the episode."""
     grouping: NormalizationGrouping = "batch"
-    """Whose statistics: rollouts of the same task, of the step, or of the same category, which in
-    a mixture is the environment."""
+    """Whose statistics: of rollouts of the same task (`state`), of the step (`batch`), or of the
+    same category, which in a mixture is the environment."""
 
 
 class PolicyGradientConfig(AlgorithmConfig):
@@ -76,15 +76,16 @@ class PolicyGradientConfig(AlgorithmConfig):
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """How far below 1 a token's ratio still has a gradient; 1 for no limit."""
     clip_high: NonNegative = 0.2
-    """How far above 1; 0.28 is clip-higher (DAPO)."""
+    """How far above 1 a token's ratio still has a gradient; 0.28 is clip-higher (DAPO)."""
     importance_cap: Annotated[float, Field(ge=1, le=LARGEST)] | None = None
-    """Largest weight of a token's loss: pi_old over the probability that the sampler gave the token
-    (truncated importance sampling). Null for no weights. For rollouts by servers or in bfloat16."""
+    """Limit of the weight of a token's loss. The weight is pi_old divided by the probability that
+    the sampler gave the token (truncated importance sampling). Null for no weights. For rollouts by
+    servers or in bfloat16."""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number; the default is what the algorithm's paper does."""
     kl_in: KlPlace = "loss"
-    """Where the KL penalty stands: added to the loss, (log pi/pi_ref)^2 / 2 of each token, or
-    subtracted from the rewards of tokens, log pi/pi_ref."""
+    """Where the KL penalty is: `loss` adds (log pi/pi_ref)^2 / 2 of each token to the loss,
+    `reward` subtracts log pi/pi_ref from the token's reward."""
     kl_coefficient: NonNegative = 0.0
     """Weight of the KL penalty to the reference."""
     entropy_coefficient: NonNegative = 0.0

@@ -59,7 +59,7 @@ class Ppo(PolicyGradientConfig):
     critic_warmup_steps: CountOrZero = 0
     """First steps, in which only the critic is trained."""
     value_clip: Positive | None = 0.2
-    """How far a value may move from that at the start of the step; null for no limit."""
+    """How far a value may move from its value at the start of the step; null for no limit."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount from token to token."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
