@@ -39,8 +39,8 @@ def options_page() -> str:
     lines = [
         "# Environments and their options",
         "",
-        "Options follow the name in the section `environment` of a configuration. They also work on",
-        "the command line:",
+        "Options follow the name in the section `environment` of a configuration. They also work",
+        "on the command line:",
         "",
         "```",
         "ragen-apo train --config configs/shop.yaml --run-dir runs/one --environment.max_turns 8",
@@ -52,8 +52,8 @@ def options_page() -> str:
         "`python -m ragen_apo.environments` prints this page.",
         "",
         "In Gymnasium, the ids below make an environment whose observations and actions are text.",
-        "`action_space.sample()` returns random characters. For a random baseline, use the scripted",
-        "policy `random` ([an example](adding_an_environment.md#in-gymnasium)).",
+        "`action_space.sample()` returns random characters. For a random baseline, use the",
+        "scripted policy `random` ([an example](adding_an_environment.md#in-gymnasium)).",
     ]
     ids = {name: gymnasium_id for gymnasium_id, name in REGISTERED.items()}
     for name, models in OPTIONS.items():
