@@ -1,8 +1,9 @@
 """Servers of this package: where they listen, who may connect, and how they end.
 
-By default a server answers this machine alone, and no page of another site: such a page sends its
-own name as `Host` if that name was made to point here (DNS rebinding), and its own `Origin` where
-it changes anything. A server that others can reach asks for a token.
+By default a server answers only this machine, and no page of another site. It recognises such a
+page in two ways. If the page's name was made to point here (DNS rebinding), `Host` has the page's
+name. If the page tries to change anything, `Origin` has it. A server that other machines can reach
+asks for a token.
 """
 
 from __future__ import annotations

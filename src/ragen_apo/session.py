@@ -123,9 +123,10 @@ class Session:
     def load_model(self, folder: Path | str) -> LanguageModel:
         """A model of the run, or the one that the configuration names.
 
-        Raises what `load_language_model` does for a model that cannot play episodes as long as the
-        configured ones, ModelError for one from elsewhere that is computed differently from
-        transformers, and RunDirectoryError for a model of the run that is not what it has saved.
+        Raises what `load_language_model` raises for a model that cannot play episodes as long as
+        the configured ones. Raises ModelError for a model from outside the run that is computed
+        differently from transformers, and RunDirectoryError for a model of the run that differs
+        from what the run has saved.
         """
         self._refuse_damage(Path(folder))
         if self.ranks.sharded and self.ranks.size > 1:

@@ -4,8 +4,8 @@
     with weights       draws go to the categories in fixed turns by weight, and within each category
                        they are consecutive pieces of fresh random orders of its items
 
-So the share of a category in the first n draws differs from its weight's by less than one draw,
-whatever the number of its items, and within a category every item comes up equally often.
+So in the first n draws, the share of a category differs from that of its weight by less than one
+draw, however many items it has. Within a category every item comes up equally often.
 """
 
 from __future__ import annotations

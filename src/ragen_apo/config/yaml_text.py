@@ -1,10 +1,10 @@
 """YAML as configurations use it: duplicate keys are found, and `1e-4` is a number.
 
-PyYAML follows YAML 1.1, where a float needs a point and a sign in its exponent; the loader and the
-dumper here share one more rule for floats, so that what is dumped loads back to equal values.
+PyYAML follows YAML 1.1, where a float needs a point and a sign in its exponent. The loader and the
+dumper here share one more rule for floats. So what is dumped loads back to equal values.
 
-A text means no more than it says: aliases and merge keys, with which a few lines become gigabytes,
-are refused, and so are texts longer or deeper than a configuration can be.
+Aliases and merge keys are refused, because with them a few lines can become gigabytes. So are texts
+that are longer or deeper than any configuration.
 """
 
 from __future__ import annotations

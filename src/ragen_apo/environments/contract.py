@@ -1,11 +1,12 @@
 """The contract of environments: promises, as functions that look for a violation.
 
 A promise takes a factory of new, equal environments and raises `ContractError` with a violation.
-`check_environment` tries all `PROMISES`, `policy_table` gives the results of the scripted policies.
-`ragen-apo check NAME` does both for any environment, the tests do so for the built-in ones. The
-reason for each promise is in docs/adding_an_environment.md.
+`check_environment` tries all `PROMISES`. `policy_table` gives the results of the scripted policies.
+`ragen-apo check NAME` does both for any environment, and the tests do so for the built-in ones.
+docs/adding_an_environment.md has the reason for each promise.
 
-Only a few tasks are played, with the scripted policies and with odd texts: no finding is no proof.
+Only a few tasks are played, with the scripted policies and with odd texts. So an environment
+without findings may still break a promise.
 """
 
 from __future__ import annotations

@@ -65,10 +65,11 @@ def independent_episodes(by_task: Sequence[Sequence[bool]]) -> float:
     """The effective sample size of episodes of which several play the same task.
 
     `by_task` has the successes of each of T tasks. Episodes of one task tend to end alike, so they
-    say less about new tasks than as many tasks would. The size is p(1 - p) divided by the
-    cluster-robust variance of the success rate p (Miller, 2024, "Adding Error Bars to Evals",
-    arXiv:2411.00640, times T/(T - 1) for few tasks), at least T and at most the episodes. If p is 0
-    or 1, nothing shows how alike they end, and the size is T. Of a single task it is the episodes.
+    say less about new tasks than the same number of tasks would. The size is p(1 - p) divided by
+    the cluster-robust variance of the success rate p (Miller, 2024, "Adding Error Bars to Evals",
+    arXiv:2411.00640), times T/(T - 1) for few tasks. It is at least T and at most the number of
+    episodes. If p is 0 or 1, nothing shows how alike episodes end, and the size is T. For a single
+    task it is the number of episodes.
     """
     num_tasks, num_episodes = len(by_task), sum(map(len, by_task))
     if num_tasks in (1, num_episodes):

@@ -9,13 +9,14 @@ produces a scalar loss and the per-sequence quantities that are monitored. Brant
     A(tau)       = (R - V*) - beta Delta                                     (`residual`)
     regression   = A^2,               weighted = -detach(A) log pi           per trajectory
 
-grad regression = 2 beta grad weighted. Every loss here is the regression divided by 2 beta, so both
-forms have the same gradient, a clipping threshold means the same for both and for every beta, and
-its expectation on-policy is -grad (E[R] - beta KL(pi || pi_ref)), whatever baseline V* is.
+grad regression = 2 beta grad weighted. Every loss here is the regression divided by 2 beta. So both
+forms have the same gradient, and a clipping threshold means the same for both and for every beta.
+On-policy, the expected gradient is -grad (E[R] - beta KL(pi || pi_ref)), whatever baseline is used
+for V*.
 
-Losses are sums over the given sequences divided by `num_sequences`, the size of the whole batch:
-add them up over micro-batches, and over workers. (A wrapper that averages gradients over W workers
-needs the loss times W.)
+Losses are sums over the given sequences divided by `num_sequences`, the size of the whole batch.
+Add them up over micro-batches and over workers. (If a wrapper averages gradients over W workers,
+multiply the loss by W.)
 
 Axes: B sequences, T token positions. `_B` one number per sequence, `_BT` one per token.
 """
@@ -87,12 +88,15 @@ def apo_loss(
     """The loss of some sequences out of a batch of `num_sequences`.
 
     `logprobs_BT` carries the gradient; the other tensors are constants. `mask_BT` is True exactly
-    at the sampled tokens, and what stands elsewhere, NaN included, does not matter. `offset`, one
-    number or one per sequence [B], is subtracted from the residuals, before the clamp: a control
-    variate. On the policy's own samples it changes no expected gradient if it does not depend on
-    the sequence itself, without length normalisation and clamp; `mean_of_others` and
-    `line_of_others` lower the variance and are such offsets. Raises ValueError for shapes that do
-    not agree, no sequences, a return or V* that is not finite, and num_sequences < 1.
+    at the sampled tokens. Entries elsewhere do not matter, not even NaN.
+
+    `offset` is one number, or one per sequence [B]. It is subtracted from the residuals before the
+    clamp, as a control variate. Without length normalisation and clamp it changes no expected
+    gradient on the policy's own samples, if it does not depend on the sequence itself.
+    `mean_of_others` and `line_of_others` are such offsets and lower the variance.
+
+    Raises ValueError for shapes that do not agree, no sequences, a return or V* that is not finite,
+    and num_sequences < 1.
     """
     check_tokens(mask_BT, logprobs_BT=logprobs_BT, reference_logprobs_BT=reference_logprobs_BT)
     check_vectors(len(mask_BT), returns_B=returns_B, v_star_B=v_star_B)
@@ -165,12 +169,14 @@ def mean_of_others(values_BS: Tensor, *, present_BS: Tensor) -> Tensor:
 def line_of_others(residual_BS: Tensor, *, values_BS: Tensor, present_BS: Tensor) -> Tensor:
     """For each value, what the least-squares line through the other rows says of its residual.
 
-    The line is residual = a + c V over all that is present in the other rows; the offset of an
-    entry [B, S] is a + c V at its own V. Subtracting it makes a + (1 + c) V the baseline in place
-    of V. So V that tells nothing of the returns (c near -1) adds no noise to them: V* of few
-    samples does, and V* of a reference that the policy has left behind. `mean_of_others` is the
-    line with c = 0. Like that, it changes no expected gradient: a and c are made of other rows, and
-    V was known before the row's own tokens were sampled. c is 0 where the others' V are all the
+    The line is residual = a + c V over everything that is present in the other rows. The offset of
+    an entry [B, S] is a + c V at its own V. Subtracting it makes a + (1 + c) V the baseline in
+    place of V. So a V that says nothing about the returns (c near -1) adds no noise to them. This
+    happens with V* of few samples, and with V* of a reference that the policy has left behind.
+    `mean_of_others` is the line with c = 0.
+
+    The expected gradient does not change, as with `mean_of_others`: a and c are made of other rows,
+    and V was known before the row's own tokens were sampled. c is 0 if all V of the others are the
     same. Control variates with a fitted coefficient: Glasserman, Monte Carlo Methods in Financial
     Engineering, section 4.1. Raises ValueError where `mean_of_others` does.
     """

@@ -11,8 +11,8 @@ PPO (Schulman et al., arXiv 1707.06347), decoupled clip (DAPO, 2503.14476: 0.2 a
 (Ye et al., 1912.09729). Assumes that the samples come from pi_old at the temperature at which all
 log-probabilities were computed. Clipping by token bounds each token's ratio, not the sequence's.
 
-Where the sampler is not exactly pi_old (another engine, another precision), `importance_weights`
-makes up for it, up to a cap.
+If the sampler is not exactly pi_old (another engine, another precision), `importance_weights`
+corrects for it, up to a cap.
 
 Advantages are computed once from the whole batch; losses are sums divided by counts of the whole
 batch, so they add up over micro-batches and workers.
@@ -62,9 +62,9 @@ def clipped_policy_loss(
 ) -> PolicyLoss:
     """PPO's pessimistic surrogate for each token.
 
-    `logprobs_BT` carries the gradient, the other tensors are constants; `mask_BT` is True exactly
-    at sampled tokens and nothing else is read. `clip_low = 1` and `clip_high = inf` switch a side
-    off. Where log pi and log pi_old differ by more than 20 no gradient flows. Raises ValueError for
+    `logprobs_BT` carries the gradient; the other tensors are constants. `mask_BT` is True exactly
+    at sampled tokens, and nothing else is read. `clip_low = 1` and `clip_high = inf` switch a side
+    off. No gradient flows where log pi and log pi_old differ by more than 20. Raises ValueError for
     shapes that differ, advantages that are not finite, and clips out of range.
     """
     check_tokens(
@@ -171,10 +171,10 @@ def penalize_rewards(
 ) -> Tensor:
     """Rewards minus coefficient times KL, token by token [B, T], held constant; 0 elsewhere.
 
-    `kl_BT` is d = log pi - log pi_ref at the weights that sampled: of the estimates of a token's KL
-    it alone gives a policy gradient the gradient of KL(pi || pi_ref); "k3" would give it minus that
-    of KL(pi_ref || pi). Raises ValueError for shapes that differ, a negative coefficient, and
-    numbers that are not finite at sampled tokens.
+    `kl_BT` is d = log pi - log pi_ref at the weights that sampled. Only this estimate of a token's
+    KL gives a policy gradient the gradient of KL(pi || pi_ref). "k3" would give it minus the
+    gradient of KL(pi_ref || pi). Raises ValueError for shapes that differ, a negative coefficient,
+    and numbers that are not finite at sampled tokens.
     """
     check_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)
     check_finite_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)

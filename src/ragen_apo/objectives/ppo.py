@@ -7,15 +7,19 @@ token. The policy loss is `policy_gradient.clipped_policy_loss`. Schulman et al.
     delta_t = r_t + gamma V_{t'} - V_t
     A_t     = delta_t + gamma lambda A_{t'}          return (value target) = A_t + V_t
 
-t' is the next *sampled* token: what the environment wrote between two turns is skipped, it is part
-of the transition. V_t is the value of the text before token t. Bi-level GAE runs the same recursion
-over turns first (VAGEN, 2510.16907; an option of RAGEN, 2504.20073), see `bi_level_gae`.
+t' is the next *sampled* token. What the environment wrote between two turns is skipped, because it
+is part of the transition. V_t is the value of the text before token t. Bi-level GAE runs the same
+recursion over turns first, see `bi_level_gae` (VAGEN, 2510.16907; an option of RAGEN, 2504.20073).
 
 Assumes terminated trajectories: V = 0 after the end.
 
-Axes: B sequences, T token positions, K turns. `rewards_BT` the reward at the token that earned it
-(a turn's reward at the turn's last sampled token; a KL penalty at every token), `values_BT` the
-critic, `mask_BT` True exactly at sampled tokens, `turn_index_BT` int64, -1 elsewhere.
+Axes: B sequences, T token positions, K turns.
+
+- `rewards_BT`: the reward at the token that earned it. A turn's reward is at the turn's last
+  sampled token, a KL penalty at every token.
+- `values_BT`: the critic's values.
+- `mask_BT`: True exactly at sampled tokens.
+- `turn_index_BT`: int64, -1 except at sampled tokens.
 """
 
 from __future__ import annotations

@@ -9,12 +9,16 @@ With V of the state after the end 0, and Delta_h the log ratio of segment h:
     A_h     = sum_{l >= 0} lambda^l delta_{h+l}                        (`traced`)
     loss    = -sum_h detach(A_h) Delta_h
 
-lambda = 0 is the regression of every segment on its own optimal advantage: right where V is V*, and
-as wrong as V is elsewhere. lambda = 1 is (return to go - beta log ratio to go) - V(s_h): on-policy
-its expected gradient is that of the trajectory form for any V, as V(s_h) does not depend on what is
-written in s_h, and its variance is lower, as it leaves out what was earned before s_h and knows how
-good s_h was. Values between the two trade bias for variance (Schulman et al., arXiv 1506.02438, for
-returns without KL).
+lambda = 0 is the regression of every segment on its own optimal advantage. It is right where V is
+V*, and otherwise as wrong as V is.
+
+lambda = 1 makes A_h the return to go, minus beta times the log ratio to go, minus V(s_h).
+On-policy, its expected gradient is that of the trajectory form for any V, because V(s_h) does not
+depend on what is written in s_h. Its variance is lower, because it leaves out what was earned
+before s_h, and V(s_h) knows how good s_h was.
+
+Values between the two trade bias for variance (Schulman et al., arXiv 1506.02438, for returns
+without KL).
 
 Axes: B sequences, T token positions, S segments.
 """
@@ -62,10 +66,10 @@ def turn_level_loss(
 
     `segment_BT` [B, T] int64 says which segment a sampled token belongs to; its other entries do
     not matter. `rewards_BS` and `values_BS` [B, S] are 0 for segments that a sequence does not
-    have. `offset`, one number, one per segment [B, S] or one per sequence [B, 1], is subtracted
-    from the advantages, as in `apo_loss`.
-    `ApoLoss.residual` is the sum of the segments' residuals, which is the residual of the whole
-    trajectory. Raises ValueError for shapes that do not agree.
+    have. `offset` is subtracted from the advantages, as in `apo_loss`. It is one number, one per
+    segment [B, S] or one per sequence [B, 1]. `ApoLoss.residual` is the sum of the segments'
+    residuals, which is the residual of the whole trajectory. Raises ValueError for shapes that do
+    not agree.
     """
     check_tokens(
         mask_BT,

@@ -1,8 +1,8 @@
 """What the configuration of a model tells about it, before its weights are loaded.
 
-`check_architecture` consumes a model's configuration and the longest context, and refuses what the
-generation engine and the scorer would compute differently from each other or from transformers:
-parts of the context that layers do not see, and positions that depend on the rest of a pass.
+`check_architecture` consumes a model's configuration and the longest context. It refuses models for
+which the generation engine, the scorer and transformers would compute different things. Examples
+are layers that do not see all of the context, and positions that depend on the rest of a pass.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def _attention_limits(config: Any) -> Iterator[tuple[str, float]]:
 def _rotary_limits(config: Any) -> Iterator[tuple[str, float]]:
     """Rotary positions whose frequencies change with the longest position of a pass.
 
-    A pass holds rows of any length, and an early token is read in a pass of its own: it would be
-    rotated in one way when it is sampled and in another way when it is scored.
+    A pass has rows of any length, and generation reads an early token in another pass than scoring.
+    So the token would be rotated in one way when it is sampled and in another way when it is
+    scored.
     """
     given = getattr(config, "rope_parameters", None)
     if not isinstance(given, Mapping):

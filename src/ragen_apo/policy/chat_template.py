@@ -1,8 +1,8 @@
 """A tokenizer's chat template: how it is rendered, and what it writes around a response.
 
 Templates are programs that differ from model to model. `read_chat_template` renders a few short
-conversations and finds out what the rest of the package has to know: whether there is a system
-role, which part of a response stands in the prompt already (`<think>`), and what ends a turn.
+conversations to find out what the rest of the package must know: whether there is a system role,
+which part of a response is already in the prompt (`<think>`), and what ends a turn.
 
 A template that asks for the date gets `TEMPLATE_DATE`, so that a prompt is the same every day.
 """

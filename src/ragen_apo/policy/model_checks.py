@@ -1,8 +1,8 @@
 """Checks that sampling and training here compute the same as the model in transformers.
 
 Every check raises ModelError with the reason and a way out. `probe_model` compares in the format of
-the weights: with autocast, rounding alone would differ by more than what is looked for, the more so
-the larger a model's logits are.
+the weights. With autocast, rounding alone would cause larger differences than those that it looks
+for, above all in models with large logits.
 """
 
 from __future__ import annotations

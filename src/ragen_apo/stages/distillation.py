@@ -2,13 +2,14 @@
 
     maximise  sum_i w_i log pi(tau_i),   tau_i ~ pi_ref,   w_i = exp((R_i - V_hat(x)) / beta)
 
-Consumes the value store; produces a policy. The weights are pi*/pi_ref, so this projects pi* on the
-policy: the maximum over all policies is pi* in the limit of many samples (docs/algorithm.md). An
-update has a batch of the sum; all batches are divided by the same number, as they have to add up.
+Consumes the value store; produces a policy. The weights are pi*/pi_ref. So in the limit of many
+samples the maximum over all policies is pi* (docs/algorithm.md). An update uses a batch of the sum.
+All batches are divided by the same number, so that they add up.
 
-Only tasks take part that the reference has solved at least once, or whose returns are beta apart.
-Of the others the store knows no episode much better than a failure, and each would weigh about 1;
-with one sample a task V_hat is the return itself, and it would weigh exactly that.
+A task takes part if the reference has solved it at least once, or if its returns are at least beta
+apart. For other tasks the store has no episode that is much better than a failure, and each episode
+would weigh about 1. With one sample per task V_hat is the return itself, so it would weigh exactly
+1.
 """
 
 from __future__ import annotations

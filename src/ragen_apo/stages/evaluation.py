@@ -28,9 +28,11 @@ from ragen_apo.stages.search import require_searchable, search_episodes
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
     """Plays what the section `evaluation` asks for; writes results.json and episodes.jsonl.
 
-    Returns the results. Before anything is played it raises RunDirectoryError if the run has no
-    trained policy yet or another process works on it, OSError if the results could not be
-    written, and ConfigError where `evaluation.search` cannot be done.
+    Returns the results. Before anything is played it raises
+
+    - RunDirectoryError if the run has no trained policy yet or another process works on it,
+    - OSError if the results could not be written,
+    - ConfigError if `evaluation.search` is impossible.
     """
     if not run.policy.exists():
         raise RunDirectoryError(

@@ -1,10 +1,10 @@
 """What a configuration asks of machine, model and environment, checked before anything is written.
 
-`check_run_inputs` consumes a configuration and its environment and raises ConfigError with the key
-that asks for what is not there: training tasks, the split of evaluations, a teacher, recordings;
-or for a search that the environment does not allow, or weights that training could not change.
-`caveats` says what is allowed and right only in part.
-`check_start` looks at everything else as well that can be known before a run directory is made.
+`check_run_inputs` consumes a configuration and its environment. It raises ConfigError with the key
+that asks for something that is missing: training tasks, the split of evaluations, a teacher or
+recordings. It also refuses a search that the environment does not allow, and weights that training
+could not change. `caveats` says what is allowed but only partly right. `check_start` checks
+everything else that can be known before a run directory is made.
 """
 
 from __future__ import annotations

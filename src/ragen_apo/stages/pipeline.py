@@ -5,12 +5,12 @@
 
 Stage 1 is there for A*-PO and for distillation, which any algorithm can have.
 
-Each phase finds out from the run directory what is done already and goes on from there. What it
-writes depends on the configuration alone, so a run that was killed ends with the same files as one
-that was not (`seconds` and `attempts` aside).
+Each phase finds out from the run directory what is already done, and continues from there. What it
+writes depends only on the configuration. So a killed run ends with the same files as a run without
+a kill (except for `seconds` and `attempts`).
 
-Several ranks go through the phases together. The first one writes, and says what is there already;
-the others read a file only after it has said something that it says once the file is written.
+Several ranks go through the phases together. The first rank writes, and tells the others what is
+there. The others read a file only after the first rank has said that it is written.
 """
 
 from __future__ import annotations

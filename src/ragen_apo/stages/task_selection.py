@@ -2,13 +2,13 @@
 
     Stage 1's returns of each task -> `rollout_filter` -> tasks of Stage 2
 
-The rivals play each task several times a step, and `rollout_filter` chooses among the tasks of the
-step. A*-PO plays it once; its rollouts of a task are those of the reference, so the same filter is
-applied to them, once for every reference. A task that the reference always or never solves in these
-samples teaches little: its residual is 0 but for the few episodes that come out otherwise.
+Other algorithms play each task several times a step, and `rollout_filter` chooses among the tasks
+of the step. A*-PO plays a task once. So it applies the same filter to the reference's rollouts of
+Stage 1, once for every reference. A task that the reference always or never solves there teaches
+little: its residual is 0 except in the few episodes that end differently.
 
 The choice is a function of the value store and the configuration, so a resumed run makes it again.
-The trained episodes have no part in it. `values.adaptive` comes first: a task without a success
+It does not depend on the trained episodes. `values.adaptive` comes first: a task without a success
 has been sampled `values.max_samples` times before it can be left out.
 """
 

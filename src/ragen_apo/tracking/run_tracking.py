@@ -1,11 +1,11 @@
 """Hands the rows of a run's files to the trackers that its configuration names.
 
-The files stay the truth. A row goes to a tracker after it was written, and `tracking.json` notes
-how many rows of each file every tracker has. So a resumed run goes on with the same run of a
-tracker, does not repeat what it computes a second time, and sends what an earlier attempt did not:
-after a kill, after a failure of the tracker, or to a tracker that is new.
+The files remain the authoritative record. A row goes to a tracker after it was written to its file,
+and `tracking.json` records how many rows of each file every tracker has. So a resumed run continues
+the same run of a tracker, and does not send again what it computes again. It first sends rows that
+a tracker lacks: after a kill, after a failure of the tracker, or to a new tracker.
 
-A tracker that fails has no further part in this attempt, whatever it raised; training goes on.
+A tracker that fails, whatever it raised, is not used again in this attempt. Training continues.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     trajectories -> [best of n] -> Rollouts -> [normalise returns] -> [filter] -> micro-batches
 
-Every rank has the rollouts of all; micro-batches are of its own share of them, with the counts of
-all, so that losses and gradients add up over the ranks as they do over micro-batches.
+Every rank has the rollouts of all ranks. A micro-batch is a part of the rank's own share, with the
+counts of the whole batch. So losses and gradients add up over ranks as they do over micro-batches.
 
-The model reads training samples, several of a trajectory where a window moved; an algorithm reads
-rows, one a trajectory, in which the sampled tokens of all its samples stand in their order. Losses
-are functions of rows, so they do not know of windows.
+The model reads training samples; a trajectory has several if its window moved. An algorithm reads
+rows, one per trajectory. A row has the sampled tokens of all samples of its trajectory, in order.
+Losses are functions of rows, so they do not know of windows.
 
 Axes: B trajectories, T token positions of a row, M samples, L token positions of a sample. A
 `TokenBatch` (R rows, T positions) holds either: the rows of B trajectories, or M samples.

@@ -2,10 +2,10 @@
 
     request(step), request(step + 1), ... -> [one thread plays them in this order] -> take(step)
 
-The sampler is the algorithm's (`Algorithm.sampler`): for as long as it stays the same, a step's
-rollouts do not depend on the updates before it, so they are the ones that the trainer would have
-asked for later. Which steps these are is for the trainer to know. Nothing is saved: what was played
-ahead of a checkpoint is played again by a run that goes on from there.
+The sampler is the algorithm's (`Algorithm.sampler`). As long as it stays the same, a step's
+rollouts do not depend on the updates before it. So they are the rollouts that the trainer would
+have asked for later. The trainer knows which steps these are. Nothing is saved: a resumed run plays
+again what was played ahead of its checkpoint.
 """
 
 from __future__ import annotations

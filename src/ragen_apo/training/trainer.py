@@ -18,12 +18,12 @@ Sampling and scoring both run in evaluation mode: dropout would make them two di
             loss      over micro-batches, whose gradients add up
             update    one optimizer step
 
-Several ranks play and score a share each (`ragen_apo.distributed`). All of them have the step's
-trajectories and weights; what they share is said where it happens.
+Several ranks play and score a share each (`ragen_apo.distributed`). All of them have all of the
+step's trajectories, and the same weights.
 
-A*-PO (`algorithms.apo`) plays each task once and makes one pass with one update; the others differ
-in what `prepare` and `loss` do and in how often rollouts are used, and the trainer does not know
-which one it runs.
+A*-PO (`algorithms.apo`) plays each task once and makes one pass with one update. The others differ
+in what `prepare` and `loss` do, and in how often rollouts are used. The trainer does not know which
+algorithm it runs.
 """
 
 from __future__ import annotations

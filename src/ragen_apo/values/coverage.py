@@ -1,9 +1,11 @@
 """Coverage of Stage 1: how many tasks the reference solves before any training.
 
-Consumes returns and successes per task as the value store keeps them, produces a dictionary of
-JSON values. Pure. A*-PO reweights the reference's behaviour, so a task that it never solves
-teaches little. pass@k is the probability that at least one of k samples succeeds, estimated without
-bias from c successes in n >= k samples (Chen et al., arXiv 2107.03374):
+Consumes returns and successes per task as the value store keeps them; produces a dictionary of JSON
+values. Pure. A*-PO reweights the reference's behaviour. So a task that the reference never solves
+teaches little.
+
+pass@k is the probability that at least one of k samples succeeds. It is estimated without bias from
+c successes in n >= k samples (Chen et al., arXiv 2107.03374):
 
     pass@k = 1 - C(n - c, k) / C(n, k)
 """

@@ -3,12 +3,14 @@
     V*(x)    = beta log E_{tau ~ pi_ref} exp(R(tau) / beta)
     V_hat(x) = m + beta (log sum_i exp((r_i - m) / beta) - log N),    m = max_i r_i
 
-Brantley et al., "Accelerating RL for LLM Reasoning with Optimal Advantage Regression"
-(arXiv 2505.20686), equation of Stage 1. The mean of a logarithm lies below the logarithm of the
-mean, so V_hat is biased downwards. Its error is at most about beta times sqrt((1 - p) / (p N)), the
-relative error of a success rate p from N samples, and close to it where p exp(1 / beta) is large:
-so with a small beta `SampleSchedule` spends its samples on tasks with a low success rate. How
-stopping by results biases V_hat is in docs/algorithm.md.
+Brantley et al., "Accelerating RL for LLM Reasoning with Optimal Advantage Regression" (arXiv
+2505.20686), equation of Stage 1. The mean of a logarithm is below the logarithm of the mean, so
+V_hat is biased downwards.
+
+The error of V_hat is at most about beta sqrt((1 - p) / (p N)), that is beta times the relative
+error of a success rate p from N samples. It is close to this bound if p exp(1 / beta) is large. So
+with a small beta `SampleSchedule` spends its samples on tasks with a low success rate.
+docs/algorithm.md says how stopping by results biases V_hat.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ def copy_batch(
 ) -> SupervisedBatch:
     """Rows of a random segment repeated to the end; targets are the repeats.
 
-    Each row has its own period between 2 and half the length, so the distance to copy over varies,
-    and its own alphabet of 4 tokens up to all of them: with few tokens, only the last two or three
-    tokens together say where to copy from.
+    Each row has its own period between 2 and half the length, so the distance to copy over varies.
+    Each row also has its own alphabet, from 4 tokens up to all of them. With few tokens, a single
+    token does not say where to copy from; only the last two or three tokens together do.
     """
     draws = generator(seed, "copy-curriculum", step)
     rows, length = config.batch_size, config.sequence_length

@@ -1,8 +1,8 @@
 """Episodes that people played, kept as JSON lines by `ragen-apo play --record` and `serve shop`.
 
 A line is a finished episode: the environment's version, the seed, the task, and observation, action
-and reward of each turn. `select_recordings` gives those that are demonstrations of a given
-environment's training tasks, and names the others with the reason.
+and reward of each turn. `select_recordings` gives those that can be demonstrations of a given
+environment's training tasks. It names the others with the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The process that compares with math-verify: a JSON line in, `true` or `false` out.
 
-It ends when its input does. An answer that takes more than `CPU_SECONDS` of processor time ends it
-as well (the signal cannot be caught, so no computation in C outlives it), and so may one that takes
-too much memory; `math_process` takes that for `not equal` and starts another one.
+It ends when its input does. It also ends if an answer takes more than `CPU_SECONDS` of processor
+time. The signal for this cannot be caught, so no computation in C outlives it. It may also end if
+an answer takes too much memory. `math_process` then counts the answer as `not equal` and starts
+another process.
 """
 
 import contextlib

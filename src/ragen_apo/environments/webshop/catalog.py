@@ -1,8 +1,9 @@
 """The products of a shop: upstream's files in, an immutable catalogue on disk out.
 
 `read_products` consumes upstream's three files (see docs/webshop.md) by upstream's loading rules
-and yields `Product` records; `Catalog` opens a prepared folder (store.py) in which they lie
-memory-mapped beside the search index, so any number of environments and processes share one copy.
+and yields `Product` records. `Catalog` opens a prepared folder (store.py), in which the products
+are memory-mapped beside the search index. So any number of environments and processes share one
+copy.
 """
 
 import contextlib

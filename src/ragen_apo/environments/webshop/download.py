@@ -1,13 +1,13 @@
 """WebShop's data from its public places, checked and put in place whole.
 
-`download_data` consumes the name of a size (`small`, `full`) and fills `store.real_data_folder`
-with the files of `SOURCES`, from the network or a folder at hand, and `SHA256SUMS`. The folder
-appears when every file is there and a catalogue was prepared from them, so that every record was
-read; until then the parts of a download lie in `<size>.download` beside it, where the next call
-goes on. A folder at hand is only ever read.
+`download_data` consumes the name of a size (`small`, `full`). It fills `store.real_data_folder`
+with the files of `SOURCES`, from the network or from a given folder, and with `SHA256SUMS`. The
+folder appears only when every file is there and a catalogue was prepared from them, so every record
+was read. Until then the parts of a download are in `<size>.download` beside it, where the next call
+continues. A given folder is only read.
 
-Upstream publishes no checksums: what the first download brought is recorded and compared whenever
-the command runs again. A checksum in `SOURCES` is compared as well.
+Upstream publishes no checksums. So the checksums of the first download are recorded, and compared
+whenever the command runs again. A checksum in `SOURCES` is compared as well.
 """
 
 import filecmp

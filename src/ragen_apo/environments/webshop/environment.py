@@ -378,11 +378,12 @@ class WebShopEnvironment:
     def state_key(self) -> str:
         """Hash of the task and the state, as exact as the option `states` says.
 
-        `exact`: page, selections, what led to the page and can be gone back to, the turn number if
-        episodes are truncated and, except in `text`, the opened products. `similar`: the page, the
-        results on it and which were opened, or the product and the selections; of a results page
-        behind the last one all results. Episodes that searched in different words or took a turn
-        more are then in one state, although their futures may differ a little.
+        - `exact`: the page, the selections, the pages that led here and can be gone back to, the
+          turn number if episodes are truncated and, except in `text`, the opened products.
+        - `similar`: the page; for results, the products on it and which were opened; for a product,
+          its selections. For a results page after the last one: all results. Episodes that searched
+          with different words or took one turn more are then in the same state, although their
+          futures may differ a little.
         """
         visit = self.visit
         state: list[Any] = [

@@ -1,18 +1,19 @@
 """One file over HTTP, however the network behaves: resumed, retried, never a page for a file.
 
-`fetch` consumes an address and a path; afterwards the path holds every byte that the server has for
-the address, or FetchError says why not and the path keeps what came, for the next call to go on
-from. Beside it, `<name>.state` remembers of which version of the file the beginning is.
+`fetch` consumes an address and a path. Afterwards the path has every byte that the server has for
+the address. Otherwise FetchError says why not, and the path keeps what arrived, for the next call
+to continue. The file `<name>.state` beside it records the version of the file to which this
+beginning belongs.
 
-- A server that stalls, cuts off, or answers 408, 429 or 5xx is asked again, with growing waits, as
-  long as it keeps sending something new.
-- A beginning is continued with `Range`; where the server ignores it, or has another version or
-  length than before, the file starts over.
-- HTML is never stored. A page with a form that asks for a confirmation (Google Drive's virus-scan
-  warning) is answered; any other page is an error that quotes its title.
+- If a server stalls, cuts off, or answers 408, 429 or 5xx, the request is repeated with growing
+  pauses, as long as the server keeps sending something new.
+- A beginning is continued with `Range`. If the server ignores this, or has another version or
+  length than before, the file starts again.
+- HTML is never stored. If a page has a form that asks for a confirmation (Google Drive's virus-scan
+  warning), the form is answered. Any other page is an error that quotes its title.
 
-Proxies come from the environment (`https_proxy`, `no_proxy`), as urllib reads them. A length that
-the server understates, or a connection without a length, shows only when the file is read.
+Proxies come from the environment (`https_proxy`, `no_proxy`), as urllib reads them. If a server
+states too small a length, or a connection has no length, this shows only when the file is read.
 """
 
 import contextlib

@@ -1,10 +1,11 @@
 """Which words of a title name things: the rule behind the type reward, exchangeable.
 
-A noun rule consumes a title and produces its nouns, lower-cased, in order, repeats kept. Upstream
-asks spaCy's part-of-speech tagger; `spacy_nouns` does the same where spaCy and its model are
-installed. `rule_nouns` needs no model: the words of two or more letters that are no function word,
-no common adjective and no word for a colour or a size. `every_word` is the rule of the recorded
-episodes.
+A noun rule consumes a title and produces its nouns, lower-cased, in order, with repeats.
+
+- `spacy_nouns` asks spaCy's part-of-speech tagger, as upstream does. It needs spaCy and its model.
+- `rule_nouns` needs no model. It takes words of two or more letters, except function words, common
+  adjectives, and words for colours and sizes.
+- `every_word` takes every word, as in the recorded episodes.
 """
 
 import functools

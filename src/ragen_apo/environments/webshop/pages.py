@@ -77,8 +77,9 @@ _BACK_AND_PREVIOUS_RICH = _BACK_RICH + lines([button("< Prev")])
 def product_name(visit: Visit, product: int, views: Views, mode: ObservationMode) -> str:
     """How a product of the results is best clicked: by its id, or in `compact` by its title.
 
-    As many words of the title as tell it from the others of its page, and no fewer than a few; its
-    rank in the results, from 1, where what is shown of it does not or has brackets.
+    The name is as many words of the title as distinguish it from the others of its page, and at
+    least a few. If the shown part of the title does not distinguish it, or has brackets, the name
+    is its rank in the results, from 1.
     """
     view = views(product)
     if mode is not ObservationMode.COMPACT:

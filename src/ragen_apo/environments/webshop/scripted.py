@@ -1,10 +1,12 @@
 """Scripted shoppers: a random one, three rule agents, two goal-aware teachers and an oracle.
 
-Each follows the episode on a copy of the environment that it owns, so the same policy plays every
-observation mode; it looks there only at what a page shows. `random`, `heuristic`, `careful` and
-`hasty` use nothing but the instruction. `teacher` knows the goal and writes plausible
-demonstrations: its searches are made of words of the instruction; so does `forgetful`, which errs
-more often. `oracle` knows the goal and searches the wanted product's own title.
+Each follows the episode on a copy of the environment that it owns, and looks there only at what a
+page shows. So the same policy plays every observation mode.
+
+- `random`, `heuristic`, `careful` and `hasty` use only the instruction.
+- `teacher` and `forgetful` know the goal and write plausible demonstrations: their searches are
+  made of words of the instruction. `forgetful` errs more often.
+- `oracle` knows the goal and searches for the wanted product's own title.
 """
 
 from __future__ import annotations
@@ -167,9 +169,9 @@ class RuleShopper(_Shopper):
 class CarefulShopper(_Shopper):
     """Opens the results from the top and buys the first that has the options asked for.
 
-    It knows nothing but what the student reads, so all of its demonstrations can be followed: it
-    searches words of the request, selects what the request names, and goes back where that turns
-    out to be impossible. The last of a few products is bought with the options that it has.
+    It knows only what the student reads, so the student can follow all of its demonstrations. It
+    searches for words of the request, selects the options that the request names, and goes back if
+    that is impossible. It buys the last of a few products with the options that this product has.
     """
 
     name = "careful"

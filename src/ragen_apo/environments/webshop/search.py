@@ -11,8 +11,9 @@ The sum is taken in float64 and rounded to float32. Order: score descending, tie
 ascending; documents are numbered in the order of their ids, so a tie goes to the lower number.
 
 Queries with many postings are answered without scoring every document, with the same result
-(MaxScore): a term's largest score bounds what it can add; once `threshold`, a score that 50
-documents reach, exceeds all that the terms not yet read can add, only documents met so far matter.
+(MaxScore). A term's largest score bounds what it can add. `threshold` is a score that 50 documents
+have reached. Once it exceeds everything that the terms not yet read can add, only documents that
+were already seen matter.
 
 Sources: Lucene's BM25Similarity and SmallFloat; Robertson and Zaragoza, "The Probabilistic
 Relevance Framework", 2009; Turtle and Flood, "Query Evaluation", 1995.

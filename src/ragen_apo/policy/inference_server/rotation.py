@@ -3,12 +3,13 @@
     begin -> playing -> [failed -> brought back at once, or out until the next rollout] ... -> begin
 
 A server plays as soon as it has the rollout's weights, until a request to it fails. While others
-play, nothing waits for it: it may come back at once, as one does that was started again and lacks
-only its weights, or it is out for the rest of the rollout, which the user is told once. Where none
-plays, all are tried again after pauses. If none comes back, the rollout ends with a ServerError.
+play, nothing waits for the failed server. It may come back at once: a restarted server, for
+example, lacks only its weights. Otherwise it is out for the rest of the rollout, and the user is
+told once. If no server plays, all are tried again after pauses. If none comes back, the rollout
+ends with a ServerError.
 
-Each of several ranks has a rotation of its own: a server that is out for one may play for another.
-The user hears of it from the first rank.
+With several ranks, each has its own rotation: a server that is out for one rank may play for
+another. The first rank tells the user.
 """
 
 from __future__ import annotations

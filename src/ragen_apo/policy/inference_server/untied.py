@@ -3,8 +3,8 @@
     python -m ragen_apo.policy.inference_server.untied SOURCE TARGET
 
 Many models project to the vocabulary by their token embeddings ("tied"). vLLM's build for CPUs
-packs that projection when it starts, and `reload_weights` replaces the embeddings and not the
-packed copy: the server then computes with two versions of them (seen with 0.32). In an untied
+packs that projection when it starts. `reload_weights` later replaces the embeddings but not the
+packed copy. The server then computes with two versions of them (seen with 0.32). In an untied
 folder the projection is a tensor like any other, and is replaced.
 """
 

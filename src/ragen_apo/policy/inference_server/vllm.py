@@ -4,13 +4,13 @@ Written for vLLM 0.32 and its OpenAI-compatible routes. Every answer is checked 
 not as it should be raises RequestError.
 
 - `/v1/completions` takes the whole context as token ids and returns token ids. All sampling
-  parameters are sent, because a server fills missing ones in from the model's
-  generation_config.json (top-p, repetition penalty). There is no `seed`: with one, vLLM's build for
-  CPUs stops at prompts that are read in pieces.
-- `/v1/load_lora_adapter` makes an adapter a model of its own name.
+  parameters are sent, because a server takes missing ones from the model's generation_config.json
+  (top-p, repetition penalty). No `seed` is sent: with a seed, vLLM's build for CPUs stops at
+  prompts that are read in pieces.
+- `/v1/load_lora_adapter` makes an adapter a model with its own name.
 - `/collective_rpc` with `reload_weights` replaces all weights by those of a folder, and
-  `/update_weight_version` labels them. A server that was started again has another label, so the
-  label tells whether it still has the weights that it was given.
+  `/update_weight_version` labels them. A restarted server has another label. So the label says
+  whether the server still has the weights that it was given.
 """
 
 from __future__ import annotations

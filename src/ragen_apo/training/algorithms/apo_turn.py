@@ -6,8 +6,9 @@
 
 Equations are in `objectives.turn_level`, values of states in `values.state_values`; the trace is
 GAE's lambda (Schulman et al., arXiv 1506.02438). Assumes that equal states have equal keys. With
-trace 1 the expected gradient is that of `apo` for any values; with 0 it trusts them. These values
-count luck as skill, so in a stochastic environment only trace 1 is right and any other is refused.
+trace 1 the expected gradient is that of `apo` for any values; with 0 it relies on them. These
+values count chance as skill. So in a stochastic environment only trace 1 is right, and any other is
+refused.
 """
 
 from __future__ import annotations

@@ -4,21 +4,23 @@
     A(tau)   = (R - V_hat(x)) - beta2 Delta(tau),      Delta = sum of log pi - log pi_lag
     loss     = A^2 / (2 beta2)
 
-Ritter et al., arXiv 2602.19362; the loss is `objectives.apo`'s. pi_lag is renewed after `lag`
-updates, and its log-probabilities are those that the sampler recorded, so a sampler that computes
-them differently from the trainer does no harm. No ratio, no clipping, no Stage 1; the run's
-reference is for monitors alone. Assumes that the rollouts of a group start in the same state.
+Ritter et al., arXiv 2602.19362; the loss is that of `objectives.apo`. pi_lag is renewed after `lag`
+updates. Its log-probabilities are those that the sampler recorded. So a sampler that computes them
+differently from the trainer does no harm. No ratio, no clipping, no Stage 1; the run's reference is
+only for monitors. Assumes that the rollouts of a group start in the same state.
 
-With beta1 = beta2 the targets (R - V_hat) / beta2 of a group are log ratios of a distribution,
-mean exp(target) = 1: pi*(tau) = pi_lag(tau) exp((R - V*) / beta2) on what was sampled. That is the
-minimum whichever policy the samples come from, so they may be used for several updates, where the
-environment is deterministic. With beta2 < beta1, as in the paper, the targets ask a group for more
-probability than there is, and the minimum is sharper than pi* at beta1. With beta2 > beta1 they ask
-it to give probability to what nobody sampled, which is refused where samples are used again.
+With beta1 = beta2 the targets (R - V_hat) / beta2 of a group are the log ratios of a distribution,
+with mean exp(target) = 1. It is pi*(tau) = pi_lag(tau) exp((R - V*) / beta2) on the samples. It is
+the minimum whichever policy the samples come from. So they may be used for several updates in a
+deterministic environment.
 
-A task whose returns are all equal is dropped; the mean is over the trajectories that are left. A
-trajectory is part of its own V_hat, which shrinks the advantages of a small group, those of the
-best returns most (docs/algorithm.md).
+With beta2 < beta1, as in the paper, the targets ask for more probability than a group has, and the
+minimum is sharper than pi* at beta1. With beta2 > beta1 they give probability to what nobody
+sampled. This is refused if samples are used again.
+
+A task whose returns are all equal is dropped. The mean is over the remaining trajectories. A
+trajectory is part of its own V_hat. This shrinks the advantages of a small group, above all those
+of the best returns (docs/algorithm.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How much the first thoughts of a step say about their tasks, by scoring each under all of them.
 
 Consumes the trajectories of a step and the policy that sampled them; produces metrics. A policy can
-keep its entropy while its thoughts turn into a template that fits every task: then entropy is high
-and mutual information is 0 (RAGEN, arXiv 2504.20073, and its code call this template collapse).
+keep its entropy while its thoughts turn into a template that fits every task. Then entropy is high
+and mutual information is 0. RAGEN (arXiv 2504.20073, and its code) calls this template collapse.
 
 z_i is the thought that the policy wrote after the first prompt x_i of task i, one of N. Only first
 turns are used: later contexts hold the policy's own words. With L[i, j] = log p(z_i | x_j) in nats
@@ -14,22 +14,24 @@ turns are used: later contexts hold the policy's own words. With L[i, j] = log p
 What I_hat is: draw J evenly from the N tasks and Z from p(. | x_J). Z is then distributed as the
 mixture m = (1/N) sum_j p(. | x_j), and given the prompts
 
-    E I_hat = (1/N) sum_i KL( p(. | x_i) || m ) = I(J; Z),
+    E I_hat = (1/N) sum_i KL( p(. | x_i) || m ) = I(J; Z).
 
-so I_hat is an unbiased estimate of what a thought says about which of these N tasks it belongs to.
+So I_hat is an unbiased estimate of how much a thought says about which of these N tasks it belongs
+to.
 
-- Upper bound: the sum over j holds exp L[i, i], so each term of the mean, and I_hat, is at most
-  log N, which is H(J). It is reached where no thought has a chance under another task.
-- Lower bound: E I_hat >= 0 as a mean of divergences. One estimate may lie below 0: a thought can
-  be more probable under other tasks than under its own.
-- All tasks: for x_1..x_N drawn like the tasks of a step, Z depends on J and the prompts through x_J
-  alone. By the chain rule I(x_J; Z) = I(x_1..x_N; Z) + I(J; Z | x_1..x_N), so over draws of prompts
-  E I_hat <= I(X; Z): InfoNCE (arXiv 1807.03748) with the exact log p(z | x) in place of a learned
-  critic (arXiv 1905.06922). More than log N cannot be seen; a value near it asks for a larger N.
+- Upper bound: the sum over j contains exp L[i, i]. So each term of the mean, and I_hat, is at most
+  log N, which is H(J). It is reached if no thought is possible under another task.
+- Lower bound: E I_hat >= 0, because it is a mean of divergences. A single estimate may be below 0:
+  a thought can be more probable under other tasks than under its own.
+- All tasks: let x_1..x_N be drawn like the tasks of a step. Z depends on J and the prompts only
+  through x_J. By the chain rule I(x_J; Z) = I(x_1..x_N; Z) + I(J; Z | x_1..x_N). So over draws of
+  prompts E I_hat <= I(X; Z). This is InfoNCE (arXiv 1807.03748) with the exact log p(z | x) in
+  place of a learned critic (arXiv 1905.06922). More than log N cannot be seen; if a value is near
+  it, use a larger N.
 
-A thought is the response up to the token that completes `</think>`, or the whole response without
-one. Both are stopping times of sampling, so p(. | x) is normalised over thoughts: broken ones
-count like any other, and L is no score of a part that another reading might cut differently.
+A thought is the response up to the token that completes `</think>`, or the whole response if there
+is none. Both are stopping times of sampling, so p(. | x) is normalised over thoughts. Broken
+thoughts count like any other.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ a row does not hold is None here, and the page says so.
 
     delta = r + V*(next known state) - V*(own state) - beta2 (log pi - log pi_ref)
 
-of the turns from one state of known value to the next, 0 after the end; with no known state but the
-first it is A*-PO's residual of the whole episode, R - V* - beta2 (log pi - log pi_ref).
+This is the residual of the turns from one state of known value to the next; the value after the end
+is 0. If only the first state is known, it is A*-PO's residual of the whole episode, R - V* - beta2
+(log pi - log pi_ref).
 """
 
 from __future__ import annotations
