@@ -4,11 +4,12 @@
     print(ragen_apo.evaluate(run)["success_rate"])
     print(ragen_apo.episodes(run)[0])
 
-A new run is refused before it has a directory if that can be known, and a start that fails leaves
-none behind. A run directory may come from somebody else, so code that it names is run only where
-the caller trusts it; a configuration or an environment that the caller gives is the caller's word.
-Under torchrun `train`, `evaluate` and `estimate_values` share the work (docs/scaling.md).
-Everything raised on purpose is a RagenApoError. Heavy libraries are imported when they are needed.
+If a new run has a fault that can be known at the start, it is refused before it has a directory. A
+start that fails leaves no directory behind. A run directory may come from another person, so code
+that it names is run only if the caller trusts it. A configuration or an environment that the caller
+passes is trusted. Under torchrun `train`, `evaluate` and `estimate_values` share the work
+(docs/scaling.md). Everything raised on purpose is a RagenApoError. Heavy libraries are imported
+when they are needed.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ def train(
     Args:
         config: what to train; None only with `resume`.
         run_dir: where everything goes; must not exist yet, except with `resume`.
-        until: `reference` stops after the warm start; the same call with `resume` goes on.
-        environment: a name, or a function or class of your own, in place of the configured
-            environment and its options; or keys of the section, whose `name` may be a function or
-            class as well. The run keeps where it is defined. With `config` None: the function or
-            class that the run was started with.
+        until: `reference` stops after the warm start; the same call with `resume` continues.
+        environment: a name, or your own function or class, in place of the configured environment
+            and its options. Or keys of the section, whose `name` may also be a function or class.
+            The run records where it is defined. With `config` None: the function or class that
+            the run was started with.
         resume: continue the run in `run_dir` where it stopped, with its own configuration.
         trust_remote_code: with `resume`, run Python code that the run names.
         progress: show progress on the console.
@@ -91,8 +92,8 @@ def train(
 
     Raises:
         ConfigError: the configuration or the environment cannot be used.
-        RunDirectoryError: `run_dir` is in use, or its run cannot go on as what it was.
-        RagenApoError: whatever else stands in the way.
+        RunDirectoryError: `run_dir` is in use, or its run cannot be continued.
+        RagenApoError: anything else prevents the run.
     """
     from ragen_apo.distributed.start import join_ranks
     from ragen_apo.stages.inputs import check_start
@@ -172,12 +173,12 @@ def _continued(
 def open_run(
     run: Run | Path | str, *, environment: Factory | None = None, trust_remote_code: bool = False
 ) -> Run:
-    """A run to work on: its configuration, but for its word on whose code may run.
+    """A run to work on: its configuration, except for what it says about trusted code.
 
     Args:
         run: a run directory; a Run stays as it is.
-        environment: the function or class that makes its environment, where it was started with
-            one. Without it the file that the run names is imported, which has to be trusted.
+        environment: the function or class that makes its environment, if it was started with
+            one. Without it, the file that the run names is imported, which must be trusted.
         trust_remote_code: run Python code that the run names: its model's, and an environment's.
 
     Raises:
@@ -222,9 +223,9 @@ def evaluate(
     """Plays a split with the trained policy, the reference and the baselines.
 
     Writes evaluation/results.json and episodes.jsonl of the run and returns the results
-    (docs/metrics.md). `split`, `episodes`, `pass_k` and `search` stand in place of the keys of the
-    section `evaluation`, such as `search={"method": "beam", "width": 4}` (docs/search.md);
-    `open_run` has the other arguments.
+    (docs/metrics.md). `split`, `episodes`, `pass_k` and `search` replace the keys of the section
+    `evaluation`, for example `search={"method": "beam", "width": 4}` (docs/search.md). `open_run`
+    explains the other arguments.
 
     Raises:
         RunDirectoryError: the run has no trained policy yet.
@@ -259,29 +260,29 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
     """Plays the episodes of an evaluation with a model behind an OpenAI-compatible API.
 
     Writes results, episodes and every answer to `out`, and returns the results; `episodes` and
-    `write_report` read the folder. The same call goes on where an interrupted one stopped, without
-    a question that was answered (docs/evaluating_models.md).
+    `write_report` read the folder. After an interruption the same call continues, and does not
+    repeat requests that were answered (docs/evaluating_models.md).
 
     Args:
         model: the name under which the server knows it.
         out: a new folder, or that of the same evaluation.
         base_url: the root of the API, such as http://127.0.0.1:8000/v1; without keys.
-        config: whose sections environment, agent, evaluation, whose seed and
-            rollouts.num_environment_workers are used; without it the defaults.
+        config: a configuration; without it the defaults. Its sections environment, agent and
+            evaluation, its seed and its rollouts.num_environment_workers are used.
         environment: as for `train`.
-        max_tokens: tokens of an answer at most.
+        max_tokens: largest number of tokens of an answer.
         extra_body: further keys of every request, such as `{"reasoning_effort": "low"}`; they are
             written to `out`.
         concurrency: episodes that are played at a time; changes no result.
-        timeout_seconds: of one answer.
-        api_key_env: the environment variable with the key. Without it OPENAI_API_KEY, if it is
-            set, and only encrypted or to this machine.
+        timeout_seconds: how long one answer may take.
+        api_key_env: the environment variable with the key. Without it OPENAI_API_KEY is used if it
+            is set, but only over https or to this machine.
         progress: show progress on the console.
         **sections: keys to change, by section: `evaluation={"num_episodes": 20}`.
 
     Raises:
         ConfigError: a setting, the address or the key cannot be used.
-        RunDirectoryError: `out` holds something else.
+        RunDirectoryError: `out` has something else in it.
         ApiError: the server cannot be reached, or refuses.
     """
     from ragen_apo.config.api_model import api_model_config
@@ -342,8 +343,9 @@ def estimate_values(
 ) -> dict[str, Any]:
     """Samples a reference of the run (Stage 1) and returns what its values cover.
 
-    `samples` are trajectories per task; more than before adds to what is stored. `reference` is its
-    version, 0 for the warm-started one; `split` has the tasks; `open_run` the other arguments.
+    `samples` is the number of trajectories per task; a larger number than before adds to the stored
+    ones. `reference` is the version of the reference, 0 for the warm-started one. `split` is the
+    split of the tasks. `open_run` explains the other arguments.
 
     Raises:
         RunDirectoryError: the run has no such reference.
@@ -374,7 +376,7 @@ def show_prompt(
     """A scripted episode as the agent would read and write it, token by token.
 
     Args:
-        config: a configuration, whose model need not be trained; its weights are not loaded.
+        config: a configuration. Its model may be untrained, and its weights are not loaded.
         run: a run directory whose tokenizer is used in place of the configuration's.
         task: which training task, counted from 0.
         environment: as for `train`.
@@ -392,7 +394,7 @@ def show_prompt(
 
 
 def episodes(run: Run | Path | str) -> list[Episode]:
-    """The episodes of the last evaluation; `print(episodes[0])` tells one turn by turn.
+    """The episodes of the last evaluation; `print(episodes[0])` shows one turn by turn.
 
     Raises RunDirectoryError if there is none.
     """
@@ -420,9 +422,9 @@ def push_to_hub(
 ) -> str:
     """Uploads the policy of an evaluated run with a model card; returns the commit's address.
 
-    Adapters go along, in the folder `adapter`. `repository` is `owner/name` at the Hugging Face hub
-    and is made if it is not there. The token is that of `hf auth login` or HF_TOKEN. `license_id`
-    is one of the hub's, such as `apache-2.0`; without it the card names no license.
+    Adapters are uploaded too, in the folder `adapter`. `repository` is `owner/name` on the Hugging
+    Face hub, and is created if it does not exist. The token is that of `hf auth login` or HF_TOKEN.
+    `license_id` is one of the hub's, such as `apache-2.0`; without it the card names no license.
 
     Raises:
         RunDirectoryError: there is no trained and evaluated policy, or it is damaged.
@@ -443,15 +445,15 @@ def compare(
 ) -> list[Measurement]:
     """Trains several algorithms from the same reference with the same seeds, and compares them.
 
-    Writes comparison.md, .csv, .tex, .pptx and .html and curves to `out` and returns what each
-    run has cost and reached. Runs in `out` that are done are reused.
+    Writes comparison.md, .csv, .tex, .pptx and .html and curves to `out`. Returns what each run
+    cost and reached. Finished runs in `out` are reused.
 
     Args:
-        config: a comparison, as configs/compare_shop.yaml is one.
+        config: a comparison, such as configs/compare_shop.yaml.
         out: where the runs and the results go.
-        parallel: runs that train at the same time, each in a process of its own.
-        pdf: writes comparison.pdf as well, which needs the extra `pdf`.
-        progress: show on the console what the runs print; else it goes to a file beside each.
+        parallel: number of runs that train at the same time, each in its own process.
+        pdf: also writes comparison.pdf, which needs the extra `pdf`.
+        progress: show on the console what the runs print; otherwise it goes to a file beside each.
 
     Raises:
         ConfigError: the comparison cannot be used.

