@@ -190,8 +190,8 @@ def write_checksums(folder: Path) -> None:
 def check_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
     """Raises ValueError if one of these files differs from `SHA256SUMS`.
 
-    Without names, the folder must hold all listed files and no other, hidden ones aside: a file
-    that is added may change what the others mean, as an adapter does beside a model's weights.
+    Without names, the folder must have all listed files and no others, except hidden ones. An added
+    file may change what the others mean, as an adapter does beside a model's weights.
     """
     listed = _read_checksums(folder / CHECKSUMS)
     if names is None:

@@ -14,10 +14,10 @@ _Item = TypeVar("_Item")
 
 
 def turns_by_weight(weights: Mapping[str, float]) -> Iterator[str]:
-    """The names for ever. Weights are positive and read as the decimals that they print as.
+    """The names in turn, without end. Weights are positive, and read as the decimals they print as.
 
-    Of those whose share of the turns so far, this one included, is not used up, the next is the one
-    whose next turn cannot wait longest; of equals the first.
+    A name whose share of the turns so far, including this one, is used up has to wait. Of the
+    others, the next is the name whose next turn is due first; among equals the first one.
     """
     exact = {name: Fraction(str(weight)) for name, weight in weights.items()}
     total = sum(exact.values())

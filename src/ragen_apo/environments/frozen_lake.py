@@ -1,9 +1,9 @@
 """FrozenLake: cross a lake to the goal without falling into a hole.
 
-The dynamics are those of Gymnasium's FrozenLake-v1: on slippery ice an action goes where it says
-with probability `success_rate`, otherwise to one of its two sides with equal probability; the
-border stops you. Reaching the goal or a hole ends the episode. Maps are random, always with a way
-to the goal.
+The dynamics are those of Gymnasium's FrozenLake-v1. On slippery ice an action succeeds with
+probability `success_rate`. Otherwise the player slips to one of the two sides, with equal
+probability. The border stops the player. Reaching the goal or a hole ends the episode. Maps are
+random, but always have a way to the goal.
 
 Slips are a function of the episode's seed and the number of actions so far. Without slippery ice
 the lake is deterministic and seeds are not used.

@@ -147,12 +147,12 @@ def residual(log_ratio_B: Tensor, *, returns_B: Tensor, v_star_B: Tensor, beta2:
 def mean_of_others(values_BS: Tensor, *, present_BS: Tensor) -> Tensor:
     """For each row the mean of what is present in the other rows [B]: an offset to centre it by.
 
-    E[grad log pi] of a sequence is 0 whatever the others are, so an offset made of those alone
-    changes no expected gradient. The mean of all rows does: with one value a row it is A_i / B +
-    (1 - 1/B) (mean of the others), which leaves 1 - 1/B of the gradient and nothing at B = 1. All
-    of the row's own values are left out, because a sequence's later residuals depend on what its
-    earlier turns wrote.
-    Raises ValueError for fewer than two rows, and for a row of which nothing is present.
+    E[grad log pi] of a sequence is 0 whatever the other sequences are. So an offset made only of
+    the others changes no expected gradient. The mean of all rows does change it. With one value per
+    row it is A_i / B + (1 - 1/B) (mean of the others), which keeps only 1 - 1/B of the gradient,
+    and nothing at B = 1. All of the row's own values are left out, because a sequence's later
+    residuals depend on what its earlier turns wrote. Raises ValueError for fewer than two rows, and
+    for a row in which nothing is present.
     """
     if len(values_BS) < 2:
         raise ValueError(
@@ -201,7 +201,7 @@ def regression_loss(
 ) -> Tensor:
     """A^2 / (2 beta2) [B], through which the gradient flows.
 
-    Beyond the clamp c the square goes on as its tangent, (2 c |A| - c^2) / (2 beta2) (Huber), so
+    Beyond the clamp c the square continues as its tangent, (2 c |A| - c^2) / (2 beta2) (Huber). So
     the gradient is that of the weighted form with A clamped to [-c, c].
     """
     if advantage_clamp is None:
@@ -228,11 +228,11 @@ def weighted_loss(
 def kl_penalty(log_ratio_B: Tensor) -> Tensor:
     """Delta^2 / 2 [B]: on samples of pi its gradient is an unbiased grad KL(pi || pi_ref).
 
-    The estimators that read better as a value fail as a loss: differentiated on samples of pi,
-    Delta itself has expected gradient 0, and exp(-Delta) - 1 + Delta that of KL(pi_ref || pi). The
-    square is taken of the whole sequence: one per token forgets what a token does to later ones.
-    Without clamp and length normalisation, a weight lambda is the same as adding lambda to the
-    beta2 of the residual.
+    Other estimators of the KL are better as a value but fail as a loss. Differentiated on samples
+    of pi, Delta itself has expected gradient 0, and exp(-Delta) - 1 + Delta has that of KL(pi_ref
+    || pi). The square is of the whole sequence, because a square per token ignores how a token
+    affects later ones. Without clamp and length normalisation, a weight lambda is the same as
+    adding lambda to the beta2 of the residual.
     """
     return log_ratio_B.square() / 2
 

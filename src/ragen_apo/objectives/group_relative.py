@@ -9,10 +9,10 @@ to tokens, `policy_gradient.clipped_policy_loss` and `aggregate` make the loss.
     RLOO       R - mean of the others           Ahmadian et al., 2402.14740
     GiGPO      episode + turn                   Feng et al., 2505.10978
 
-Statistics are those of the group (rollouts of one task), std is the sample standard deviation.
-Assumes that the rollouts of a group start in the same state. Dividing by std weighs tasks by how
-rarely they vary, which is not the gradient of the return; a mean that contains the sample itself
-shrinks the gradient by 1 - 1/n. RLOO is unbiased. A group whose returns are all equal has
+Statistics are those of the group (rollouts of one task); std is the sample standard deviation.
+Assumes that the rollouts of a group start in the same state. Dividing by std gives tasks with rare
+variation more weight, which is not the gradient of the return. A mean that contains the sample
+itself shrinks the gradient by 1 - 1/n. RLOO is unbiased. A group whose returns are all equal has
 advantages of exactly 0.
 
 Axes: B trajectories in any order, N turns of them in any order; groups of any size.

@@ -5,9 +5,9 @@
                                                      Hu et al., arXiv 2501.03262
 
 Consumes returns per trajectory or rewards per token. Assumes samples of the current policy.
-Dividing by the standard deviation of the batch changes the rate of a step and not its direction;
-the mean of a batch contains the sample itself, which shrinks the gradient by 1 - 1/B. Batch
-statistics compare easy with hard tasks: an easy task's failure can look better than it is.
+Dividing by the standard deviation of the batch changes the size of a step, not its direction. The
+mean of a batch contains the sample itself, which shrinks the gradient by 1 - 1/B. Batch statistics
+compare easy tasks with hard ones: a failure on an easy task can look better than it is.
 
 The functions need the whole batch at once. Axes: B sequences, T token positions.
 """

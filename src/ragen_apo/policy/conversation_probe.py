@@ -1,9 +1,10 @@
 """A short conversation that a model has when it is loaded: is it computed the same everywhere?
 
-Two rows of different length are played over two turns of the model's own chat template by the
-generation engine, then scored in whole rows as training does, then computed by transformers alone.
-All three use the number format in which the model will run. What a probe of three tokens cannot see
-shows here: positions, caches, masks, turns that continue a context, rows beside each other.
+Two rows of different length play two turns in the model's own chat template. The generation engine
+samples them. Then the scorer scores whole rows, as training does, and then transformers computes
+them alone. All three use the number format in which the model will run. A probe of three tokens
+cannot see what shows here: positions, caches, masks, turns that continue a context, and rows beside
+each other.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ positions there. A step does one of two things:
 - it samples one token for every row that is writing a response, or
 - it reads the prompts that wait, concatenated; each attends to its own context.
 
-A row goes on with its next turn without waiting for the others. Slots without a writing row are
-computed too and the result is dropped; if there are many, rows move to the front (`_close_ranks`).
-A prompt that restarts its row's context keeps the common prefix in the cache. A row that begins
-copies what another open row has read of the same prompt: of a group's episodes only the first reads
-the task, and a system prompt is read once.
+A row continues with its next turn without waiting for the others. Slots without a writing row are
+computed too, and the result is dropped. If there are many, rows move to the front (`_close_ranks`).
+A prompt that restarts its row's context keeps the common prefix in the cache. A new row copies what
+another open row has read of the same prompt. So only the first episode of a group reads the task,
+and a system prompt is read once.
 
 Each row draws its uniform numbers from its own generator, one block a turn. So a trajectory does
 not depend on the other rows of its batch, up to floating-point rounding of the matrix products.

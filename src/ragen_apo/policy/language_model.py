@@ -247,8 +247,8 @@ class LanguageModel:
     def fingerprint(self) -> str:
         """The identity of a reference: a hash of all that its output depends on.
 
-        That is the weights, the architecture's numbers (a rotary base is not among the weights),
-        the tokenizer, the chat template with the date that it is told, and the end tokens.
+        These are the weights, the architecture's numbers (a rotary base is not a weight), the
+        tokenizer, the chat template with the date that it gets, and the end tokens.
         """
         architecture = self.config.to_diff_dict()
         rest = {

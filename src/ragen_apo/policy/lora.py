@@ -153,8 +153,8 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 def plain_weights(model: nn.Module, *, adapters: bool) -> dict[str, Tensor]:
     """The state of the model under the names that it has without adapters.
 
-    With `adapters` they are added to the weights in float32, and the sum is rounded to the weights'
-    format and kept in main memory: a GPU may have no room for the model once more.
+    With `adapters`, these are added to the weights in float32. The sum is rounded to the weights'
+    format and kept in main memory, because a GPU may have no room for a second copy of the model.
     """
     weights = {
         name.replace(_BASE, ""): tensor

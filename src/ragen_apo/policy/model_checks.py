@@ -52,8 +52,9 @@ def check_embeddings(
 ) -> None:
     """Refuses a tokenizer with tokens that the model has no embedding for.
 
-    Of tokens that were added to a vocabulary those of conversations count: Gemma 3's has one for
-    images, which its models of text alone have no embedding for, and which no text becomes.
+    Of the tokens that were added to a vocabulary, only those of conversations matter. Gemma 3, for
+    example, has a token for images. Its text-only models have no embedding for it, but no text ever
+    contains it.
     """
     tokenizer, text = template.tokenizer, template.render(CONVERSATION)
     needed = {*tokenizer.encode(text, add_special_tokens=False), *end_ids}

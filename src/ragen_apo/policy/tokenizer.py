@@ -35,8 +35,9 @@ _PIECES = Regex(r"\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
     """A tokenizer of at most `vocab_size` tokens, the same for the same texts in the same order.
 
-    Every number up to the largest of up to three digits in the texts gets a token, seen or not, as
-    far as `vocab_size` allows: ids of held-out products may never occur in the texts.
+    Every number from 0 to the largest number in the texts (of up to three digits) gets a token, as
+    far as `vocab_size` allows. So ids of held-out products have a token even if no text contains
+    them.
     """
     texts = list(texts)
     tokenizer = Tokenizer(models.BPE())

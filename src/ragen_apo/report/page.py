@@ -1,8 +1,8 @@
 """One self-contained page about a run: no file beside it and no network is needed to read it.
 
 Consumes `RunData` and the report's pictures; produces HTML. Everything that the policy, the
-environment or a configuration wrote is text: Jinja escapes what stands in the markup, and episodes
-travel as JSON without a `<`, which the page's script shows through `textContent` only.
+environment or a configuration wrote stays text. Jinja escapes it in the markup. Episodes are
+embedded as JSON without any `<`, and the page's script shows them only through `textContent`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Stage 1: samples trajectories of the frozen reference and writes every return to the value store.
 
 Consumes tasks and an agent proxy that plays the reference; produces rows of the store, from which
-V* for any beta is computed. Episodes are played in chunks whose composition depends only on the
-schedule and on returns of earlier rounds. A chunk that is already stored is skipped, one that is
-partly stored is played again and what is there stays, so an interrupted Stage 1 ends with exactly
-the same rows.
+V* for any beta is computed. Episodes are played in chunks. Which episodes a chunk has depends only
+on the schedule and on returns of earlier rounds. A chunk that is completely stored is skipped. A
+chunk that is partly stored is played again, and its stored rows stay. So an interrupted Stage 1
+ends with exactly the same rows.
 """
 
 from __future__ import annotations

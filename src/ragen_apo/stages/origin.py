@@ -1,7 +1,7 @@
 """What a run is made with and from, noted when it starts and the same in every later attempt.
 
-`run.json` keeps versions, the configuration and the versions of the environment, because files can
-be edited and data replaced between two attempts, and a run of two kinds is neither of them.
+`run.json` records versions, the configuration and the versions of the environment. Between two
+attempts, files can be edited and data replaced. A run that mixes both would be neither of them.
 """
 
 from __future__ import annotations

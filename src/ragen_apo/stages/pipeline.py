@@ -78,10 +78,10 @@ def train(
 ) -> None:
     """Brings the run to its end: `run.policy` holds the trained model afterwards.
 
-    Or to its reference, the end of the warm start: `references/0`, from which another call goes on.
-    A run that has what is asked for is left as it is. Raises ConfigError before anything is
-    computed where the environment refuses its options or lacks what the run needs of it;
-    RunDirectoryError where the run cannot go on as what it was.
+    Or it stops at the reference, the end of the warm start: `references/0`, from which another call
+    continues. A run that already has what is asked for is left unchanged. Raises ConfigError before
+    anything is computed if the environment refuses its options or lacks something that the run
+    needs. Raises RunDirectoryError if the run cannot be continued.
     """
     require_notes(run)
     session = open_session(config, run, progress)

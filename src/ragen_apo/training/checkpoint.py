@@ -8,9 +8,9 @@ A checkpoint is a folder that appears by one rename, so it is whole or it is not
       algorithm.safetensors   what the algorithm trains besides the policy: the critic of PPO
       SHA256SUMS              what all these files were when they were written
 
-What a killed writer left is removed; nothing else in `checkpoints/` is touched. A checkpoint is
-taken as it was written or not at all: a file with other bytes, or a tensor that is missing, too
-many or of another form, is an error.
+What a killed writer left is removed; nothing else in `checkpoints/` is touched. A damaged
+checkpoint is an error: a file with other bytes, or a tensor that is missing, unexpected or of
+another form.
 
 All random choices derive from (seed, purpose, counters), so the counters in `state.json` are also
 the state of every generator, of the task order and of the schedule.

@@ -2,11 +2,11 @@
 
     A_hat(s, a) = mean (r + V_hat(s')) - V_hat(s)   over the samples that did a in s
 
-r is the stored reward of the turn and s' the state after it, V_hat after the end 0. Along an
-episode these sum to its return and the value of where it stands, less the value of its first state,
-so branches of one episode can be compared by them alone. A move that no sample made has no number:
-0, as good as its state, is the guess. Pure; nothing but the store is read, so no reward of an
-episode in progress.
+r is the stored reward of the turn, s' is the state after it, and V_hat after the end is 0. Along an
+episode the sum is the return so far, plus the value of the current state, minus the value of the
+first state. So branches of one episode can be compared by these numbers alone. A move that no
+sample made has no number; the guess for it is 0, which is as good as its state. Pure. Only the
+store is read, so no reward of an episode in progress is used.
 """
 
 from __future__ import annotations

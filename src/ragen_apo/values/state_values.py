@@ -132,8 +132,9 @@ def turn_weights(
     exp((reward + V_hat(next state) - V_hat(own state)) / beta), V_hat after the end 0; arguments
     as in `segments`, beta > 0. The product over segments is the weight of the whole episode.
 
-    No weight is larger than `most`. Of n episodes none weighs more than n; a turn could, up to
-    exp(1 / beta), where others succeed from the next state and V_hat of this one has not seen it.
+    No weight is larger than `most`. None of n episodes can weigh more than n. A turn could weigh up
+    to exp(1 / beta), if others succeed from the next state and V_hat of this state does not include
+    them.
     """
     parts = segments(trajectory, task_value=task_value, values=values)
     next_values = [part.value for part in parts[1:]] + [0.0]

@@ -126,8 +126,9 @@ def relabel(
 ) -> list[TrainingSample]:
     """The samples, a share of them with the given tokens permuted, each in its own way.
 
-    Where tokens are names, what is right after relabelling was right before: only copying them from
-    the page works every time, and a policy that copies can name what no demonstration named.
+    If tokens are names, a relabelled sample is as correct as the original. But only copying the
+    names from the page is right in every sample. A policy that has learned to copy can also name
+    what no demonstration named.
     """
     draws = generator(seed, "relabelled-numbers", step)
     permuted = np.asarray(token_ids)

@@ -1,8 +1,8 @@
 """WebShop's colour words and what the option reward does with them.
 
 `normalize_color` consumes an option value and gives the first colour word, in the list's order,
-that occurs in it anywhere ("tan" in "titanium"); a value without one stays as it is. Source:
-upstream's list (MIT licence), whose order decides between several words.
+that occurs anywhere in it ("tan" in "titanium"). A value without a colour word stays as it is.
+Source: upstream's list (MIT licence). Its order decides between several words.
 """
 
 from typing import Final

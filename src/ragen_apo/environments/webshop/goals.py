@@ -1,11 +1,12 @@
 """Prices and goals of a catalogue, a function of one seed, and the splits of the goals.
 
 Consumes a `Catalog` and a price seed; produces a price for each product and each `Goal` by the
-number that upstream gives it, made when it is asked for. With one private generator: each product
-with two prices draws uniform(a, b), then each product with an instruction draws its price limit;
-then a second generator, seeded 233, shuffles the goals. Source: WebShop's engine and goal modules
-with the global generator seeded just before construction; upstream itself leaves it unseeded, so
-its goals differ from process to process.
+number that upstream gives it. Goals are made on demand. One private generator draws first
+uniform(a, b) for each product with two prices, and then a price limit for each product with an
+instruction. A second generator, seeded 233, shuffles the goals.
+
+Source: WebShop's engine and goal modules with the global generator seeded just before construction.
+Upstream itself leaves it unseeded, so its goals differ from process to process.
 """
 
 import bisect

@@ -218,10 +218,10 @@ class CarefulShopper(_Shopper):
 class HastyShopper(_Shopper):
     """Draws at random what the careful shopper decides by reading, and so mostly fails.
 
-    It searches one of three queries, opens one of the first four results, passes over some of the
-    options asked for, and where one is missing goes back to another result or does not care. It
-    knows the instruction alone. Its students know what a purchase is made of; choosing well is left
-    to reinforcement.
+    It searches for one of three queries, opens one of the first four results, and ignores some of
+    the requested options. If an option is missing, it goes back to another result or buys without
+    it. It knows only the instruction. Its students know how to make a purchase; reinforcement has
+    to teach them to choose well.
     """
 
     name = "hasty"

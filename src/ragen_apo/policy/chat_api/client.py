@@ -2,10 +2,10 @@
 
     messages -> POST BASE/chat/completions -> [failed: wait, again] -> Answer
 
-What passes (429, 5xx, a cut connection, no answer in time) is tried again, after the exponential
-backoff with jitter that lets many clients back in one by one, and not before the server's
-`Retry-After`. What stays (a wrong key, an unknown model) ends in one ApiError. No error carries the
-exception of the HTTP library, whose request holds the key.
+Temporary failures (429, 5xx, a cut connection, no answer in time) are tried again. The pauses grow
+exponentially, with jitter so that many clients do not return at once, and are at least as long as
+the server's `Retry-After`. Permanent failures (a wrong key, an unknown model) end in one ApiError.
+No error contains the exception of the HTTP library, because its request has the key.
 """
 
 from __future__ import annotations

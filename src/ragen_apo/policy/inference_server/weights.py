@@ -2,11 +2,11 @@
 
     model -> identity (base, adapter) -> files -> server, unless it has them already
 
-All weights but those of adapters are the base. A base is loaded from a folder in place of the
-server's own weights and labelled by its hash; an adapter is loaded beside it under a name that is
-its hash. So a server says itself which weights it has, and one that was started again, or that
-another run uses, is found out. An adapter is never loaded twice under one name with other content:
-vLLM would keep prefix caches of the one before.
+The base is all weights except those of adapters. A base is loaded from a folder, replaces the
+server's own weights, and is labelled by its hash. An adapter is loaded beside it, under a name that
+is its hash. So a server itself says which weights it has. A server that was restarted, or that
+another run uses, is noticed. An adapter is never loaded twice under one name with other content,
+because vLLM would keep prefix caches of the earlier one.
 """
 
 from __future__ import annotations
