@@ -2,14 +2,18 @@
 
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.session import Session
 from ragen_apo.stages.training import make_trainer
 from ragen_apo.training.algorithms.ppo import PpoAlgorithm
 from ragen_apo.training.checkpoint import STAGE_TWO, Position
+from ragen_apo.training.rollouts import MicroBatch
+from ragen_apo.training.step_metrics import LossPart
 from tests.factories import changed, loss_of, step_without_update, trainer_of, with_keys
 
 RETURNS = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0, 0.9, 1.1, 0.9]
@@ -74,6 +78,37 @@ def test_advantages_are_made_of_the_normalised_returns(
     assert seen.rollouts.returns_B.tolist() == pytest.approx(expected, abs=1e-4)
     paid_B = seen.rollouts.rewards_BT.sum(dim=1)
     assert paid_B.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "coefficient", "expected"),
+    [
+        # Two passes of two minibatches, each one micro-batch.
+        ("grpo", 0.0, [True, True, False, False]),
+        ("grpo", 0.01, [True] * 4),
+        ("ppo", 0.0, [True, True, False, False]),
+        ("ppo", 0.01, [True] * 4),
+    ],
+)
+def test_later_passes_compute_the_entropy_for_a_bonus_only(
+    algorithm: str, coefficient: float, expected: list[bool], session: Session
+) -> None:
+    keys = ["--algorithm.num_epochs=2", "--algorithm.num_minibatches=2"]
+    keys += [f"--algorithm.entropy_coefficient={coefficient}", "--training.micro_batch_size=99"]
+    trainer = trainer_of(session, algorithm, *keys)
+    loss, has_entropy = trainer.algorithm.loss, []
+
+    def seen(targets: Any, micro: MicroBatch, scores: TokenScores) -> LossPart:
+        has_entropy.append(scores.entropy_BT is not None)
+        return loss(targets, micro, scores)
+
+    with patch.object(trainer.algorithm, "loss", seen):
+        metrics = step_without_update(trainer, returns=RETURNS).result.metrics
+    assert has_entropy == expected
+    one_pass = trainer_of(session, algorithm, *keys, "--algorithm.num_epochs=1")
+    alone = step_without_update(one_pass, returns=RETURNS).result.metrics
+    assert metrics["entropy"] == alone["entropy"] > 0
 
 
 @pytest.mark.slow

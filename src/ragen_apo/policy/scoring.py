@@ -25,8 +25,9 @@ class TokenScores:
 
     logprobs_BT: Tensor
     """log pi(token) at the sampling temperature; differentiable if scored with gradients."""
-    entropy_BT: Tensor
-    """Entropy in nats of the distribution each token was drawn from; with gradients on request."""
+    entropy_BT: Tensor | None
+    """Entropy in nats of the distribution each token was drawn from; with gradients on request.
+    The trainer has None in passes after a step's first, unless a loss differentiates it."""
 
 
 def score_tokens(

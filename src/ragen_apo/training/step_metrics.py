@@ -72,6 +72,7 @@ class StepMetrics:
                 "num_tokens": micro.mask_BT.sum(dim=1),
                 **part.per_sequence,
             }
+            assert scores.entropy_BT is not None
             numbers["entropy"] = scores.entropy_BT.detach().sum()
             self._rows.append(micro.rows)
             for name, vector in vectors.items():

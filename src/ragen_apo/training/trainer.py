@@ -245,7 +245,7 @@ class Trainer:
                 epoch=epoch,
             ):
                 for micro in rollouts.micro_batches(indices, size=self._micro_batch_size):
-                    scores = self._scores(micro)
+                    scores = self._scores(micro, first_pass=epoch == 0)
                     part = algorithm.loss(targets, micro, scores)
                     if micro.is_idle:
                         (0.0 * part.loss).backward()
@@ -296,8 +296,13 @@ class Trainer:
         )
         return micro.in_rows(logprobs_ML)
 
-    def _scores(self, micro: MicroBatch) -> TokenScores:
-        """What the policy says about the sampled tokens, in the rows of their episodes."""
+    def _scores(self, micro: MicroBatch, *, first_pass: bool) -> TokenScores:
+        """What the policy says about the sampled tokens, in the rows of their episodes.
+
+        The entropy is a metric of the first pass, and later only part of a loss.
+        """
+        if not (first_pass or self.algorithm.entropy_gradients):
+            return TokenScores(self._logprobs(self.policy, micro), entropy_BT=None)
         scores = score_tokens(
             self.policy,
             micro.samples.token_ids_RT,
@@ -305,6 +310,7 @@ class Trainer:
             temperature=self.config.sampling.temperature,
             entropy_gradients=self.algorithm.entropy_gradients,
         )
+        assert scores.entropy_BT is not None
         return TokenScores(
             logprobs_BT=micro.in_rows(scores.logprobs_BT),
             entropy_BT=micro.in_rows(scores.entropy_BT),

@@ -37,7 +37,7 @@ class Algorithm(ABC, Generic[Targets]):
     num_minibatches: int = 1
     """Updates of a pass."""
     entropy_gradients: bool = False
-    """Whether the loss differentiates the entropy."""
+    """Whether the loss differentiates the entropy; if not, only the first pass has it."""
     has_ratio: bool = False
     """Whether the loss divides by the probabilities of the policy that sampled."""
 

@@ -101,6 +101,7 @@ class PolicyTerm:
                 mask_BT=mask_BT,
             )
         if settings.entropy_coefficient > 0:
+            assert scores.entropy_BT is not None
             loss_BT = loss_BT + entropy_bonus(
                 scores.entropy_BT, mask_BT=mask_BT, coefficient=settings.entropy_coefficient
             )
