@@ -1,12 +1,28 @@
 """What a configuration sets of the machine; GPUs are looked at by `benchmarks.gpu`."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ragen_apo.agent.assembly import set_up_machine
 from ragen_apo.config.machine import MachineConfig
-from ragen_apo.policy.sampling import inverse_cdf
+from ragen_apo.policy.sampling import sample
 from tests.pretend_gpu import PretendGpu
+
+
+class Sums(TorchFunctionMode):
+    """Notes whether cumulative sums are made on the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_on_gpu: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cumsum:
+            self.are_on_gpu.append(args[0].is_cuda)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -31,16 +47,14 @@ def test_deterministic_sampling_sums_on_the_cpu_and_takes_the_same_tokens(
 ) -> None:
     """CUDA has no deterministic cumulative sum, and refuses the other one."""
     draws = torch.Generator().manual_seed(7)
-    logprobs = torch.randn(64, 50, generator=draws).log_softmax(-1)
-    uniform = torch.rand(64, dtype=torch.float64, generator=draws)
-    expected = inverse_cdf(logprobs, uniform)
-    with PretendGpu() as gpu:
-        there = logprobs.to("cuda"), uniform.to("cuda")
-        gpu.waits.clear()
+    logits = torch.randn(64, 50, generator=draws)
+    uniform = torch.rand(64, dtype=torch.float64, generator=draws).tolist()
+    expected = sample(logits, uniform, temperature=1.0)
+    with PretendGpu(), Sums() as sums:
+        there = logits.to("cuda")
         torch.use_deterministic_algorithms(deterministic)
-        tokens = inverse_cdf(*there)
-        assert dict(gpu.waits) == ({"to cpu": 1, "to gpu": 1} if deterministic else {})
-        assert torch.equal(tokens.cpu(), expected)
+        assert sample(there, uniform, temperature=1.0) == expected
+    assert sums.are_on_gpu == [not deterministic]
 
 
 def test_a_cpu_keeps_the_precision_of_its_products() -> None:

@@ -19,6 +19,7 @@ from ragen_apo.policy.conversation_probe import probe_conversation
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import seeded_torch
+from ragen_apo.policy.ragged_cache import RaggedLayer
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.session import Session
 from ragen_apo.training.batching import collate, loss_mask_of
@@ -185,14 +186,46 @@ def test_several_turns_are_those_of_the_cpu(tiny_model: LanguageModel, temperatu
     assert [each for _, each in actual] == pytest.approx([each for _, each in expected], abs=1e-5)
 
 
-def test_a_pass_of_one_new_token_waits_for_its_result_once(tiny_model: LanguageModel) -> None:
-    """And three times for small copies to the device, and not once a layer."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_pass_of_one_new_token_waits_for_its_result_alone(
+    tiny_model: LanguageModel, temperature: float, deterministic: bool
+) -> None:
+    """Once for all rows. CUDA has no deterministic cumulative sum, so that it is the CPU's."""
     with PretendGpu() as gpu:
         engine = writing(copy_on_gpu(tiny_model))
         gpu.waits.clear()
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            engine.step(temperature=temperature)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert gpu.waits == {"to cpu": 1}
+
+
+def test_prompts_and_rows_that_move_wait_for_nothing_besides(tiny_model: LanguageModel) -> None:
+    """Each pass waits for its tokens, and no copy in the cache waits."""
+    as_ever = {"autospec": True, "side_effect": RaggedLayer.rearrange}
+    with PretendGpu() as gpu, patch.object(RaggedLayer, "rearrange", **as_ever) as rearrange:
+        engine = GenerationEngine(copy_on_gpu(tiny_model), num_rows=6, capacity=80)
+        rows = [engine.open_row(np.random.default_rng(seed)) for seed in range(4)]
+        gpu.waits.clear()
+        for row in rows:
+            engine.submit(row, [7, 8, 9], max_new_tokens=9 if row is rows[-1] else 1)
         engine.step(temperature=1.0)
-    # The tokens and their log-probabilities; the tokens read with their positions, rows and draws.
-    assert gpu.waits == {"to cpu": 1, "to gpu": 3}
+        assert gpu.waits == {"to cpu": 1}, "prompts"
+        engine.step(temperature=1.0)
+        assert (rows[-1].slot, rearrange.call_count) == (0, len(engine.layers)), "it moved forward"
+        assert gpu.waits == {"to cpu": 2}
+        engine.submit(rows[0], list(range(20)), max_new_tokens=1)
+        engine.step(temperature=1.0)
+        gpu.waits.clear()
+        begun = engine.open_row(np.random.default_rng(9))
+        engine.submit(begun, [*rows[0].read, 3], max_new_tokens=1)
+        engine.copy_row(rows[1], np.random.default_rng(9))
+        engine.step(temperature=1.0)
+        assert rearrange.call_count == 3 * len(engine.layers), "a prefix and a row were copied"
+        assert gpu.waits == {"to cpu": 1}
 
 
 def writing(model: LanguageModel) -> GenerationEngine:

@@ -25,7 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ragen_apo.policy.passes import at_least_float32
+from ragen_apo.policy.passes import at_least_float32, on_device
 from ragen_apo.policy.precision import processor_has
 
 ATTENTION = "ragen_apo"
@@ -102,7 +102,7 @@ class PaddedPrompts:
         longest = max(each.num_tokens for each in slices)
         num_positions = max(each.length for each in slices)
         numbers = [[each.slot, each.tokens.start, each.start] for each in slices]
-        slots_R, first_R, start_R = torch.tensor(numbers, device=device).unbind(1)
+        slots_R, first_R, start_R = on_device(numbers, device).unbind(1)
         unpadded = [
             row * longest + index
             for row, each in enumerate(slices)
@@ -113,7 +113,7 @@ class PaddedPrompts:
         return cls(
             slots_R=slots_R,
             tokens_RT=(first_R[:, None] + offset_T).clamp(max=len(unpadded) - 1),
-            unpadded_N=torch.tensor(unpadded, device=device),
+            unpadded_N=on_device(unpadded, device),
             mask_R1TL=mask_RTL[:, None],
         )
 

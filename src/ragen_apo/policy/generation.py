@@ -32,6 +32,7 @@ from transformers import Cache
 from ragen_apo.policy.attention import PaddedPrompts, PromptSlice, mask_of_later
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.passes import on_device
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 from ragen_apo.policy.recorded_passes import RecordedPasses
 from ragen_apo.policy.rows import (
@@ -98,8 +99,7 @@ class GenerationEngine:
         assert self._slots[row.slot] is row and row.sampling is None
         copy = self.open_row(draws)
         copy.read, copy.unread = list(row.read), list(row.unread)
-        for layer in self.layers:
-            layer.rearrange([row.slot], [copy.slot], length=row.length)
+        self._copy_slots([row.slot], [copy.slot], length=row.length)
         return copy
 
     def close_row(self, row: Row) -> None:
@@ -196,8 +196,7 @@ class GenerationEngine:
         slots = [each.slot for each in copies.values()]
         # Of a shorter prefix more is copied than is shared: the row's own tokens overwrite it.
         length = max(each.length for each in copies.values())
-        for layer in self.layers:
-            layer.rearrange(slots, [row.slot for row in copies], length=length)
+        self._copy_slots(slots, [row.slot for row in copies], length=length)
         for row, (length, _) in copies.items():
             row.read, row.unread = row.unread[:length], row.unread[length:]
 
@@ -211,10 +210,11 @@ class GenerationEngine:
             (tokens[row.slot],) = row.unread
         self._reserve(max(lengths) + 1)
         # The other slots write behind their row's last token, which its next one overwrites.
-        inputs = torch.tensor([tokens, lengths], device=self.model.device)[:, :, None]
+        inputs = on_device([tokens, lengths], self.model.device)[:, :, None]
         hidden_R1H = self._recorded.run(self._read_last_tokens, [*inputs], key=num_slots)
         self._note_read(rows)
-        return self.model.logits(hidden_R1H[[row.slot for row in rows], 0])
+        slots_R = on_device([row.slot for row in rows], self.model.device)
+        return self.model.logits(hidden_R1H[slots_R, 0])
 
     def _num_slots(self, rows: Sequence[Row]) -> int:
         """How many slots a pass of these rows reads: on a GPU one of few numbers."""
@@ -247,19 +247,20 @@ class GenerationEngine:
             parts.append(PromptSlice(row.slot, slice(start, end), row.length + len(row.unread)))
         slots = [each.slot for each in parts for _ in range(each.num_tokens)]
         positions = [position for each in parts for position in range(each.start, each.length)]
-        positions_1T = torch.tensor([positions], device=device)
-        self._view.point_at(torch.tensor([slots], device=device), positions_1T, read=slice(None))
+        positions_1T = on_device([positions], device)
+        self._view.point_at(on_device([slots], device), positions_1T, read=slice(None))
         self._reserve(max(each.length for each in parts))
         token_ids = [token for row in rows for token in row.unread]
         hidden_1TH = self._pass(
-            torch.tensor([token_ids], device=device),
+            on_device([token_ids], device),
             positions_1T,
             # A mask of four axes is taken as it is; the prompt slices have their own.
             attention_mask=torch.zeros(1, 1, 1, 1, device=device),
             prompt_slices=self._with_masks(parts),
         )
         self._note_read(rows)
-        return self.model.logits(hidden_1TH[0, [each.tokens.stop - 1 for each in parts]])
+        last_R = on_device([each.tokens.stop - 1 for each in parts], device)
+        return self.model.logits(hidden_1TH[0, last_R])
 
     def _with_masks(self, parts: Sequence[PromptSlice]) -> Sequence[PromptSlice] | PaddedPrompts:
         dtype, device = self._mask_dtype, self.model.device
@@ -281,6 +282,11 @@ class GenerationEngine:
             row.read += row.unread
             row.unread.clear()
 
+    def _copy_slots(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
+        sources_R, targets_R = (on_device(slots, self.model.device) for slots in (sources, targets))
+        for layer in self.layers:
+            layer.rearrange(sources_R, targets_R, length=length)
+
     def _close_ranks(self, rows: Sequence[Row]) -> None:
         """Moves rows from the end of the cache forward if too many slots before them are idle."""
         if 1 + max(row.slot for row in rows) <= len(rows) / (1 - _IDLE_SHARE):
@@ -296,8 +302,7 @@ class GenerationEngine:
         moved = [(row, slot) for row, slot in moves if row.length > 0]
         sources, targets = [row.slot for row, _ in moved], [slot for _, slot in moved]
         length = max(row.length for row, _ in moved)
-        for layer in self.layers:
-            layer.rearrange(sources, targets, length=length)
+        self._copy_slots(sources, targets, length=length)
         for row, slot in moves:
             row.slot = slot
             self._slots[slot] = row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def on_device(numbers: Sequence[Any], device: torch.device, **kwargs: Any) -> Tensor:
+    """`torch.tensor` of the host's numbers there, which waits for nothing that is queued there."""
+    return to_device(torch.tensor(numbers, **kwargs), device)
 
 
 def indices_of(mask: Tensor, device: torch.device) -> Tensor:

@@ -10,7 +10,6 @@ pass, whose tokens may belong to different slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -149,12 +148,12 @@ class RaggedLayer(CacheLayerMixin):
         store.view(-1, head_dim).index_copy_(0, index, new.reshape(-1, head_dim))
         return store[self.view.read]
 
-    def rearrange(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
+    def rearrange(self, sources_R: Tensor, targets_R: Tensor, *, length: int) -> None:
         """Copies the first `length` positions of the source rows to the target rows, in one go."""
         if self.is_initialized:
             for store in (self.keys, self.values):
                 assert store is not None
-                store[targets, :, :length] = store[sources, :, :length]
+                store[targets_R, :, :length] = store[sources_R, :, :length]
 
     def forget(self) -> None:
         """Gives the memory back."""

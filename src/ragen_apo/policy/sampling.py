@@ -12,6 +12,7 @@ from torch import Tensor
 from ragen_apo.errors import ModelError
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.passes import on_device
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER
 
 _TAIL_TOKENS = 12
@@ -68,13 +69,19 @@ class Sampling:
 def sample(
     logits_RV: Tensor, draws: Sequence[float], *, temperature: float
 ) -> tuple[list[int], list[float]]:
-    """One token a row with its log-probability, by the row's uniform draw."""
+    """One token a row with its log-probability, by the row's uniform draw.
+
+    The host waits for a GPU once, for all rows: their tokens say which responses are over, and what
+    comes next for these is up to their environments.
+    """
     logprobs_RV = torch.log_softmax(logits_RV / (temperature or 1.0), dim=-1)
     if temperature == 0:
         tokens_R = logprobs_RV.argmax(-1)
     else:
-        uniform_R = torch.tensor(draws, dtype=torch.float64)
-        tokens_R = inverse_cdf(logprobs_RV, uniform_R.to(logits_RV.device))
+        if torch.are_deterministic_algorithms_enabled():
+            logprobs_RV = logprobs_RV.cpu()  # a GPU has no deterministic cumulative sum
+        uniform_R = on_device(draws, logprobs_RV.device, dtype=torch.float64)
+        tokens_R = inverse_cdf(logprobs_RV, uniform_R)
     logprobs_R = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
     tokens, logprobs = torch.stack([tokens_R.double(), logprobs_R.double()]).tolist()
     if not all(map(math.isfinite, logprobs)):
@@ -91,10 +98,7 @@ def inverse_cdf(logprobs_RV: Tensor, uniform_R: Tensor) -> Tensor:
     The sum is in float64, and the draw is scaled by the total and kept below it, so that rounding
     never selects a token of probability zero. NaN gives the last token.
     """
-    device = logprobs_RV.device
-    if torch.are_deterministic_algorithms_enabled():
-        logprobs_RV = logprobs_RV.cpu()  # a GPU has no deterministic cumulative sum
-    cumulative_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64).to(device)
+    cumulative_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64)
     total_R = cumulative_RV[:, -1]
     below_R = torch.nextafter(total_R, torch.zeros_like(total_R))
     target_R1 = torch.minimum(uniform_R * total_R, below_R)[:, None]
