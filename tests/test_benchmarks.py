@@ -17,6 +17,7 @@ import pytest
 from benchmarks import stopping_rule
 from transformers import AutoModelForCausalLM
 
+from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
@@ -28,7 +29,7 @@ from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_of_task
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.run_directory import create_run, open_run
-from ragen_apo.types import Task, Trajectory
+from ragen_apo.types import Task, TrainingSample, Trajectory
 from ragen_apo.values.estimator import SampleSchedule
 from tests import factories
 
@@ -425,6 +426,45 @@ def test_the_rates_of_an_engine_count_sampled_tokens(monkeypatch: pytest.MonkeyP
     found = rates(played, seconds=2.0)
     assert (found.episodes_per_second, found.tokens_per_second) == (2.0, 20.0)
     assert row("local", [found, found, found])[:3] == ["local", "2.00", "20"]
+
+
+def test_the_work_of_a_rollout_is_what_the_model_reads_and_samples(
+    tiny_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import generation, throughput
+
+    config = factories.config()
+    environments = build_environments(config.environment, config.agent)
+    proxy = build_proxy(config, tiny_model, environments)
+    requests = [EpisodeRequest(task, 7) for task in environments.tasks("train")[:1]]
+    (played,) = proxy.rollout(requests, temperature=1.0, policy_version="benchmark")
+    work = throughput.rollout_work(proxy, tiny_model, requests)
+    assert work.num_tokens == generation.num_tokens_through_model("ours", played)
+    assert work.num_sampled == played.num_response_tokens
+    weights = sum(each.numel() for each in tiny_model.model.parameters() if each.ndim == 2)
+    assert 2 * work.num_sampled * weights < work.operations < 3 * work.num_tokens * weights
+    several = throughput.rollout_work(proxy, tiny_model, requests * 20)
+    assert several.num_tokens < 20 * work.num_tokens, "they copy what the first has read"
+
+
+def test_an_update_is_four_forward_passes_and_fewer_products_with_a_frozen_vocabulary(
+    tiny_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.step_time import Network
+    from benchmarks.throughput import training_work
+
+    samples = [TrainingSample((5, 6, 7), (False, True, True), (0.0,) * 3)]
+    network = Network.of(tiny_model.config)
+    # Tokens look at 1, 2 and 3 tokens, the mean is 2; two of them get logits.
+    forward = network.operations(3, context=2, with_head=2)
+    for frozen, has_reference, passes in ((False, True, 4), (False, False, 3), (True, True, 4)):
+        config = factories.config(f"--policy.freeze_embeddings={str(frozen).lower()}")
+        work = training_work(config, tiny_model, samples, has_reference=has_reference)
+        assert (work.num_tokens, work.num_sampled) == (3, 2)
+        spared = 2 * 2 * network.head_weights if frozen else 0
+        assert work.operations == passes * forward - spared
 
 
 def test_the_curve_of_webshop_counts_the_episodes_before_each_policy(
