@@ -32,7 +32,7 @@ from ragen_apo.report.load import RunData
 said = {}
 for name in json.loads(sys.argv[1]):
     config = parse_config(f"algorithm: {name}", source="x").model_dump(by_alias=True)
-    run = RunData("run", "", config, {}, [], [], {}, [], {}, [])
+    run = RunData("run", config, record={}, results={})
     words = [algorithm_of(run).sentence, settings_of(run).formula(), str(rollouts_per_task(run))]
     said[name] = [*words, sorted({"torch", "transformers"} & sys.modules.keys())]
 print(json.dumps(said))

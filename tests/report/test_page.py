@@ -146,10 +146,7 @@ def test_an_untrained_run_has_no_picture_and_says_so(build_run: Callable[..., Pa
 
 
 def test_a_run_with_nothing_but_an_empty_evaluation_has_a_page() -> None:
-    run = RunData(
-        name="r", config_text="", config={}, record={}, warm_start=[], distillation=[],
-        value_report={}, metrics=[], results={}, episodes=[],
-    )  # fmt: skip
+    run = RunData(name="r", config={}, record={}, results={})
     assert "No categories were evaluated." in read(page(run, curves=[])).text
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,18 @@ class RunData:
     """The files of one run."""
 
     name: str
-    config_text: str
-    """The resolved configuration as it was saved."""
     config: Mapping[str, Any]
     record: Mapping[str, Any]
     """`run.json`: phases with their seconds, versions."""
-    warm_start: Sequence[Mapping[str, Any]]
-    distillation: Sequence[Mapping[str, Any]]
-    value_report: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
-    """One row per Stage 2 step; empty when the run was not trained."""
     results: Mapping[str, Any]
-    episodes: Sequence[Mapping[str, Any]]
+    config_text: str = ""
+    """The resolved configuration as it was saved."""
+    warm_start: Sequence[Mapping[str, Any]] = ()
+    distillation: Sequence[Mapping[str, Any]] = ()
+    value_report: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """One row per Stage 2 step; empty when the run was not trained."""
+    episodes: Sequence[Mapping[str, Any]] = ()
 
     @property
     def trained(self) -> bool:

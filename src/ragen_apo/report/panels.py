@@ -1,11 +1,14 @@
 """The curves over steps that the report draws and the page in the browser: which, of which metric.
 
-Consumes `RunData`; produces panels, without a picture. What an algorithm adds, its class declares.
+Consumes `RunData`; produces panels with their rows, without a picture. What an algorithm adds, its
+class declares.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ragen_apo.report.algorithm import monitors_of
 from ragen_apo.report.load import RunData
@@ -37,6 +40,8 @@ WARM_START_PANELS = {
 """By phase."""
 DISTILLATION_PANEL = Panel("Distillation: loss", "loss")
 
+Rows = Sequence[Mapping[str, Any]]
+
 
 def stage_two_panels(run: RunData) -> tuple[Panel, ...]:
     """Success, return and KL of every algorithm, then what its own class declares."""
@@ -46,3 +51,21 @@ def stage_two_panels(run: RunData) -> tuple[Panel, ...]:
         if monitor.title
     )
     return (*TRAINING_PANELS, *own)
+
+
+def panels(run: RunData) -> list[tuple[Panel, Rows]]:
+    """The curves of the run, with their rows: Stage 2, then distillation and warm start."""
+    return [*((panel, run.metrics) for panel in stage_two_panels(run)), *before_stage_two(run)]
+
+
+def before_stage_two(run: RunData) -> list[tuple[Panel, Rows]]:
+    """The curves of distillation and warm start that the run has."""
+    curves: list[tuple[Panel, Rows]] = [(DISTILLATION_PANEL, first_distillation(run))]
+    for phase, panel in WARM_START_PANELS.items():
+        curves.append((panel, [row for row in run.warm_start if row.get("phase") == phase]))
+    return [(panel, rows) for panel, rows in curves if rows]
+
+
+def first_distillation(run: RunData) -> Rows:
+    """Its updates, and the evaluation of what came out before the first step of Stage 2."""
+    return [row for row in run.distillation if row.get("reference_version") == 0]

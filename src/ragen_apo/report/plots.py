@@ -8,10 +8,9 @@ that are absent or not finite are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,13 +19,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
 from ragen_apo.report.load import RunData, finite, mapping, pair, series
-from ragen_apo.report.panels import (
-    DISTILLATION_PANEL,
-    TRAINING_PANELS,
-    WARM_START_PANELS,
-    Panel,
-    stage_two_panels,
-)
+from ragen_apo.report.panels import TRAINING_PANELS, Panel, Rows, first_distillation, panels
 from ragen_apo.report.style import (
     ACCENT,
     ACCENT_SOFT,
@@ -48,23 +41,6 @@ PHONE_WIDTH = 5.4
 """Inches: text of 9.5 points is still read where a picture this wide is shown on 420 pixels."""
 CURVE_SIZE = (3.9, 3.0)
 MIN_POINTS_TO_SMOOTH = 10
-
-
-def panels(run: RunData) -> list[tuple[Panel, Sequence[Mapping[str, Any]]]]:
-    """The curves of the run, with their rows: Stage 2, then distillation and warm start."""
-    curves = [(panel, run.metrics) for panel in stage_two_panels(run)]
-    if distilled := _first_distillation(run):
-        curves.append((DISTILLATION_PANEL, distilled))
-    for phase, panel in WARM_START_PANELS.items():
-        rows = [row for row in run.warm_start if row.get("phase") == phase]
-        if rows:
-            curves.append((panel, rows))
-    return curves
-
-
-def _first_distillation(run: RunData) -> list[Mapping[str, Any]]:
-    """Its updates, and the evaluation of what came out before the first step of Stage 2."""
-    return [row for row in run.distillation if row.get("reference_version") == 0]
 
 
 def learning_curves(run: RunData) -> Figure | None:
@@ -97,9 +73,7 @@ def success_curve(run: RunData, *, size: tuple[float, float]) -> bytes:
     return _curve(run, TRAINING_PANELS[0], run.metrics, size=size)
 
 
-def _curve(
-    run: RunData, panel: Panel, rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float]
-) -> bytes:
+def _curve(run: RunData, panel: Panel, rows: Rows, *, size: tuple[float, float]) -> bytes:
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
     _draw_panel(axes, panel, rows, run)
@@ -171,7 +145,7 @@ def _rows_figure(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run: RunData) -> None:
+def _draw_panel(axes: Axes, panel: Panel, rows: Rows, run: RunData) -> None:
     """The values, evaluations as points; many values faintly, with their running mean over them.
 
     What was distilled is the evaluation of step 0.
@@ -197,7 +171,7 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], run
         axes.plot(steps, values, color=ACCENT, alpha=0.25, linewidth=1.2, label="each step")
         axes.plot(steps, smooth, color=ACCENT, linewidth=2.0, label="running mean")
     if panel.evaluation_key is not None:
-        distilled = [{**row, "step": 0} for row in _first_distillation(run)]
+        distilled = [{**row, "step": 0} for row in first_distillation(run)]
         evaluations = series([*distilled, *rows], panel.evaluation_key)
         if evaluations[0]:
             style = {"color": WARM, "markersize": 5, "linewidth": 1.0}

@@ -14,9 +14,9 @@ from ragen_apo.web.view.value_store import (
     all_conditions,
     instructions,
     reading,
-    sample,
     sample_numbers,
     stored_values,
+    trajectories,
 )
 from tests.command_line import snapshot
 from tests.factories import conditions, played
@@ -42,10 +42,8 @@ def test_tasks_come_by_value_with_their_samples(tmp_path: Path) -> None:
     assert all_conditions(path)[digest]["environment"] == "shop"
     assert instructions(path, digest, [EASY.task.task_id]) == {EASY.task.task_id: "easy"}
     assert sample_numbers(path, digest, EASY.task.task_id) == [(0, 1.0, 1, 1), (1, 1.0, 1, 1)]
-    found = sample(path, digest, HARD.task.task_id, 0)
-    assert found is not None
-    assert (found["return"], found["turns"][0]["logprobs"]) == (-1.0, [-0.1, -1 / 3])
-    assert sample(path, digest, HARD.task.task_id, 1) is None
+    assert trajectories(path, digest, HARD.task.task_id) == {0: HARD}
+    assert trajectories(path, digest, "another") == {}
 
 
 def test_reading_a_store_leaves_the_folder_as_it_was(tmp_path: Path) -> None:

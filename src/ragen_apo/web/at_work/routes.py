@@ -28,13 +28,14 @@ from starlette.routing import BaseRoute, Route
 from ragen_apo.errors import RagenApoError
 from ragen_apo.web.at_work.episode import Choice
 from ragen_apo.web.at_work.policies import REFERENCE
-from ragen_apo.web.at_work.shown import TextLinks, episode_shown, row_of, written_so_far
+from ragen_apo.web.at_work.shown import episode_shown, stored, written_so_far
 from ragen_apo.web.at_work.worker import Visit, Workplace, told
 from ragen_apo.web.forms import OLD_PAGE, Form, read_form
 from ragen_apo.web.pages import page_of, render
 from ragen_apo.web.view import query
+from ragen_apo.web.view.episode_pages import long_text
 from ragen_apo.web.view.episodes import Decode
-from ragen_apo.web.view.long_text import long_text
+from ragen_apo.web.view.query import EpisodeKey
 from ragen_apo.web.view.token_texts import FILE, decoder, numbers
 
 MAX_WAIT_SECONDS = 20.0
@@ -114,7 +115,7 @@ class _Pages:
         if visit is None:
             return RedirectResponse("/", 303)
         with visit.lock:
-            shown = long_text(request, row_of(visit.played))
+            shown = long_text(request, stored(visit.played))
         return page_of("at_work/text.html", name=self._workplace.name, **shown)
 
     async def stop(self, request: Request) -> Response:
@@ -261,7 +262,7 @@ class _Pages:
             "episode": episode,
             "items": items if is_all else items[-MAX_TURNS_SHOWN:],
             "num_left_out": 0 if is_all else max(0, len(items) - MAX_TURNS_SHOWN),
-            "key": TextLinks(),
+            "key": EpisodeKey(),
             "properties": self._workplace.world.properties,
             "policies": self._workplace.policies,
             "other": REFERENCE if REFERENCE in others else next(iter(others), played.choice.policy),

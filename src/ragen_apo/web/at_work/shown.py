@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.evaluation.summary import turn_row
-from ragen_apo.types import Turn
-from ragen_apo.web.at_work.episode import Comparison, PlayedEpisode
+from ragen_apo.web.at_work.episode import PlayedEpisode
 from ragen_apo.web.at_work.worker import Writing
-from ragen_apo.web.pages import url
 from ragen_apo.web.view.episodes import (
-    MAX_SHOWN_TOKENS,
     Decode,
-    Folded,
     ShownEpisode,
     ShownToken,
     ShownTurn,
-    folded,
+    StoredEpisode,
+    row_with_tokens,
     shown_episode,
+    shown_tokens,
+    stored_episode,
 )
-
-
-class TextLinks:
-    """Where the visitor's episode is, as templates of the viewer ask."""
-
-    def url(self, path: str = "/work", **parameters: object) -> str:
-        """The address of a page about it."""
-        return url(path, **parameters)
 
 
 @dataclass(frozen=True)
@@ -46,11 +36,9 @@ class ShownComparison:
     """Of all tokens of the turn, under the other policy."""
     tokens: tuple[ShownToken, ...]
     """Its own answer."""
-    text: Folded
     parsed: ParsedResponse
-    is_same: bool
-    """Whether the environment would have got the same."""
     agreement: str
+    """What its answer has in common with the turn."""
     v_star: float | None
 
 
@@ -63,94 +51,70 @@ class Item:
     comparison: ShownComparison | None
 
 
-def row_of(played: PlayedEpisode) -> Mapping[str, Any]:
+def stored(played: PlayedEpisode) -> StoredEpisode:
     """The episode as files of a run have it, with the tokens that a policy has written."""
-    task, turns = played.episode.request.task, played.turns
-    return {
-        "task": {
-            "instruction": task.instruction,
-            "category": task.category,
-            "task_id": task.task_id,
-            "split": task.split,
-        },
-        "policy": played.choice.policy,
-        "success": played.outcome is not None and played.outcome.success,
-        "stop_reason": played.stop_reason.value if played.stop_reason else "",
-        "final_observation": played.episode.observation,
-        "turns": [
-            _row_of_turn(turn, by_hand=hand, comparison=played.comparisons.get(number))
-            for number, (turn, hand) in enumerate(zip(turns, played.by_hand, strict=True), 1)
-        ],
-    }
+    turns = [_turn_row(played, number) for number, _ in enumerate(played.turns, 1)]
+    return stored_episode(
+        {
+            "episode": played.choice.task,
+            "task": asdict(played.episode.request.task),
+            "success": played.outcome is not None and played.outcome.success,
+            "return": sum(turn.reward for turn in played.turns),
+            "num_turns": len(turns),
+            "stop_reason": played.stop_reason.value if played.stop_reason else "",
+            "failure": None,
+            "final_observation": played.episode.observation,
+            "turns": turns,
+        }
+    )
 
 
-def _row_of_turn(turn: Turn, *, by_hand: bool, comparison: Comparison | None) -> dict[str, Any]:
-    row = turn_row(turn)
-    if not by_hand:
-        row |= {"token_ids": list(turn.response_token_ids), "logprobs": list(turn.logprobs)}
+def _turn_row(played: PlayedEpisode, number: int) -> dict[str, Any]:
+    turn, by_hand = played.turns[number - 1], played.by_hand[number - 1]
+    row = turn_row(turn) if by_hand else row_with_tokens(turn)
+    comparison = played.comparisons.get(number)
     if comparison is not None and comparison.is_reference:
         row["v_star"] = comparison.v_star
-        row["reference_logprobs"] = [] if by_hand else list(comparison.logprobs)
+        row["reference_logprobs"] = [] if by_hand else comparison.logprobs
     return row
 
 
 def episode_shown(played: PlayedEpisode, decode: Decode) -> tuple[ShownEpisode, list[Item]]:
     """The episode, and its turns with what was asked about them."""
-    shown = shown_episode(row_of(played), decode=decode)
+    shown = shown_episode(stored(played), decode=decode)
     items = [
-        Item(
-            turn,
-            hand,
-            _comparison(played, turn.number, decode) if turn.number in played.comparisons else None,
-        )
-        for turn, hand in zip(shown.turns, played.by_hand, strict=True)
+        Item(turn, by_hand, _comparison(played, turn.number, decode))
+        for turn, by_hand in zip(shown.turns, played.by_hand, strict=True)
     ]
     return shown, items
 
 
-def _comparison(played: PlayedEpisode, number: int, decode: Decode) -> ShownComparison:
-    comparison, turn = played.comparisons[number], played.turns[number - 1]
-    by_hand = played.by_hand[number - 1]
+def _comparison(played: PlayedEpisode, number: int, decode: Decode) -> ShownComparison | None:
+    comparison = played.comparisons.get(number)
+    if comparison is None:
+        return None
+    turn, by_hand = played.turns[number - 1], played.by_hand[number - 1]
     ids, other = turn.response_token_ids, comparison.logprobs
-    same_words = comparison.text == turn.response
-    same_action = comparison.parsed.is_valid and comparison.parsed.action == turn.action
-    log_ratio = None if by_hand else sum(turn.logprobs) - sum(other)
-    own = tokens(ids, other, decode) if by_hand else tokens(ids, turn.logprobs, decode, other)
+    agreement = "another action"
+    if comparison.text == turn.response:
+        agreement = "the same words"
+    elif comparison.parsed.is_valid and comparison.parsed.action == turn.action:
+        agreement = "the same action"
     return ShownComparison(
         policy=comparison.policy,
-        own_tokens=own,
-        log_ratio=log_ratio,
+        own_tokens=shown_tokens(ids, other, decode)
+        if by_hand
+        else shown_tokens(ids, turn.logprobs, decode, other),
+        log_ratio=None if by_hand else sum(turn.logprobs) - sum(other),
         logprob=sum(other),
-        tokens=tokens(comparison.response.token_ids, comparison.response.logprobs, decode),
-        text=folded(comparison.text),
+        tokens=shown_tokens(comparison.response.token_ids, comparison.response.logprobs, decode),
         parsed=comparison.parsed,
-        is_same=same_words or same_action,
-        agreement="the same words"
-        if same_words
-        else "the same action"
-        if same_action
-        else "another action",
+        agreement=agreement,
         v_star=comparison.v_star,
-    )
-
-
-def tokens(
-    ids: Sequence[int],
-    logprobs: Sequence[float],
-    decode: Decode,
-    reference: Sequence[float] | None = None,
-) -> tuple[ShownToken, ...]:
-    """Tokens with their log-probability, and against the reference's where that is given."""
-    texts = decode(list(ids[:MAX_SHOWN_TOKENS]))
-    return tuple(
-        ShownToken(
-            text, logprobs[index], None if reference is None else logprobs[index] - reference[index]
-        )
-        for index, text in enumerate(texts)
     )
 
 
 def written_so_far(writing: Writing, decode: Decode) -> tuple[ShownToken, ...]:
     """The tokens of a response that is being written."""
     ids = list(writing.token_ids)  # its log-probabilities are there before a token is
-    return tokens(ids, writing.logprobs, decode)
+    return shown_tokens(ids, writing.logprobs, decode)

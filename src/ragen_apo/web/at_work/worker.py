@@ -24,11 +24,12 @@ from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.origin import require_same_origin
+from ragen_apo.values.state_values import state_values
 from ragen_apo.web import sessions
 from ragen_apo.web.at_work.episode import Comparison, PlayedEpisode, World
 from ragen_apo.web.at_work.policies import Models, Policy, policies_of
-from ragen_apo.web.at_work.values import stored_value
 from ragen_apo.web.at_work.writer import Writer, draws_of_turn
+from ragen_apo.web.view.value_store import trajectories
 
 MAX_VISITS = 50
 MAX_UNWATCHED_SECONDS = 60.0
@@ -205,22 +206,20 @@ class Workplace:
         )
         v_star = None
         if is_reference := self.policies[writing.policy].reference_version is not None:
-            v_star = stored_value(
-                self._session.values_path,
-                self._digest(writing.policy, writer),
-                played.episode.request.task.task_id,
-                turn.state_key or "",
-                beta=self.config.values.beta1,
-            )
+            task_id = played.episode.request.task.task_id
+            v_star = self._v_stars(writing.policy, writer, task_id).get(turn.state_key or "")
         return Comparison(
             writing.policy, is_reference, response, text, context.parse(text), logprobs, v_star
         )
 
-    def _digest(self, policy: str, writer: Writer) -> str:
-        """The conditions of the samples of a reference; its weights are read for it once."""
-        if policy not in self._digests:
-            self._digests[policy] = self._session.conditions(writer.model).digest
-        return self._digests[policy]
+    def _v_stars(self, reference: str, writer: Writer, task_id: str) -> Mapping[str, float]:
+        """V* of the states that a reference's samples of the task have visited, by their keys."""
+        if not self._session.values_path.exists():
+            return {}
+        if reference not in self._digests:  # its weights are read for it
+            self._digests[reference] = self._session.conditions(writer.model).digest
+        samples = trajectories(self._session.values_path, self._digests[reference], task_id)
+        return state_values(list(samples.values()), beta=self.config.values.beta1, min_visits=1)
 
 
 def open_workplace(config: RunConfig, run: RunDirectory) -> Workplace:

@@ -2,17 +2,15 @@
 
 folder        the runs of the folder, and which paths may be read
 state         whether somebody works on a run
-growing       files that grow a line at a time: metrics, and an index of episodes
-run_files     one run's files, read once and kept while they stay as they are
-episodes      an episode turn by turn: folded texts, tokens, residuals
+rows          lines of metrics, and an index of episodes
+episodes      an episode turn by turn: tokens, V*, residuals
 value_store   tasks and samples of Stage 1, without writing to the database
-comparing     two runs on the same tasks
+token_texts   the text of token ids
+site          all that of the runs of a folder, read once and kept while it stays as it is
 curves        series as SVG
 shown         what a page says of a run
 lists         filtered and ordered episodes
-token_texts   the text of token ids
 query         what an address asks for
-site          what several pages need
-*_pages       one class a subject: runs, episodes, values, two runs
-routes        addresses, and what each answers
+*_pages       what each address answers, one file a subject: runs, episodes, values, two runs
+routes        the addresses
 """

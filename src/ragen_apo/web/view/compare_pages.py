@@ -1,4 +1,4 @@
-"""Two runs on the same tasks."""
+"""Two runs on the same tasks: who solved what, and both episodes of a task."""
 
 from __future__ import annotations
 
@@ -9,81 +9,88 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragen_apo.web.pages import page_of
-from ragen_apo.web.view import lists, query
-from ragen_apo.web.view.comparing import Outcome, Pair, pairs
+from ragen_apo.web.view import query
 from ragen_apo.web.view.lists import PAGE_SIZE
 from ragen_apo.web.view.query import EpisodeKey
-from ragen_apo.web.view.run_files import signature
+from ragen_apo.web.view.rows import EpisodeIndex
 from ragen_apo.web.view.shown import algorithm_label
 from ragen_apo.web.view.site import Site
 
 MAX_TURNS = 25
 """Of an episode beside another; the rest is on its own page."""
+OUTCOMES = {(1, 0): "first", (0, 1): "second", (1, 1): "both", (0, 0): "neither"}
+"""Who solved a task, by the successes of both."""
 
 
-class ComparePages:
-    """Who solved what, and both episodes of a task."""
+def compare(site: Site, request: Request) -> Response:
+    """Two runs on the tasks that both have played."""
+    a, b = query.text(request, "a"), query.text(request, "b")
+    names = [name for name in site.folder.names() if "evaluation" in site.sources(name)]
+    if not a or not b:
+        return page_of("view/compare_choose.html", names=names, a=a, b=b)
+    page = query.page(request, PAGE_SIZE)
+    wanted = query.choice(request, "outcome", ["any", *OUTCOMES.values()])
+    (first, first_path), (second, second_path) = (site.index(each, "evaluation") for each in (a, b))
+    pairs = _pairs(first, second)
+    counts = Counter(outcome for *_, outcome in pairs)
+    chosen = [pair for pair in pairs if wanted in ("any", pair[2])]
+    shown = page.of(chosen)
+    return page_of(
+        "view/compare.html",
+        a=a,
+        b=b,
+        labels=[algorithm_label(site.data(name)) for name in (a, b)],
+        counts={"any": len(pairs)} | {each: counts[each] for each in OUTCOMES.values()},
+        patterns=[site.pattern_names(name) for name in (a, b)],
+        outcome=wanted,
+        rows=list(
+            zip(
+                first.read(first_path, [number for number, *_ in shown]).items(),
+                second.read(second_path, [number for _, number, _ in shown]).items(),
+                strict=True,
+            )
+        ),
+        page=page.number,
+        pages=page.links(len(chosen)),
+    )
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
-    def compare(self, request: Request) -> Response:
-        """Two runs on the same tasks."""
-        first, second = query.text(request, "a"), query.text(request, "b")
-        names = self._evaluated()
-        if not first or not second:
-            return page_of("view/compare_choose.html", names=names, a=first, b=second)
-        page = query.page(request, PAGE_SIZE)
-        wanted = query.choice(request, "outcome", ["any", *(each.value for each in Outcome)])
-        found = self._pairs(first, second)
-        counts = Counter(each.outcome for each in found)
-        asked = [each for each in Outcome if wanted in ("any", each.value)]
-        chosen = [each for each in found if each.outcome in asked]
-        shown = page.of(chosen)
-        index, path = self._site.index(first, "evaluation")
-        other, other_path = self._site.index(second, "evaluation")
-        return page_of(
-            "view/compare.html",
-            a=first,
-            b=second,
-            names=names,
-            labels=[algorithm_label(self._site.reader.data(name)) for name in (first, second)],
-            counts={each.value: counts[each] for each in Outcome},
-            patterns=[self._site.pattern_names(name) for name in (first, second)],
-            num_tasks=len(found),
-            num_shown=len(chosen),
-            outcome=wanted,
-            rows=list(
-                zip(
-                    lists.episode_lines(index, path, [each.first for each in shown]),
-                    lists.episode_lines(other, other_path, [each.second for each in shown]),
-                    strict=True,
-                )
-            ),
-            page=page.number,
-            pages=page.links(len(chosen)),
-        )
+def _pairs(first: EpisodeIndex, second: EpisodeIndex) -> list[tuple[int, int, str]]:
+    """Episodes of one task, by their numbers in the files, and who solved it; as the first run
+    played them. An evaluation that plays a task several times is paired in its order.
+    """
+    others = _by_task(second)
+    return [
+        (number, other, OUTCOMES[first.successes[number], second.successes[other]])
+        for key, number in _by_task(first).items()
+        if (other := others.get(key)) is not None
+    ]
 
-    def _evaluated(self) -> list[str]:
-        return [n for n in self._site.folder.names() if self._site.folder.run(n).episodes.exists()]
 
-    def _pairs(self, first: str, second: str) -> list[Pair]:
-        index, path = self._site.index(first, "evaluation")
-        other, other_path = self._site.index(second, "evaluation")
-        key = ("pairs", path, signature(path), other_path, signature(other_path))
-        return self._site.reader.computed.get(key, lambda: pairs(index, other))
+def _by_task(index: EpisodeIndex) -> dict[tuple[str, int], int]:
+    """The number of an episode by its task and how often that came up before."""
+    seen: Counter[str] = Counter()
+    numbers: dict[tuple[str, int], int] = {}
+    for number, task_id in enumerate(index.task_ids):
+        numbers[task_id, seen[task_id]] = number
+        seen[task_id] += 1
+    return numbers
 
-    def side(self, request: Request) -> Response:
-        """The episodes of two runs on one task, side by side."""
-        first = EpisodeKey(query.text(request, "a"), "evaluation", query.number(request, "first"))
-        second = EpisodeKey(query.text(request, "b"), "evaluation", query.number(request, "second"))
-        shown = [self._site.shown(key) for key in (first, second)]
-        if shown[0].task_id != shown[1].task_id:
-            raise HTTPException(400, "these are episodes of two different tasks")
-        sides = list(zip((first, second), shown, strict=True))
-        return page_of(
-            "view/side.html",
-            sides=sides,
-            most_turns=MAX_TURNS,
-            words=[self._site.words(key.run, episode.failure) for key, episode in sides],
-        )
+
+def side(site: Site, request: Request) -> Response:
+    """The episodes of two runs on one task, side by side."""
+    keys = [
+        EpisodeKey(query.text(request, run), "evaluation", query.number(request, number))
+        for run, number in (("a", "first"), ("b", "second"))
+    ]
+    first, second = shown = [site.shown(key) for key in keys]
+    if first.stored.task.task_id != second.stored.task.task_id:
+        raise HTTPException(400, "these are episodes of two different tasks")
+    return page_of(
+        "view/side.html",
+        sides=list(zip(keys, shown, strict=True)),
+        most_turns=MAX_TURNS,
+        words=[
+            site.words(key.run, each.stored.failure) for key, each in zip(keys, shown, strict=True)
+        ],
+    )

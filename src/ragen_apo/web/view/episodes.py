@@ -1,7 +1,7 @@
-"""An episode for a page: its turns with folded texts, tokens by surprise, V* and residuals.
+"""An episode for a page: its turns with tokens by surprise, V* and residuals.
 
-Consumes a row of episodes.jsonl or rollouts.jsonl, or a trajectory of the value store as JSON. What
-a row does not hold is None here, and the page says so.
+Consumes a row of episodes.jsonl or rollouts.jsonl, or a trajectory of the value store. What its
+file does not hold is None or empty here, and the page says so.
 
     delta = r + V*(next known state) - V*(own state) - beta2 (log pi - log pi_ref)
 
@@ -16,12 +16,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
-from ragen_apo.report.load import finite, mapping
+from pydantic import Field, FiniteFloat, TypeAdapter
 
-MAX_SHOWN_CHARACTERS = 3000
-"""Of a text on a page with others; the rest has a page of its own."""
+from ragen_apo.evaluation.summary import episode_row, turn_row
+from ragen_apo.files import parse_record
+from ragen_apo.report.episodes import Episode, EpisodeTurn
+from ragen_apo.types import Trajectory, Turn
+
 MAX_SHOWN_TOKENS = 1200
 """Of a turn."""
 NUM_SHADES = 6
@@ -31,19 +34,69 @@ RATIO_SHADE_STEP = 0.25
 """The same for the change against the reference, which is smaller."""
 
 TEXTS = ("observation", "response", "thought", "action")
-"""Of a turn; `final_observation` is the episode's."""
+"""Of a turn."""
+
+Decode = Callable[[Sequence[int]], list[str]]
+"""The text of each of these tokens."""
 
 
-@dataclass(frozen=True)
-class Folded:
-    """A text, or its beginning."""
+class StoredTurn(EpisodeTurn, frozen=True):
+    """A turn with what its file has of its tokens."""
 
-    text: str
-    num_characters: int
+    num_prompt_tokens: int | None = None
+    num_response_tokens: int | None = None
+    token_ids: tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...] = ()
+    """The sampled ones, as their log-probabilities."""
+    logprobs: tuple[FiniteFloat, ...] = ()
+    reference_logprobs: tuple[FiniteFloat, ...] = ()
+    v_star: FiniteFloat | None = None
+    """Of its state, where that is known."""
 
     @property
-    def is_cut(self) -> bool:
-        return self.num_characters > len(self.text)
+    def log_ratio(self) -> float | None:
+        """Log pi - log pi_ref of its tokens, where the file has both."""
+        if not self.logprobs or len(self.logprobs) != len(self.reference_logprobs):
+            return None
+        return sum(a - b for a, b in zip(self.logprobs, self.reference_logprobs, strict=True))
+
+
+class StoredEpisode(Episode, frozen=True):
+    """An episode as a file of a run has it."""
+
+    step: int | None = None
+    """Of training."""
+    turns: tuple[StoredTurn, ...]
+
+    def text(self, field: str, turn: int) -> str | None:
+        """A text by its name: of a turn, from 1, or of the episode for 0; None for no such text."""
+        if turn == 0:
+            whole = {
+                "instruction": self.task.instruction,
+                "final_observation": self.final_observation,
+            }
+            return whole.get(field)
+        if field in TEXTS and turn <= len(self.turns):
+            return getattr(self.turns[turn - 1], field) or None
+        return None
+
+
+_EPISODE = TypeAdapter(StoredEpisode)
+
+
+def stored_episode(row: Mapping[str, Any]) -> StoredEpisode:
+    """The episode of a row. Raises ValueError, with the field, for a row of another form."""
+    return parse_record(_EPISODE, row)
+
+
+def sampled_episode(trajectory: Trajectory, *, number: int) -> StoredEpisode:
+    """A sample of the value store."""
+    row = episode_row(trajectory, episode=number, policy=trajectory.policy_version, pattern=None)
+    return stored_episode(row | {"turns": [row_with_tokens(turn) for turn in trajectory.turns]})
+
+
+def row_with_tokens(turn: Turn) -> dict[str, Any]:
+    """A turn as files have it that keep its tokens."""
+    return turn_row(turn) | {"token_ids": turn.response_token_ids, "logprobs": turn.logprobs}
 
 
 @dataclass(frozen=True)
@@ -67,24 +120,31 @@ class ShownToken:
         return int(math.copysign(min(NUM_SHADES, int(abs(ratio) / RATIO_SHADE_STEP + 0.5)), ratio))
 
 
+def shown_tokens(
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    decode: Decode,
+    reference: Sequence[float] | None = None,
+) -> tuple[ShownToken, ...]:
+    """The first `MAX_SHOWN_TOKENS` of some tokens, against the reference's where they are given."""
+    texts = decode(ids[:MAX_SHOWN_TOKENS])
+    ratios = (
+        [None] * len(ids)
+        if reference is None
+        else [own - other for own, other in zip(logprobs, reference, strict=True)]
+    )
+    return tuple(map(ShownToken, texts, logprobs, ratios))
+
+
 @dataclass(frozen=True)
 class ShownTurn:
     """One turn."""
 
     number: int
-    observation: Folded
-    thought: Folded
-    action: Folded
-    response: Folded
-    reward: float | None
-    flags: tuple[str, ...]
-    num_prompt_tokens: int | None
-    num_response_tokens: int | None
-    tokens: tuple[ShownToken, ...] | None
-    """None where the file has no log-probabilities."""
-    num_tokens_left_out: int
-    log_ratio: float | None
-    """Of all its tokens."""
+    """From 1."""
+    stored: StoredTurn
+    tokens: tuple[ShownToken, ...]
+    """Empty where the file has no log-probabilities."""
     v_star: float | None
     residual: float | None
     """In the first turn of each stretch between states of known value."""
@@ -96,27 +156,17 @@ class ShownTurn:
 class ShownEpisode:
     """An episode."""
 
-    instruction: Folded
-    category: str
-    task_id: str
-    split: str
-    policy: str
-    success: bool
-    episode_return: float | None
-    stop_reason: str
-    failure: str | None
-    step: int | None
-    final_observation: Folded
+    stored: StoredEpisode
     turns: tuple[ShownTurn, ...]
 
     @property
     def has_tokens(self) -> bool:
         """Whether the file has the log-probabilities of its tokens."""
-        return any(turn.tokens is not None for turn in self.turns)
+        return any(turn.tokens for turn in self.turns)
 
     @property
     def has_reference(self) -> bool:
-        return any(turn.log_ratio is not None for turn in self.turns)
+        return any(turn.stored.log_ratio is not None for turn in self.turns)
 
     @property
     def has_values(self) -> bool:
@@ -127,164 +177,50 @@ class ShownEpisode:
         return any(turn.residual is not None for turn in self.turns)
 
 
-Decode = Callable[[Sequence[int]], list[str]]
-"""The text of each of these tokens."""
-
-
-def folded(value: object, most: int = MAX_SHOWN_CHARACTERS) -> Folded:
-    """A text of a row as a page shows it; empty where it is none."""
-    text = value if isinstance(value, str) else "" if value is None else str(value)
-    return Folded(text[:most], len(text))
-
-
 def shown_episode(
-    row: Mapping[str, Any],
+    stored: StoredEpisode,
     *,
     decode: Decode,
     beta2: float | None = None,
     v_star: float | None = None,
     normalized: bool = False,
 ) -> ShownEpisode:
-    """The episode of a row.
+    """The episode for a page.
 
     `beta2` is that of the run's algorithm, None where it has no residuals. `v_star` is that of the
-    task, for rows that do not say. `normalized`: the log ratio is divided by the sampled tokens.
+    task, for files that do not say. `normalized`: the log ratio is divided by the sampled tokens.
     """
-    task, turns = mapping(row.get("task")), [mapping(each) for each in _list(row.get("turns"))]
-    rewards = [finite(turn.get("reward")) or 0.0 for turn in turns]
-    values = [finite(turn.get("v_star")) for turn in turns]
+    values = [turn.v_star for turn in stored.turns]
     if values and values[0] is None:
         values[0] = v_star
-    ratios = [_log_ratio(turn) for turn in turns]
-    scale = sum(len(_list(turn.get("token_ids"))) for turn in turns) if normalized else 1
-    residuals = _residuals(rewards, values, ratios, beta2=None if not scale else beta2, scale=scale)
-    step, value = finite(row.get("step")), finite(row.get("return"))
-    return ShownEpisode(
-        instruction=folded(task.get("instruction")),
-        category=folded(task.get("category"), 80).text,
-        task_id=folded(task.get("task_id"), 80).text,
-        split=folded(task.get("split"), 80).text,
-        policy=folded(row.get("policy") or row.get("policy_version"), 300).text,
-        success=row.get("success") is True,
-        episode_return=sum(rewards) if value is None else value,
-        stop_reason=folded(row.get("stop_reason"), 200).text,
-        failure=row["failure"] if isinstance(row.get("failure"), str) else None,
-        step=None if step is None else int(step),
-        final_observation=folded(row.get("final_observation")),
-        turns=tuple(
-            _turn(
-                turn,
-                number=number,
-                decode=decode,
-                log_ratio=ratios[number - 1],
-                v_star=values[number - 1],
-                residual=residuals.get(number - 1),
-            )
-            for number, turn in enumerate(turns, 1)
-        ),
-    )
+    scale = sum(len(turn.token_ids) for turn in stored.turns) if normalized else 1
+    residuals = {} if beta2 is None or not scale else _residuals(stored, values, beta2 / scale)
+    turns: list[ShownTurn] = []
+    for number, (turn, value) in enumerate(zip(stored.turns, values, strict=True), 1):
+        residual, num_turns = residuals.get(number, (None, 0))
+        turns.append(ShownTurn(number, turn, _tokens(turn, decode), value, residual, num_turns))
+    return ShownEpisode(stored, tuple(turns))
 
 
-def text_of(row: Mapping[str, Any], field: str, number: int) -> str | None:
-    """The whole text of a field: of turn `number` (from 1), or of the episode for 0."""
-    turns = _list(row.get("turns"))
-    if number == 0:
-        source = row if field == "final_observation" else mapping(row.get("task"))
-        is_known = field in ("final_observation", "instruction")
-    else:
-        source = mapping(turns[number - 1]) if 0 < number <= len(turns) else {}
-        is_known = field in TEXTS
-    text = source.get(field) if is_known else None
-    return text if isinstance(text, str) else None
-
-
-def _turn(
-    turn: Mapping[str, Any],
-    *,
-    number: int,
-    decode: Decode,
-    log_ratio: float | None,
-    v_star: float | None,
-    residual: tuple[float, int] | None,
-) -> ShownTurn:
-    tokens, num_left_out = _tokens(turn, decode)
-    num_prompt, num_response = turn.get("num_prompt_tokens"), turn.get("num_response_tokens")
-    return ShownTurn(
-        number=number,
-        observation=folded(turn.get("observation")),
-        thought=folded(turn.get("thought")),
-        action=folded(turn.get("action")),
-        response=folded(turn.get("response")),
-        reward=finite(turn.get("reward")),
-        flags=tuple(folded(flag, 60).text for flag in _list(turn.get("flags"))[:20]),
-        num_prompt_tokens=num_prompt if isinstance(num_prompt, int) else None,
-        num_response_tokens=num_response if isinstance(num_response, int) else None,
-        tokens=tokens,
-        num_tokens_left_out=num_left_out,
-        log_ratio=log_ratio,
-        v_star=v_star,
-        residual=None if residual is None else residual[0],
-        num_residual_turns=0 if residual is None else residual[1],
-    )
-
-
-def _tokens(turn: Mapping[str, Any], decode: Decode) -> tuple[tuple[ShownToken, ...] | None, int]:
-    """The tokens of a turn, those of the store included, and how many more there are."""
-    ids = _ids(turn)
-    logprobs = [finite(each) for each in _list(turn.get("logprobs"))]
-    if not ids or len(ids) != len(logprobs):
-        return None, 0
-    reference = [finite(each) for each in _list(turn.get("reference_logprobs"))]
-    shown = slice(0, MAX_SHOWN_TOKENS)
-    against = reference if len(reference) == len(ids) else [None] * len(ids)
-    tokens = tuple(
-        ShownToken(text, own, None if other is None else own - other)
-        for text, own, other in zip(
-            decode(ids[shown]), logprobs[shown], against[shown], strict=True
-        )
-        if own is not None
-    )
-    return tokens, max(0, len(ids) - MAX_SHOWN_TOKENS)
-
-
-def _ids(turn: Mapping[str, Any]) -> list[int]:
-    ids = _list(turn.get("token_ids") or turn.get("response_token_ids"))
-    is_right = all(type(each) is int and 0 <= each < 1 << 31 for each in ids)
-    return ids if is_right else []
-
-
-def _log_ratio(turn: Mapping[str, Any]) -> float | None:
-    """Log pi - log pi_ref of a turn's tokens, None where one of them is not known."""
-    own = [finite(each) for each in _list(turn.get("logprobs"))]
-    reference = [finite(each) for each in _list(turn.get("reference_logprobs"))]
-    if not own or len(own) != len(reference):
-        return None
-    differences = [
-        a - b for a, b in zip(own, reference, strict=True) if a is not None and b is not None
-    ]
-    return sum(differences) if len(differences) == len(own) else None
+def _tokens(turn: StoredTurn, decode: Decode) -> tuple[ShownToken, ...]:
+    if len(turn.token_ids) != len(turn.logprobs):
+        return ()
+    reference = None if turn.log_ratio is None else turn.reference_logprobs
+    return shown_tokens(turn.token_ids, turn.logprobs, decode, reference)
 
 
 def _residuals(
-    rewards: Sequence[float],
-    values: Sequence[float | None],
-    ratios: Sequence[float | None],
-    *,
-    beta2: float | None,
-    scale: int,
+    stored: StoredEpisode, values: Sequence[float | None], beta: float
 ) -> dict[int, tuple[float, int]]:
-    """Delta of each stretch and its number of turns, by its first turn (from 0)."""
+    """Delta of each stretch and its number of turns, by its first turn; `beta` for each token."""
     known = [(index, value) for index, value in enumerate(values) if value is not None]
-    if beta2 is None or not known or known[0][0] != 0:
+    if not known or known[0][0] != 0:
         return {}
     residuals: dict[int, tuple[float, int]] = {}
-    for (start, value), (end, after) in pairwise([*known, (len(rewards), 0.0)]):
-        inside = [ratio for ratio in ratios[start:end] if ratio is not None]
-        if len(inside) == end - start:
-            delta = sum(rewards[start:end]) + after - value - beta2 * sum(inside) / scale
-            residuals[start] = (delta, end - start)
+    for (start, value), (end, after) in pairwise([*known, (len(values), 0.0)]):
+        stretch = stored.turns[start:end]
+        ratios = [ratio for turn in stretch if (ratio := turn.log_ratio) is not None]
+        if len(ratios) == len(stretch):
+            delta = sum(turn.reward for turn in stretch) + after - value - beta * sum(ratios)
+            residuals[start + 1] = (delta, end - start)
     return residuals
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

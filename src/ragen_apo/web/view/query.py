@@ -89,8 +89,8 @@ REFERENCE = "reference"
 class EpisodeKey:
     """Names an episode: in a file by its number, in the value store by conditions and task too."""
 
-    run: str
-    source: str
+    run: str = ""
+    source: str = ""
     number: int = 0
     """In the file, or of the sample."""
     conditions: str = ""

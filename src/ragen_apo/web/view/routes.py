@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.routing import BaseRoute, Route
 
-from ragen_apo.web.view.compare_pages import ComparePages
-from ragen_apo.web.view.episode_pages import EpisodePages
+from ragen_apo.web.view.compare_pages import compare, side
+from ragen_apo.web.view.episode_pages import episode, episodes, failures, text
 from ragen_apo.web.view.folder import RunsFolder
-from ragen_apo.web.view.run_pages import RunPages
+from ragen_apo.web.view.run_pages import live, run, runs
 from ragen_apo.web.view.site import Site
-from ragen_apo.web.view.value_pages import ValuePages
+from ragen_apo.web.view.value_pages import samples, values
 
 
 def view_routes(folder: RunsFolder) -> list[BaseRoute]:
     """The pages of the runs in a folder."""
     site = Site(folder)
-    runs, episodes = RunPages(site), EpisodePages(site)
-    values, both = ValuePages(site), ComparePages(site)
     answers = {
-        "/": runs.runs,
-        "/run": runs.run,
-        "/run/live": runs.live,
-        "/episodes": episodes.episodes,
-        "/episode": episodes.episode,
-        "/text": episodes.text,
-        "/failures": episodes.failures,
-        "/values": values.values,
-        "/samples": values.samples,
-        "/compare": both.compare,
-        "/side": both.side,
+        "/": runs,
+        "/run": run,
+        "/run/live": live,
+        "/episodes": episodes,
+        "/episode": episode,
+        "/text": text,
+        "/failures": failures,
+        "/values": values,
+        "/samples": samples,
+        "/compare": compare,
+        "/side": side,
     }
-    return [Route(path, answer, methods=["GET"]) for path, answer in answers.items()]
+    return [Route(path, partial(answer, site), methods=["GET"]) for path, answer in answers.items()]

@@ -1,30 +1,28 @@
 """What pages say of a run: its line in the list, its tiles, its curves.
 
-Consumes a `RunReader`; produces records for templates, numbers already written as people read them.
+Consumes a `Site`; produces records for templates, numbers already written as people read them.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.plural import counted
 from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.findings import evaluated_tasks, phase_seconds, total_seconds
-from ragen_apo.report.load import RunData, finite, pair
-from ragen_apo.report.panels import (
-    DISTILLATION_PANEL,
-    WARM_START_PANELS,
-    Panel,
-    stage_two_panels,
-)
+from ragen_apo.report.load import RunData, finite, pair, series
+from ragen_apo.report.panels import Panel, before_stage_two, stage_two_panels
 from ragen_apo.report.style import ABSENT, compact, decimal, duration, interval, one_line, percent
 from ragen_apo.web.view.curves import Curve, curve
 from ragen_apo.web.view.folder import last_change
-from ragen_apo.web.view.growing import Metrics, Progress
-from ragen_apo.web.view.run_files import RunReader
+from ragen_apo.web.view.rows import Progress
+from ragen_apo.web.view.site import Site
 from ragen_apo.web.view.state import RunState, state_of
 
 NUM_RECENT_STEPS = 10
@@ -38,15 +36,7 @@ MORE_PANELS = (
     Panel("Information of thoughts, nats", "mutual_information"),
 )
 """Of Stage 2, after those that a report draws as well."""
-TOKENS_PANEL = Panel("Tokens per second in rollouts", "tokens")
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A number and what it is."""
-
-    value: str
-    label: str
+TOKENS_PANEL = Panel("Tokens per second in rollouts", "tokens_per_second")
 
 
 @dataclass(frozen=True)
@@ -66,28 +56,15 @@ class RunLine:
     """Why its files cannot be read."""
 
 
-@dataclass(frozen=True)
-class RunPage:
-    """The part of a run's page that changes while it trains."""
-
-    line: RunLine
-    tiles: tuple[Tile, ...]
-    notices: tuple[str, ...]
-    curves: tuple[Curve, ...]
-    phases: tuple[tuple[str, str], ...]
-    has_rows: bool
-
-
-def run_line(reader: RunReader, name: str) -> RunLine:
+def run_line(site: Site, name: str) -> RunLine:
     """A run in a line; one that is damaged says so."""
-    run = reader.folder.run(name)
+    run = site.folder.run(name)
     state, changed = state_of(run), _ago(last_change(run))
     try:
-        data, progress = reader.data(name), reader.progress(name)
-        reached = _progress(data, progress) or _before_stage_two(reader, name)
+        data, progress = site.data(name), site.progress(name)
+        reached = _reached(data, progress) or _before_stage_two(site, name)
     except (RunDirectoryError, OSError) as error:
         return RunLine(name, state, changed=changed, problem=one_line(error, 300))
-    results = data.results
     return RunLine(
         name=name,
         state=state,
@@ -95,8 +72,8 @@ def run_line(reader: RunReader, name: str) -> RunLine:
         environment=one_line(data.option("environment", "name") or ABSENT, 60),
         progress=reached,
         best=_best(progress),
-        success=percent(results.get("success_rate")),
-        success_interval=interval(results.get("success_ci95")),
+        success=percent(data.results.get("success_rate")),
+        success_interval=interval(data.results.get("success_ci95")),
         changed=changed,
     )
 
@@ -107,34 +84,35 @@ def algorithm_label(data: RunData) -> str:
     return algorithm_of(data).label if asked is None else asked.label
 
 
-def run_page(reader: RunReader, name: str) -> RunPage:
-    """The numbers and curves of a run now."""
-    data, metrics = reader.data(name), reader.metrics(name)
-    line = run_line(reader, name)
-    phases = [(one_line(phase, 60), duration(took)) for phase, took in phase_seconds(data)]
-    return RunPage(
-        line=line,
-        tiles=tuple(_tiles(data, metrics, line)),
-        notices=tuple(circumstances(data)),
-        curves=tuple(_curves(reader, name, data, metrics)),
-        phases=tuple(phases),
-        has_rows=metrics.num_rows > 0,
-    )
+def run_page(site: Site, name: str) -> dict[str, Any]:
+    """The numbers and curves of a run now: what changes on its page while it trains."""
+    line = run_line(site, name)
+    files = ("metrics", "distillation", "warm_start")
+    data = replace(site.data(name), **{file: site.rows(name, file) for file in files})
+    rates = _token_rates(data.metrics)
+    return {
+        "line": line,
+        "tiles": _tiles(data, line, rates),
+        "notices": circumstances(site.data(name)),
+        "curves": _curves(data, rates),
+        "phases": [(one_line(phase, 60), duration(took)) for phase, took in phase_seconds(data)],
+        "has_rows": data.trained,
+    }
 
 
-def _before_stage_two(reader: RunReader, name: str) -> str:
+def _before_stage_two(site: Site, name: str) -> str:
     """How far a run has come that has made no step yet."""
-    run = reader.folder.run(name)
+    run = site.folder.run(name)
     if run.reference(0).exists() and not run.distillation.exists():
         return "has its reference"
     for file in ("distillation", "warm_start"):
-        last = reader.progress(name, file).last
+        last = site.progress(name, file).last
         if finite(last.get("step")) is not None:
             return f"{one_line(last.get('phase', file), 40)}, step {compact(last['step'])}"
     return "before its first step"
 
 
-def _progress(data: RunData, progress: Progress) -> str:
+def _reached(data: RunData, progress: Progress) -> str:
     if api_model(data) is not None:
         return counted(data.num_episodes, "episode")
     step = finite(progress.last.get("step"))
@@ -151,74 +129,63 @@ def _best(progress: Progress) -> str:
     return f"{percent(progress.best)} at {compact(progress.best_step)}{what}"
 
 
-def _tiles(data: RunData, metrics: Metrics, line: RunLine) -> list[Tile]:
-    last, results = metrics.last, data.results
-    tiles: list[Tile] = []
+def _tiles(
+    data: RunData, line: RunLine, rates: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Numbers, each with what it is."""
+    results, is_running = data.results, line.state is RunState.RUNNING
+    tiles: list[tuple[str, str]] = []
     if results:
         label = f"success on {evaluated_tasks(data)}"
         if (bounds := pair(results.get("success_ci95"))) is not None:
             label += f", 95% interval {interval(bounds)}"
-        tiles.append(Tile(percent(results.get("success_rate")), label))
-        tiles.append(Tile(decimal(results.get("avg_reward"), 3), "average reward there"))
-    if metrics.num_rows:
-        tiles.append(Tile(line.progress.removeprefix("step "), "steps"))
-        tiles.append(Tile(percent(last.get("success_rate")), "success in the last rollouts"))
-        tiles.append(Tile(line.best.replace(" at ", " at step "), "best success"))
-        tiles.append(Tile(_tokens_per_second(metrics), "tokens per second, last step"))
-    if line.state is RunState.RUNNING and (left := _seconds_left(data, metrics)) is not None:
-        tiles.append(Tile(f"about {duration(left)}", "left of Stage 2, without evaluations"))
+        tiles.append((percent(results.get("success_rate")), label))
+        tiles.append((decimal(results.get("avg_reward"), 3), "average reward there"))
+    if data.trained:
+        rate = compact(round(rates[-1]["tokens_per_second"])) if rates else ABSENT
+        last_rate = percent(data.metrics[-1].get("success_rate"))
+        tiles.append((line.progress.removeprefix("step "), "steps"))
+        tiles.append((last_rate, "success in the last rollouts"))
+        tiles.append((line.best.replace(" at ", " at step "), "best success"))
+        tiles.append((rate, "tokens per second, last step"))
+    if is_running and (left := _seconds_left(data)) is not None:
+        tiles.append((f"about {duration(left)}", "left of Stage 2, without evaluations"))
     if (total := total_seconds(data)) is not None:
-        tiles.append(
-            Tile(duration(total), "so far" if line.state is RunState.RUNNING else "the whole run")
-        )
+        tiles.append((duration(total), "so far" if is_running else "the whole run"))
     return tiles
 
 
-def _tokens_per_second(metrics: Metrics) -> str:
-    _, values = _token_rates(metrics)
-    return compact(round(values[-1])) if values else ABSENT
+def _token_rates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Generated tokens over the seconds of the rollouts, those ahead of their step included."""
+    steps, tokens = series(rows, "num_generated_tokens")
+    waited = dict(zip(*series(rows, "rollout_seconds"), strict=True))
+    ahead = dict(zip(*series(rows, "rollout_ahead_seconds"), strict=True))
+    return [
+        {"step": step, "tokens_per_second": number / seconds}
+        for step, number in zip(steps, tokens, strict=True)
+        if (seconds := waited.get(step, 0.0) + ahead.get(step, 0.0)) > 0
+    ]
 
 
-def _token_rates(metrics: Metrics) -> tuple[list[float], list[float]]:
-    """Generated tokens over the seconds of the rollouts, by step."""
-    steps, tokens = metrics.series("num_generated_tokens")
-    waited = dict(zip(*metrics.series("rollout_seconds"), strict=True))
-    ahead = dict(zip(*metrics.series("rollout_ahead_seconds"), strict=True))
-    if waited.keys() != set(steps):
-        return [], []
-    seconds = [waited[step] + ahead.get(step, 0.0) for step in steps]
-    rates = [(step, n / s) for step, n, s in zip(steps, tokens, seconds, strict=True) if s > 0]
-    return [step for step, _ in rates], [rate for _, rate in rates]
-
-
-def _seconds_left(data: RunData, metrics: Metrics) -> float | None:
+def _seconds_left(data: RunData) -> float | None:
     """The steps that are left, each as long as the last ones were."""
-    step = finite(metrics.last.get("step"))
     most = finite(data.option("training", "max_steps"))
-    recent = [
-        metrics.series(name)[1][-NUM_RECENT_STEPS:]
-        for name in ("rollout_seconds", "training_seconds")
-    ]
-    if step is None or most is None or not all(recent):
+    steps, rollouts = series(data.metrics, "rollout_seconds")
+    _, updates = series(data.metrics, "training_seconds")
+    if most is None or not rollouts or not updates:
         return None
-    return (most - step) * sum(sum(values) / len(values) for values in recent)
+    last = slice(-NUM_RECENT_STEPS, None)
+    return (most - steps[-1]) * (fmean(rollouts[last]) + fmean(updates[last]))
 
 
-def _curves(reader: RunReader, name: str, data: RunData, metrics: Metrics) -> list[Curve]:
-    drawn = [
-        curve(
-            panel,
-            metrics.series(panel.key),
-            metrics.series(panel.evaluation_key) if panel.evaluation_key else ((), ()),
-        )
-        for panel in (*stage_two_panels(data), *MORE_PANELS)
+def _curves(data: RunData, rates: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    drawn = [(panel, data.metrics) for panel in (*stage_two_panels(data), *MORE_PANELS)]
+    drawn += [(TOKENS_PANEL, rates), *before_stage_two(data)]
+    curves = [
+        curve(panel, series(rows, panel.key), series(rows, panel.evaluation_key or ""))
+        for panel, rows in drawn
     ]
-    drawn.append(curve(TOKENS_PANEL, _token_rates(metrics)))
-    others = [("distillation", "", DISTILLATION_PANEL)]
-    others += [("warm_start", phase, panel) for phase, panel in WARM_START_PANELS.items()]
-    for file, phase, panel in others:
-        drawn.append(curve(panel, reader.metrics(name, file).series(panel.key, phase=phase)))
-    return [each for each in drawn if each is not None]
+    return [each for each in curves if each is not None]
 
 
 def _ago(changed: float) -> str:

@@ -1,33 +1,122 @@
-"""What the pages share: a folder's runs with their episodes, patterns and values, and templates."""
+"""The runs of a folder for all pages: their files as records, with episodes, patterns and values.
+
+Consumes `RunsFolder`. What is read is kept until the file changes, and bounded in number, so that a
+server that runs for weeks over many runs stays small. For any number of threads.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
+from ragen_apo.environments.base import PatternWords
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.evaluation.failures import FailurePattern
-from ragen_apo.report.load import evaluation_command, finite, mapping
+from ragen_apo.files import read_json
+from ragen_apo.report.load import (
+    RunData,
+    evaluation_command,
+    finite,
+    mapping,
+    read_config,
+    sections_of_today,
+)
 from ragen_apo.report.tables import failure_words
-from ragen_apo.web.view.episodes import ShownEpisode, shown_episode
+from ragen_apo.web.view.episodes import (
+    Decode,
+    ShownEpisode,
+    StoredEpisode,
+    sampled_episode,
+    shown_episode,
+)
 from ragen_apo.web.view.folder import RunsFolder
-from ragen_apo.web.view.growing import EpisodeIndex
 from ragen_apo.web.view.query import FILES, REFERENCE, EpisodeKey
-from ragen_apo.web.view.run_files import RunReader, signature
-from ragen_apo.web.view.value_store import StoredValues, sample, stored_values
+from ragen_apo.web.view.rows import EpisodeIndex, Progress, progress, read_rows
+from ragen_apo.web.view.token_texts import FILE as TOKENIZER
+from ragen_apo.web.view.token_texts import MAX_BYTES, decoder, numbers
+from ragen_apo.web.view.value_store import StoredValues, stored_values, trajectories
 
 DEFAULT_BETA1 = 0.5
+NUM_RUNS = 1000
+NUM_METRICS = 6
+NUM_INDEXES = 6
+NUM_TOKENIZERS = 2
+_DOCUMENT = TypeAdapter(dict[str, Any])
+
+
+class File(NamedTuple):
+    """A file as it is now: not equal to what it is once it was written or replaced."""
+
+    path: Path
+    inode: int
+    size: int
+    changed_ns: int
+
+
+def file_now(path: Path) -> File:
+    """The state of an existing file."""
+    status = path.stat()
+    return File(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Site:
-    """The runs of a folder, for all pages."""
+    """The runs of a folder."""
 
     def __init__(self, folder: RunsFolder) -> None:
-        self.folder, self.reader = folder, RunReader(folder)
+        self.folder = folder
+        self._data = lru_cache(NUM_RUNS)(_read_data)
+        self._progress = lru_cache(NUM_RUNS)(lambda file: progress(read_rows(file.path)))
+        self._rows = lru_cache(NUM_METRICS)(lambda file: read_rows(file.path))
+        self._indexes = lru_cache(NUM_INDEXES)(lambda path, inode: EpisodeIndex())
+        self._decoders = lru_cache(NUM_TOKENIZERS)(lambda file: decoder(file.path))
+        self._values = lru_cache(NUM_INDEXES)(
+            lambda file, journal, digest, beta: stored_values(file.path, digest, beta=beta)
+        )
+
+    def _file(self, path: Path) -> File | None:
+        """A file that may be read; None where there is none. Raises as `RunsFolder.readable`."""
+        readable = self.folder.readable(path)
+        return None if readable is None else file_now(readable)
+
+    def data(self, name: str) -> RunData:
+        """The small files of a run, without curves and episodes.
+
+        Raises RunDirectoryError for a run that is not there, or whose files are damaged.
+        """
+        run = self.folder.run(name)
+        files = (run.status, run.results, run.config, run.evaluation)
+        return self._data(run.path.name, *map(self._file, files))
+
+    def rows(self, name: str, file: str = "metrics") -> Sequence[Mapping[str, Any]]:
+        """The rows of a file of metrics; none where there is no file."""
+        found = self._file(getattr(self.folder.run(name), file))
+        return () if found is None else self._rows(found)
+
+    def progress(self, name: str, file: str = "metrics") -> Progress:
+        """What a list says of a file of metrics."""
+        found = self._file(getattr(self.folder.run(name), file))
+        return Progress({}) if found is None else self._progress(found)
+
+    def decoder(self, name: str) -> Decode:
+        """What tells the text of a run's tokens; all its models share a tokenizer."""
+        run = self.folder.run(name)
+        for model in (run.policy, run.distilled, run.reference(0), run.initial):
+            file = self._file(model / TOKENIZER)
+            if file is not None and file.size <= MAX_BYTES:
+                break
+        else:
+            return numbers
+
+        def decode(token_ids: Sequence[int]) -> list[str]:
+            return self._decoders(file)(token_ids)  # read when it is first asked
+
+        return decode
 
     def sources(self, name: str) -> list[str]:
         """Which episodes the run has: of its evaluation, of training."""
@@ -37,89 +126,118 @@ class Site:
     def index(
         self, name: str, source: str, *, num_episodes: int | None = None
     ) -> tuple[EpisodeIndex, Path]:
-        """The index of its episodes, and their file. Raises RunDirectoryError for no file."""
-        found = self.reader.episodes(name, FILES[source], num_episodes=num_episodes)
-        if found is None:
+        """The index of its episodes, and their file.
+
+        With `num_episodes` reading stops once the index has this number of them. Raises
+        RunDirectoryError for no file.
+        """
+        run = self.folder.run(name)
+        file = self._file(getattr(run, FILES[source]))
+        if file is None:
             advice = {
-                "evaluation": f"`{evaluation_command(self.folder.run(name))}` makes one",
+                "evaluation": f"`{evaluation_command(run)}` makes one",
                 "training": "a run of an earlier version keeps none, nor does one with "
                 "`training.keep_episodes 0`",
             }
             raise RunDirectoryError(f"{name} has no episodes of {source}; {advice[source]}")
-        return found
+        # A file that takes its place has an index of its own: who reads the old one may finish.
+        index = self._indexes(file.path, file.inode)
+        index.refresh(file.path, num_episodes=num_episodes)
+        return index, file.path
 
-    def row(self, key: EpisodeKey) -> Mapping[str, Any]:
+    def episode(self, key: EpisodeKey) -> StoredEpisode:
         """An episode as it is stored. Raises HTTPException where there is none."""
-        row: Mapping[str, Any] | None = None
         if key.source == REFERENCE:
-            path = self.store(key.run)
-            row = sample(path, key.conditions, key.task, key.number)
+            samples = trajectories(self.store(key.run).path, key.conditions, key.task)
+            if key.number in samples:
+                return sampled_episode(samples[key.number], number=key.number)
         else:
             index, path = self.index(key.run, key.source, num_episodes=key.number + 1)
             if key.number < len(index):
-                row = index.read(path, [key.number])[0]
-        if row is None:
-            raise HTTPException(404, f"there is no such episode in {key.run}")
-        return row
+                return index.read(path, [key.number])[key.number]
+        raise HTTPException(404, f"there is no such episode in {key.run}")
 
     def shown(self, key: EpisodeKey) -> ShownEpisode:
-        data = self.reader.data(key.run)
-        has_values = key.source == "training"
+        """An episode with tokens, values and residuals."""
+        stored, data = self.episode(key), self.data(key.run)
         v_star = None
         if key.source == REFERENCE:
-            stored = self.stored(key.run, key.conditions)
-            v_star = next((t.v_star for t in stored.tasks if t.task_id == key.task), None)
+            tasks = self.stored(key.run, key.conditions).tasks
+            v_star = next((each.v_star for each in tasks if each.task_id == key.task), None)
+        has_values = key.source == "training"
         return shown_episode(
-            self.row(key),
-            decode=self.reader.decoder(key.run),
+            stored,
+            decode=self.decoder(key.run),
             beta2=finite(data.option("algorithm", "beta2")) if has_values else None,
             v_star=v_star,
             normalized=data.option("algorithm", "length_normalization") == "tokens",
         )
 
-    def patterns(self, name: str, source: str) -> list[tuple[str, Any, int, float]]:
+    def patterns(self, name: str, source: str) -> list[tuple[str, PatternWords, int, float]]:
         """Pattern, its words, episodes and share; the most frequent first, without the absent."""
-        data = self.reader.data(name)
+        data = self.data(name)
         if source == "evaluation":
-            noted = mapping(data.results.get("failures"))
-            counts = {
-                str(pattern): int(finite(mapping(each).get("count")) or 0)
-                for pattern, each in noted.items()
-            }
-            total = data.num_episodes
+            failures, total = mapping(data.results.get("failures")), data.num_episodes
+            counts = Counter(
+                {
+                    key: int(finite(mapping(each).get("count")) or 0)
+                    for key, each in failures.items()
+                }
+            )
         else:
             index, _ = self.index(name, source)
-            counts = Counter(failure for failure in index.failures if failure)
-            total = len(index)
-        ordered = sorted(counts.items(), key=lambda each: -each[1])
+            counts, total = Counter(filter(None, index.failures)), len(index)
         return [
             (pattern, failure_words(data, pattern), count, count / max(1, total))
-            for pattern, count in ordered
+            for pattern, count in counts.most_common()
             if count
         ]
 
     def pattern_names(self, name: str) -> dict[str, str]:
         """What each pattern is called in this run's environment."""
-        data = self.reader.data(name)
+        data = self.data(name)
         return {each.value: failure_words(data, each.value).name for each in FailurePattern}
 
-    def words(self, name: str, pattern: str | None) -> Any:
-        return pattern and failure_words(self.reader.data(name), pattern)
+    def words(self, name: str, pattern: str | None) -> PatternWords | None:
+        """A pattern in the words of this run's environment; None for none."""
+        return failure_words(self.data(name), pattern) if pattern else None
 
-    def store(self, name: str) -> Path:
+    def store(self, name: str) -> File:
         """The run's value store. Raises RunDirectoryError where it has none of its own."""
-        path = self.folder.readable(self.folder.run(name).values)
-        if path is None:
-            elsewhere = self.reader.data(name).option("values", "store")
+        file = self._file(self.folder.run(name).values)
+        if file is None:
+            elsewhere = self.data(name).option("values", "store")
             reason = f"; its values are those of {elsewhere}" if elsewhere else ""
             raise RunDirectoryError(f"{name} has no value store of its own{reason}")
-        return path
+        return file
 
     def stored(self, name: str, digest: str) -> StoredValues:
         """What the store has under these conditions, at the run's beta."""
-        path = self.store(name)
-        beta = finite(self.reader.data(name).option("values", "beta1"))
+        file, beta = self.store(name), finite(self.data(name).option("values", "beta1"))
         beta = DEFAULT_BETA1 if beta is None or beta < 0 else beta
-        journal = path.with_name(f"{path.name}-wal")
-        key = (path, digest, beta, signature(path), journal.exists() and signature(journal))
-        return self.reader.computed.get(key, lambda: stored_values(path, digest, beta=beta))
+        journal = file.path.with_name(f"{file.path.name}-wal")
+        return self._values(file, journal.exists() and file_now(journal), digest, beta)
+
+
+def _read_data(
+    name: str,
+    status: File | None,
+    results: File | None,
+    config: File | None,
+    evaluation: File | None,
+) -> RunData:
+    noted, settings = _document(status), evaluation or config
+    configured = noted.get("configuration")
+    if not isinstance(configured, dict):
+        configured = {} if settings is None else read_config(settings.path)[1]
+    return RunData(
+        name=name,
+        config=sections_of_today(configured),
+        record=noted,
+        results=_document(results),
+    )
+
+
+def _document(file: File | None) -> Mapping[str, Any]:
+    advice = "Put an undamaged copy in its place"
+    return {} if file is None else read_json(file.path, _DOCUMENT, advice=advice)

@@ -10,24 +10,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ragen_apo.run_directory import RunDirectory
 from ragen_apo.web.view.episodes import Decode
-from ragen_apo.web.view.folder import RunsFolder
 
 FILE = "tokenizer.json"
 MAX_BYTES = 1 << 26
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 MAX_PENDING = 8
 """Tokens of one character; more are no character."""
-
-
-def tokenizer_file(folder: RunsFolder, run: RunDirectory) -> Path | None:
-    """The tokenizer of the run: all its models share one."""
-    for model in (run.policy, run.distilled, run.reference(0), run.initial):
-        path = folder.readable(model / FILE)
-        if path is not None and path.stat().st_size <= MAX_BYTES:
-            return path
-    return None
 
 
 def decoder(path: Path) -> Decode:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from ragen_apo.web.pages import page_of
 from ragen_apo.web.view import query
-from ragen_apo.web.view.episodes import folded
 from ragen_apo.web.view.lists import PAGE_SIZE
 from ragen_apo.web.view.query import REFERENCE, EpisodeKey
 from ragen_apo.web.view.site import Site
@@ -19,56 +18,49 @@ from ragen_apo.web.view.value_store import StoredTask, all_conditions, instructi
 TASK_ORDERS = ("lowest", "highest", "samples")
 
 
-class ValuePages:
-    """What Stage 1 knows."""
+def values(site: Site, request: Request) -> Response:
+    """The tasks of the value store by V*."""
+    name, page = query.text(request, "run"), query.page(request, PAGE_SIZE)
+    order, path = query.choice(request, "order", TASK_ORDERS), site.store(name).path
+    conditions = all_conditions(path)
+    digest = query.text(request, "conditions") or next(iter(conditions), "")
+    stored = site.stored(name, digest)
+    tasks = _ordered(stored.tasks, order)
+    shown = page.of(tasks)
+    return page_of(
+        "view/values.html",
+        name=name,
+        conditions=conditions,
+        digest=digest,
+        coverage=stored.coverage,
+        order=order,
+        orders=TASK_ORDERS,
+        tasks=shown,
+        instructions=instructions(path, digest, [task.task_id for task in shown]),
+        page=page.number,
+        pages=page.links(len(tasks)),
+    )
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
-    def values(self, request: Request) -> Response:
-        """The tasks of the value store by V*."""
-        name, page = query.text(request, "run"), query.page(request, PAGE_SIZE)
-        order, path = query.choice(request, "order", TASK_ORDERS), self._site.store(name)
-        conditions = all_conditions(path)
-        digest = query.text(request, "conditions") or next(iter(conditions), "")
-        stored = self._site.stored(name, digest) if digest else None
-        tasks = _ordered(stored.tasks if stored else (), order)
-        shown = page.of(tasks)
-        return page_of(
-            "view/values.html",
-            name=name,
-            conditions=conditions,
-            digest=digest,
-            stored=stored,
-            order=order,
-            orders=TASK_ORDERS,
-            tasks=shown,
-            instructions=instructions(path, digest, [task.task_id for task in shown]),
-            num_tasks=len(tasks),
-            page=page.number,
-            pages=page.links(len(tasks)),
-        )
-
-    def samples(self, request: Request) -> Response:
-        name, task = query.text(request, "run"), query.text(request, "task")
-        digest, path = query.text(request, "conditions"), self._site.store(name)
-        stored = self._site.stored(name, digest)
-        found = next((each for each in stored.tasks if each.task_id == task), None)
-        if found is None:
-            raise HTTPException(404, f"the value store of {name} has no such task")
-        samples = [
+def samples(site: Site, request: Request) -> Response:
+    """What the reference did on a task."""
+    name, task = query.text(request, "run"), query.text(request, "task")
+    digest, path = query.text(request, "conditions"), site.store(name).path
+    tasks = site.stored(name, digest).tasks
+    found = next((each for each in tasks if each.task_id == task), None)
+    if found is None:
+        raise HTTPException(404, f"the value store of {name} has no such task")
+    return page_of(
+        "view/samples.html",
+        name=name,
+        digest=digest,
+        task=found,
+        instruction=instructions(path, digest, [task])[task],
+        samples=[
             (EpisodeKey(name, REFERENCE, index, digest, task), value, success, num_turns)
             for index, value, success, num_turns in sample_numbers(path, digest, task)
-        ]
-        return page_of(
-            "view/samples.html",
-            name=name,
-            digest=digest,
-            task=found,
-            instruction=folded(instructions(path, digest, [task])[task]),
-            samples=samples,
-            beta1=stored.coverage.get("beta1"),
-        )
+        ],
+    )
 
 
 def _ordered(tasks: Sequence[StoredTask], order: str) -> Sequence[StoredTask]:

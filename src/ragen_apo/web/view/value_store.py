@@ -8,7 +8,6 @@ with that process's own journal.
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +16,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pydantic import TypeAdapter
+
 from ragen_apo.errors import RunDirectoryError
-from ragen_apo.files import parse_json
-from ragen_apo.report.load import mapping
+from ragen_apo.files import parse_json, parse_record
+from ragen_apo.types import Trajectory
 from ragen_apo.values.coverage import coverage_report
 from ragen_apo.values.estimator import soft_value
 
 MAX_UNPACKED_BYTES = 1 << 28
+_TRAJECTORY = TypeAdapter(Trajectory)
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,8 @@ class StoredTask:
 class StoredValues:
     """The samples under one set of conditions, which is one reference."""
 
-    digest: str
-    conditions: Mapping[str, Any]
     tasks: tuple[StoredTask, ...]
+    """The lowest V* first."""
     coverage: Mapping[str, Any]
 
 
@@ -62,6 +63,8 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise RunDirectoryError(
             f"{path} cannot be read now: {error}. If the run is writing it, load the page again"
         ) from error
+    except (zlib.error, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
 
 
 def all_conditions(path: Path) -> dict[str, Mapping[str, Any]]:
@@ -70,27 +73,22 @@ def all_conditions(path: Path) -> dict[str, Mapping[str, Any]]:
         rows = connection.execute(
             "SELECT digest, json FROM conditions ORDER BY (SELECT min(created_unix_seconds) "
             "FROM samples WHERE samples.conditions = digest)"
-        ).fetchall()
-    return {str(digest): _object(text) for digest, text in rows}
+        )
+        return {digest: parse_json(text) for digest, text in rows}
 
 
 def stored_values(path: Path, digest: str, *, beta: float) -> StoredValues:
-    """All tasks under these conditions with V* at `beta`, the lowest V* first."""
-    conditions = all_conditions(path).get(digest)
-    if conditions is None:
-        raise RunDirectoryError(f"{path} has no conditions {digest!r:.60}")
+    """All tasks under these conditions with V* at `beta`."""
+    returns: dict[str, list[float]] = {}
+    successes: dict[str, list[bool]] = {}
     with reading(path) as connection:
-        rows = connection.execute(
+        for task_id, value, success in connection.execute(
             "SELECT task_id, episode_return, success FROM samples WHERE conditions = ? "
             "ORDER BY task_id, sample_index",
             (digest,),
-        ).fetchall()
-    returns: dict[str, list[float]] = {}
-    successes: dict[str, list[bool]] = {}
-    try:
-        for task_id, value, success in rows:
-            returns.setdefault(str(task_id), []).append(float(value))
-            successes.setdefault(str(task_id), []).append(bool(success))
+        ):
+            returns.setdefault(task_id, []).append(float(value))
+            successes.setdefault(task_id, []).append(bool(success))
         tasks = [
             StoredTask(
                 task_id=task_id,
@@ -102,24 +100,20 @@ def stored_values(path: Path, digest: str, *, beta: float) -> StoredValues:
             for task_id, values in returns.items()
         ]
         coverage = coverage_report(returns, successes, beta=beta) if returns else {}
-    except (TypeError, ValueError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    tasks.sort(key=lambda task: (task.v_star, task.task_id))
-    return StoredValues(digest, conditions, tuple(tasks), coverage)
+    return StoredValues(
+        tuple(sorted(tasks, key=lambda task: (task.v_star, task.task_id))), coverage
+    )
 
 
-def sample(path: Path, digest: str, task_id: str, index: int) -> Mapping[str, Any] | None:
-    """The trajectory of one sample as JSON values; None where there is none."""
+def trajectories(path: Path, digest: str, task_id: str) -> dict[int, Trajectory]:
+    """The samples of a task by their index."""
     with reading(path) as connection:
-        row = connection.execute(
-            "SELECT t.zlib_json, s.episode_return, s.success FROM trajectories t JOIN samples s "
-            "USING (conditions, task_id, sample_index) "
-            "WHERE conditions = ? AND task_id = ? AND sample_index = ?",
-            (digest, task_id, index),
-        ).fetchone()
-    if row is None:
-        return None
-    return {**_unpacked(path, row[0]), "return": row[1], "success": bool(row[2])}
+        rows = connection.execute(
+            "SELECT sample_index, zlib_json FROM trajectories "
+            "WHERE conditions = ? AND task_id = ? ORDER BY sample_index",
+            (digest, task_id),
+        )
+        return {index: _unpacked(packed) for index, packed in rows}
 
 
 def sample_numbers(path: Path, digest: str, task_id: str) -> list[tuple[int, float, bool, int]]:
@@ -141,22 +135,10 @@ def instructions(path: Path, digest: str, task_ids: Sequence[str]) -> dict[str, 
                 "SELECT zlib_json FROM trajectories WHERE conditions = ? AND task_id = ? LIMIT 1",
                 (digest, task_id),
             ).fetchone()
-            task = mapping(_unpacked(path, row[0]).get("task")) if row else {}
-            found[task_id] = str(task.get("instruction") or "")
+            found[task_id] = _unpacked(row[0]).task.instruction if row else ""
     return found
 
 
-def _unpacked(path: Path, packed: bytes) -> Mapping[str, Any]:
-    try:
-        unpacker = zlib.decompressobj()
-        text = unpacker.decompress(packed, MAX_UNPACKED_BYTES)
-        return mapping(parse_json(text))
-    except (zlib.error, ValueError, TypeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-
-
-def _object(text: object) -> Mapping[str, Any]:
-    try:
-        return mapping(json.loads(str(text)))
-    except (ValueError, RecursionError):
-        return {}
+def _unpacked(packed: bytes) -> Trajectory:
+    text = zlib.decompressobj().decompress(packed, MAX_UNPACKED_BYTES)
+    return parse_record(_TRAJECTORY, parse_json(text))

@@ -1,8 +1,7 @@
-"""Files that grow a line at a time: each line is read once, and says what it says in full."""
+"""The lines of a run's files: each is read once, and says what it says in full."""
 
 import json
 import math
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import pytest
 
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import append_json_line, write_json_lines_atomically
-from ragen_apo.web.view import growing
-from ragen_apo.web.view.growing import EpisodeIndex, Metrics
-from ragen_apo.web.view.lists import containing
+from ragen_apo.web.view.rows import EpisodeIndex, progress, read_rows
 from tests.web.view_runs import HOSTILE, some_episodes, write_run
 
 
@@ -27,72 +24,44 @@ def _row(**fields: Any) -> Mapping[str, Any]:
     return {"episode": 0, "turns": [], "task": {"task_id": "t"}, "success": False, **fields}
 
 
-def test_metrics_that_are_appended_are_added(tmp_path: Path) -> None:
-    path, metrics = tmp_path / "metrics.jsonl", Metrics()
-    append_json_line(path, {"step": 1, "loss": 2.0})
-    metrics.refresh(path)
-    append_json_line(path, {"step": 2, "entropy": 0.5})
-    append_json_line(path, {"step": 3, "loss": math.nan, "entropy": "much"})
-    metrics.refresh(path)
-    assert metrics.num_rows == 3
-    assert metrics.series("loss") == ([1.0], [2.0])
-    assert metrics.series("entropy") == ([2.0], [0.5])
-    assert metrics.series("unknown") == ([], [])
-
-
-def test_a_series_is_whole_while_another_thread_adds_rows(tmp_path: Path) -> None:
-    path, found = tmp_path / "metrics.jsonl", []
-
-    class Slow(Metrics):
-        def take(self, line: bytes, start: int) -> None:
-            super().take(line, start)
-            self._phases.pop()  # as far as the columns, in the middle of a row
-            begun.set()
-            reader.join(timeout=0.2)  # it has to wait for the row
-            self._phases.append("stage 2")
-
-    def read() -> None:
-        begun.wait()
-        try:
-            found.append(metrics.series("loss", phase="stage 2"))
-        except IndexError as error:
-            found.append(error)
-
-    metrics, begun = Slow(), threading.Event()
-    reader = threading.Thread(target=read)
-    append_json_line(path, {"step": 1, "loss": 2.0, "phase": "stage 2"})
-    reader.start()
-    metrics.refresh(path)
-    reader.join()
-    assert found == [([1.0], [2.0])]
+def test_the_best_is_that_of_the_evaluations_or_else_of_the_rollouts() -> None:
+    rows = [
+        {"step": 1, "success_rate": 0.9, "eval_success_rate": 0.25},
+        {"step": 2, "success_rate": 0.5, "eval_success_rate": math.nan},
+        {"step": 3, "success_rate": 0.7, "eval_success_rate": 0.25},
+    ]
+    found = progress(rows)
+    assert (found.best, found.best_step, found.is_evaluated) == (0.25, 1, True)
+    assert found.last is rows[2]
+    found = progress([{"step": 4, "success_rate": 0.5}, {"step": 5, "success_rate": "all"}])
+    assert (found.best, found.best_step, found.is_evaluated) == (0.5, 4, False)
 
 
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path: Path) -> None:
-    path, metrics = tmp_path / "metrics.jsonl", Metrics()
+    path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step"')
-    metrics.refresh(path)
-    assert metrics.num_rows == 1
+    assert read_rows(path) == [{"step": 1}]
     with path.open("a") as stream:
         stream.write(": 2}\n")
-    metrics.refresh(path)
-    assert metrics.last == {"step": 2}
+    assert read_rows(path)[1] == {"step": 2}
 
 
 def test_a_file_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
-    path, metrics = tmp_path / "metrics.jsonl", Metrics()
-    write_json_lines_atomically(path, [{"step": step, "loss": step} for step in (1, 2, 3)])
-    metrics.refresh(path)
-    write_json_lines_atomically(path, [{"step": 1, "loss": 7}])
-    metrics.refresh(path)
-    assert metrics.series("loss") == ([1.0], [7.0])
+    path = tmp_path / "e.jsonl"
+    for step in (1.0, 2.0, 3.0):
+        append_json_line(path, _row(**{"return": step}))
+    index = _index(path)
+    path.write_text(json.dumps(_row(**{"return": 7.0})) + "\n")
+    index.refresh(path)
+    assert list(index.returns) == [7.0]
 
 
-@pytest.mark.parametrize("line", ["nonsense", "3", "[1]", '{"a": ' + "[" * 200 + "]" * 200 + "}"])
+@pytest.mark.parametrize("line", ["nonsense", "3", "[1]", '{"a": ' + "[" * 300 + "]" * 300 + "}"])
 def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + line + "\n")
     with pytest.raises(RunDirectoryError, match="line 2 is no row"):
-        Metrics().refresh(path)
+        read_rows(path)
 
 
 def test_an_index_has_what_the_rows_say(tmp_path: Path) -> None:
@@ -105,7 +74,16 @@ def test_an_index_has_what_the_rows_say(tmp_path: Path) -> None:
     assert [bool(each) for each in index.successes] == [each.success for each in episodes]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert index.failures == [row["failure"] or "" for row in rows]
-    assert index.read(path, [5, 0]) == [rows[5], rows[0]]
+    found = index.read(path, [5, 0])
+    assert [(number, each.task) for number, each in found.items()] == [
+        (number, episodes[number].task) for number in (5, 0)
+    ]
+
+
+def test_an_episode_of_another_form_is_refused_by_its_line(tmp_path: Path) -> None:
+    write_json_lines_atomically(tmp_path / "e.jsonl", [_row()])
+    with pytest.raises(RunDirectoryError, match="line 1 is no episode .task.environment"):
+        _index(tmp_path / "e.jsonl").read(tmp_path / "e.jsonl", [0])
 
 
 @pytest.mark.parametrize(
@@ -129,8 +107,7 @@ def test_a_text_cannot_pass_for_a_field(text: str, tmp_path: Path) -> None:
     }
     write_json_lines_atomically(tmp_path / "e.jsonl", [row])
     index = _index(tmp_path / "e.jsonl")
-    found = index.failures, list(index.returns), index.task_ids, list(index.steps)
-    assert found == (["loop"], [-1.0], ["right"], [3])
+    assert (index.failures, list(index.returns), index.task_ids) == (["loop"], [-1.0], ["right"])
 
 
 @pytest.mark.parametrize(
@@ -150,34 +127,16 @@ def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     row = {**_row(), "final_observation": "x" * 500_000}
     write_json_lines_atomically(path, [row] * 30)
-    index = _index(path, num_lines=3)
+    index = _index(path, num_episodes=3)
     assert 3 <= len(index) < 30
     index.refresh(path)
     assert len(index) == 30
 
 
-def test_every_line_is_in_one_stretch_whatever_its_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(growing, "BLOCK_BYTES", 2000)
-    path = tmp_path / "e.jsonl"
-    lengths = [10, 5000, 10, 10, 1900, 10, 7000]
-    rows = [{**_row(), "final_observation": length * "x"} for length in lengths]
-    write_json_lines_atomically(path, rows)
-    index = _index(path)
-    stretches = list(index.stretches(path))
-    assert b"".join(lines for _, lines in stretches) == path.read_bytes()
-    assert all(path.read_bytes()[index.offsets[n] :].startswith(lines) for n, lines in stretches)
-    assert 1 < len(stretches) < len(rows)
-
-
 @pytest.mark.parametrize("text", ["NUMBER 77", "é", 'a "quote"', "\n"])
-def test_a_text_is_found_in_every_episode_that_has_it(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(growing, "BLOCK_BYTES", 3000)
+def test_a_text_is_found_in_every_episode_that_has_it(text: str, tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     found = {0, 7, 8, 21}
     texts = [200 * "ab " + 3 * (text.lower() if n in found else "z") for n in range(22)]
     write_json_lines_atomically(path, [{**_row(), "final_observation": each} for each in texts])
-    assert containing(_index(path), path, text) == found
+    assert _index(path).containing(path, text) == found
