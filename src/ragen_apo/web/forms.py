@@ -9,9 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 MAX_FORM_BYTES = 64 * 1024
-OLD_PAGE = (
-    "That page was not the newest one of your visit, so nothing was done. Here is the newest."
-)
 
 Form = Mapping[str, str]
 

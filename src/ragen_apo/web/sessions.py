@@ -1,6 +1,9 @@
 """Visits to a server: each is found by its id alone, 192 random bits in a cookie of one browser.
 
 Idle visits end, and there are never more than a given number. For any number of threads.
+
+Every change is a form of the page that is open, which it names: one of an older page, or one that
+is sent twice, changes nothing.
 """
 
 from __future__ import annotations
@@ -8,22 +11,37 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ragen_apo.errors import RagenApoError
+from ragen_apo.errors import EnvironmentFaultError, RagenApoError
+from ragen_apo.web.forms import Form, read_form
 from ragen_apo.web.security import cookie_name
 
 NUM_ID_BYTES = 24
 MAX_IDLE_SECONDS = 2 * 60 * 60.0
+OLD_PAGE = (
+    "That page was not the newest one of your visit, so nothing was done. Here is the newest."
+)
+FAULT = "This could not be done; the terminal of the server shows why."
 
 
 class FullError(RagenApoError):
     """There are as many visits as the server takes."""
+
+
+def told(error: RagenApoError) -> str:
+    """What a visitor reads of an error. Of what foreign code raised, the terminal alone has it."""
+    if isinstance(error, EnvironmentFaultError) and error.__cause__ is not None:
+        traceback.print_exception(error)
+        return FAULT
+    return str(error)
 
 
 class Visit:
@@ -36,6 +54,16 @@ class Visit:
         """In seconds of the clock of `Sessions`, whose lock guards it."""
         self.notice = ""
         """Said once, on the next page."""
+
+    @property
+    def page_number(self) -> str:
+        """Names the page that is open: another one after every change."""
+        raise NotImplementedError
+
+    @property
+    def busy(self) -> str:
+        """Why nothing can be changed now; empty if it can."""
+        return ""
 
     def take_notice(self) -> str:
         """What there is to say, once."""
@@ -121,6 +149,51 @@ class Sessions(Generic[VisitT]):
         name = cookie_name(request, self._cookie)
         answer.set_cookie(name, visit.id, httponly=True, samesite="lax")
         return answer
+
+    def showing(self, show: Callable[[Request, VisitT], Response]) -> Callable[[Request], Response]:
+        """The endpoint of a page of a visit; without one it goes to the door."""
+
+        def endpoint(request: Request) -> Response:
+            visit = self.visit_of(request)
+            if visit is None:
+                return RedirectResponse("/", 303)
+            with visit.lock:
+                return show(request, visit)
+
+        return endpoint
+
+    def changing(
+        self,
+        change: Callable[[VisitT, Form], None],
+        *,
+        to: str,
+        then: Callable[[VisitT, Form], Awaitable[None]] | None = None,
+    ) -> Callable[[Request], Any]:
+        """The endpoint of a form that changes a visit: it goes to the visit's page, after `then`.
+
+        What `change` raises of this package the page says.
+        """
+
+        def changed(visit: VisitT, form: Form) -> None:
+            with visit.lock:
+                if visit.busy or form.get("page") != visit.page_number:
+                    visit.notice = visit.busy or OLD_PAGE
+                    return
+                try:
+                    change(visit, form)
+                except RagenApoError as error:
+                    visit.notice = told(error)
+
+        async def endpoint(request: Request) -> Response:
+            form, visit = await read_form(request), self.visit_of(request)
+            if visit is None:
+                return RedirectResponse("/", 303)
+            await run_in_threadpool(changed, visit, form)
+            if then is not None:
+                await then(visit, form)
+            return RedirectResponse(to, 303)
+
+        return endpoint
 
     def leave(self, request: Request) -> Response:
         """Ends the browser's visit, and goes to the door."""

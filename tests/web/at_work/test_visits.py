@@ -359,6 +359,9 @@ def test_an_error_in_an_environment_ends_neither_the_visit_nor_the_server(
         assert "a secret of the program" in capsys.readouterr().err
         watcher.begin(task=1)
         assert "Let it act" in watcher.text
+        watcher.send("/work/take", action="search tea")
+        assert "the terminal of the server shows why" in watcher.text
+        assert "secret" not in watcher.page
 
 
 def test_forms_of_other_sites_are_refused(workplace: Workplace) -> None:

@@ -7,9 +7,8 @@
                                              POST /work/compare   with another policy; /work/stop
                                              POST /work/leave     goes
 
-A form names the page that it is on. One of an older page, or sent twice, changes nothing. Forms of
-a page with JavaScript say `live`: they are answered at once, and the page follows what is written.
-Others wait for the end of the turn.
+Forms of a page with JavaScript say `live`: they are answered at once, and the page follows what is
+written. Others wait for the end of the turn.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ragen_apo.errors import RagenApoError
+from ragen_apo.errors import ConfigError, RagenApoError
 from ragen_apo.web.at_work.episode import Choice
 from ragen_apo.web.at_work.policies import REFERENCE
 from ragen_apo.web.at_work.shown import episode_shown, stored, written_so_far
-from ragen_apo.web.at_work.worker import Visit, Workplace, told
-from ragen_apo.web.forms import OLD_PAGE, Form, read_form
+from ragen_apo.web.at_work.worker import Visit, Workplace
+from ragen_apo.web.forms import Form, read_form
 from ragen_apo.web.pages import page_of, render
+from ragen_apo.web.sessions import told
 from ragen_apo.web.view import query
 from ragen_apo.web.view.episode_pages import long_text
 from ragen_apo.web.view.episodes import Decode
@@ -43,16 +43,15 @@ MAX_WAIT_SECONDS = 20.0
 WAIT_STEP_SECONDS = 0.02
 MAX_RESPONSE_CHARACTERS = 10_000
 MAX_TURNS_SHOWN = 25
-BUSY = "The policy is writing, so nothing was done; wait for it, or stop it."
-OVER = "The episode is over; go back to a turn, or begin another one."
+TO_WORK = "/work#now"
 
 
 def at_work_routes(workplace: Workplace, *, decode: Decode) -> Sequence[BaseRoute]:
     """The routes of a run's policies; `decode` tells the texts of tokens."""
-    pages = _Pages(workplace, decode)
+    pages, visits = _Pages(workplace, decode), workplace.visits
     changes: Mapping[str, Callable[[Visit, Form], None]] = {
-        "act": pages.act,
-        "run": pages.run,
+        "act": lambda visit, _: pages.act(visit, until_end=False),
+        "run": lambda visit, _: pages.act(visit, until_end=True),
         "take": pages.take,
         "back": pages.back,
         "compare": pages.compare,
@@ -60,13 +59,15 @@ def at_work_routes(workplace: Workplace, *, decode: Decode) -> Sequence[BaseRout
     return [
         Route("/", pages.choose),
         Route("/begin", pages.begin, methods=["POST"]),
-        Route("/work", pages.work),
+        Route("/work", visits.showing(pages.work)),
         Route("/work/now", pages.now),
-        Route("/text", pages.text),
+        Route("/text", visits.showing(pages.text)),
         Route("/work/stop", pages.stop, methods=["POST"]),
-        Route("/work/leave", workplace.visits.leave, methods=["POST"]),
+        Route("/work/leave", visits.leave, methods=["POST"]),
         *(
-            Route(f"/work/{name}", pages.changing(change), methods=["POST"])
+            Route(
+                f"/work/{name}", visits.changing(change, to=TO_WORK, then=_wait), methods=["POST"]
+            )
             for name, change in changes.items()
         ),
     ]
@@ -85,100 +86,55 @@ class _Pages:
             {0.0, workplace.config.evaluation.temperature, workplace.config.sampling.temperature}
         )
 
-    def choose(self, request: Request) -> Response:
-        return self._choose(request, notice="")
-
     async def begin(self, request: Request) -> Response:
         form = await read_form(request)
         return await run_in_threadpool(self._begin, request, form)
 
-    def work(self, request: Request) -> Response:
-        visit = self._visit(request)
-        if visit is None:
-            return RedirectResponse("/", 303)
-        with visit.lock:
-            return page_of("at_work/work.html", **self._shown(request, visit))
-
     def now(self, request: Request) -> Response:
         """What is being written, and the number of the page that it is for."""
-        visit = self._visit(request)
+        visit = self._workplace.visits.visit_of(request)
         if visit is None:
             raise HTTPException(404, "the visit has ended")
         with visit.lock:
             written = self._written(visit)
             html = render("at_work/written.html", writing=visit.writing, written=written)
-            return JSONResponse({"page": str(visit.num_changes), "html": html})
+            return JSONResponse({"page": visit.page_number, "html": html})
 
-    def text(self, request: Request) -> Response:
+    def text(self, request: Request, visit: Visit) -> Response:
         """A long text of the episode, a part at a time."""
-        visit = self._visit(request)
-        if visit is None:
-            return RedirectResponse("/", 303)
-        with visit.lock:
-            shown = long_text(request, stored(visit.played))
+        shown = long_text(request, stored(visit.played))
         return page_of("at_work/text.html", name=self._workplace.name, **shown)
 
     async def stop(self, request: Request) -> Response:
         """Breaks off what is being written; the turn is as if it had not begun."""
         form = await read_form(request)
-        visit = self._visit(request)
+        visit = self._workplace.visits.visit_of(request)
         if visit is not None and (writing := visit.writing) is not None:
             writing.stop.set()
             await _wait(visit, form)
-        return _to_work()
+        return RedirectResponse(TO_WORK, 303)
 
-    def changing(self, change: Callable[[Visit, Form], None]) -> Callable[[Request], Any]:
-        """The endpoint that changes a visit and shows its page."""
-
-        def changed(visit: Visit, form: Form) -> None:
-            with visit.lock:
-                if visit.writing is not None:
-                    visit.notice = BUSY
-                elif form.get("page") != str(visit.num_changes):
-                    visit.notice = OLD_PAGE
-                else:
-                    try:
-                        change(visit, form)
-                    except RagenApoError as error:
-                        visit.notice = str(error)
-
-        async def endpoint(request: Request) -> Response:
-            form = await read_form(request)
-            visit = self._visit(request)
-            if visit is None:
-                return RedirectResponse("/", 303)
-            await run_in_threadpool(changed, visit, form)
-            await _wait(visit, form)
-            return _to_work()
-
-        return endpoint
-
-    def act(self, visit: Visit, _: Form) -> None:
-        """The policy's turn."""
-        self._act(visit, until_end=False)
-
-    def run(self, visit: Visit, _: Form) -> None:
-        """The policy's turns up to the end."""
-        self._act(visit, until_end=True)
+    def act(self, visit: Visit, *, until_end: bool) -> None:
+        """The policy's turn, or all of them up to the end."""
+        _require_going_on(visit)
+        self._workplace.act(visit, until_end=until_end)
 
     def take(self, visit: Visit, form: Form) -> None:
         """The visitor's turn: a thought and an action, or a whole response."""
         world, response = self._workplace.world, form.get("response", "")
         thought, action = form.get("thought", ""), form.get("action", "")
         length = len(response or thought + action)
-        if visit.played.is_over:
-            visit.notice = OVER
-        elif length > MAX_RESPONSE_CHARACTERS:
-            visit.notice = (
+        _require_going_on(visit)
+        if length > MAX_RESPONSE_CHARACTERS:
+            raise ConfigError(
                 f"That has {length:,} characters, and a response at most "
                 f"{MAX_RESPONSE_CHARACTERS:,}; nothing was done."
             )
-        else:
-            text = response or world.context.write_response(
-                thought=thought.strip(), action=action.strip()
-            )
-            visit.played = world.play_by_hand(visit.played, text)
-            visit.num_changes += 1
+        text = response or world.context.write_response(
+            thought=thought.strip(), action=action.strip()
+        )
+        visit.played = world.play_by_hand(visit.played, text)
+        visit.num_changes += 1
 
     def back(self, visit: Visit, form: Form) -> None:
         """To before a turn that was played."""
@@ -188,39 +144,34 @@ class _Pages:
 
     def compare(self, visit: Visit, form: Form) -> None:
         """What another policy says to a turn."""
-        policy = form.get("policy", "")
-        if policy not in self._workplace.policies:
-            raise HTTPException(400, f"policy: got {policy[:80]!r}, which the run does not have")
-        self._workplace.compare(visit, self._turn(visit, form), policy)
-
-    def _act(self, visit: Visit, *, until_end: bool) -> None:
-        if visit.played.is_over:
-            visit.notice = OVER
-        else:
-            self._workplace.act(visit, until_end=until_end)
+        self._workplace.compare(visit, self._turn(visit, form), self._policy(form))
 
     def _begin(self, request: Request, form: Form) -> Response:
         workplace = self._workplace
         try:
             played = workplace.world.begin(self._choice(form))
         except RagenApoError as error:
-            return self._choose(request, notice=told(error))
+            return self.choose(request, told(error))
         return workplace.visits.come_in(request, lambda: workplace.open(played), to="/work")
 
     def _choice(self, form: Form) -> Choice:
         """What a form chooses; raises HTTPException for what no form of ours says."""
-        policy, temperature = form.get("policy", ""), form.get("temperature", "0")
-        if policy not in self._workplace.policies:
-            raise HTTPException(400, f"policy: got {policy[:80]!r}, which the run does not have")
+        temperature = form.get("temperature", "0")
         if temperature not in map(str, self._temperatures):
             raise HTTPException(400, f"temperature: got {temperature[:40]!r}, which is not offered")
         return Choice(
-            policy=policy,
+            policy=self._policy(form),
             split=form.get("split", ""),
             task=_number(form, "task"),
             temperature=float(temperature),
             draw=_number(form, "draw"),
         )
+
+    def _policy(self, form: Form) -> str:
+        policy = form.get("policy", "")
+        if policy not in self._workplace.policies:
+            raise HTTPException(400, f"policy: got {policy[:80]!r}, which the run does not have")
+        return policy
 
     def _turn(self, visit: Visit, form: Form) -> int:
         number, num_turns = _number(form, "turn"), len(visit.played.turns)
@@ -228,7 +179,8 @@ class _Pages:
             raise HTTPException(400, f"turn: got {number}, expected one from 1 to {num_turns}")
         return number
 
-    def _choose(self, request: Request, *, notice: str) -> Response:
+    def choose(self, request: Request, notice: str = "") -> Response:
+        """What there is to watch."""
         workplace = self._workplace
         evaluated = workplace.config.evaluation.split
         return page_of(
@@ -249,34 +201,38 @@ class _Pages:
             **workplace.visits.at_the_door(request),
         )
 
-    def _shown(self, request: Request, visit: Visit) -> dict[str, Any]:
+    def work(self, request: Request, visit: Visit) -> Response:
+        """The episode."""
         played = visit.played
         episode, items = episode_shown(played, self._decode)
         is_all = query.text(request, "turns") == "all"
         others = [name for name in self._workplace.policies if name != played.choice.policy]
-        return {
-            "name": self._workplace.name,
-            "choice": played.choice,
-            "num_tasks": self._workplace.world.num_tasks[played.choice.split],
-            "played": played,
-            "episode": episode,
-            "items": items if is_all else items[-MAX_TURNS_SHOWN:],
-            "num_left_out": 0 if is_all else max(0, len(items) - MAX_TURNS_SHOWN),
-            "key": EpisodeKey(),
-            "properties": self._workplace.world.properties,
-            "policies": self._workplace.policies,
-            "other": REFERENCE if REFERENCE in others else next(iter(others), played.choice.policy),
-            "page_number": str(visit.num_changes),
-            "writing": visit.writing,
-            "written": self._written(visit),
-            "notice": visit.take_notice(),
-        }
+        return page_of(
+            "at_work/work.html",
+            name=self._workplace.name,
+            choice=played.choice,
+            num_tasks=self._workplace.world.num_tasks[played.choice.split],
+            played=played,
+            episode=episode,
+            items=items if is_all else items[-MAX_TURNS_SHOWN:],
+            num_left_out=0 if is_all else max(0, len(items) - MAX_TURNS_SHOWN),
+            key=EpisodeKey(),
+            properties=self._workplace.world.properties,
+            policies=self._workplace.policies,
+            other=REFERENCE if REFERENCE in others else next(iter(others), played.choice.policy),
+            page_number=visit.page_number,
+            writing=visit.writing,
+            written=self._written(visit),
+            notice=visit.take_notice(),
+        )
 
     def _written(self, visit: Visit) -> Sequence[Any]:
         return () if visit.writing is None else written_so_far(visit.writing, self._decode)
 
-    def _visit(self, request: Request) -> Visit | None:
-        return self._workplace.visits.visit_of(request)
+
+def _require_going_on(visit: Visit) -> None:
+    if visit.played.is_over:
+        raise ConfigError("The episode is over; go back to a turn, or begin another one.")
 
 
 async def _wait(visit: Visit, form: Form) -> None:
@@ -285,10 +241,6 @@ async def _wait(visit: Visit, form: Form) -> None:
     end = time.monotonic() + patience
     while visit.writing is not None and time.monotonic() < end:
         await asyncio.sleep(WAIT_STEP_SECONDS)
-
-
-def _to_work() -> Response:
-    return RedirectResponse("/work#now", 303)
 
 
 def _number(form: Form, name: str) -> int:

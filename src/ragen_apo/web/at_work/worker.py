@@ -18,7 +18,7 @@ import torch
 
 from ragen_apo.agent.assembly import build_context
 from ragen_apo.config import RunConfig
-from ragen_apo.errors import EnvironmentFaultError, RagenApoError
+from ragen_apo.errors import RagenApoError
 from ragen_apo.policy.engine import Response
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
@@ -29,20 +29,13 @@ from ragen_apo.web import sessions
 from ragen_apo.web.at_work.episode import Comparison, PlayedEpisode, World
 from ragen_apo.web.at_work.policies import Models, Policy, policies_of
 from ragen_apo.web.at_work.writer import Writer, draws_of_turn
+from ragen_apo.web.sessions import FAULT, told
 from ragen_apo.web.view.value_store import trajectories
 
 MAX_VISITS = 50
 MAX_UNWATCHED_SECONDS = 60.0
 """Without a request of the visitor, before playing to the end stops."""
-FAULT = "This could not be done; the terminal of the server shows why."
-
-
-def told(error: RagenApoError) -> str:
-    """What a visitor reads of an error. Of what foreign code raised, the terminal alone has it."""
-    if isinstance(error, EnvironmentFaultError) and error.__cause__ is not None:
-        traceback.print_exception(error)
-        return FAULT
-    return str(error)
+BUSY = "The policy is writing, so nothing was done; wait for it, or stop it."
 
 
 @dataclass(eq=False)
@@ -75,7 +68,14 @@ class Visit(sessions.Visit):
         self.writing: Writing | None = None
         """What the models do for this visit; nothing else can change it meanwhile."""
         self.num_changes = 0
-        """Names the page that is open: another one after every change."""
+
+    @property
+    def page_number(self) -> str:
+        return str(self.num_changes)
+
+    @property
+    def busy(self) -> str:
+        return "" if self.writing is None else BUSY
 
 
 class Visits(sessions.Sessions[Visit]):

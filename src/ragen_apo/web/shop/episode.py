@@ -14,12 +14,28 @@ from ragen_apo.environments.answers import turn_limit
 from ragen_apo.environments.base import TextEnvironment
 from ragen_apo.environments.human.play import PlayedEpisode, PlayedTurn
 from ragen_apo.environments.human.recordings import Recording
+from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.environments.webshop import WebShopEnvironment
+from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
+from ragen_apo.web.shop.catalogue_front import CatalogueFront
 from ragen_apo.web.shop.display import RewardPart, ShopPage
-from ragen_apo.web.shop.fronts import front_of
+from ragen_apo.web.shop.webshop_front import WebShopFront
 
 PLAY_SEED = 0
 """Seeds the environment's draws, as in `ragen-apo play`."""
+
+
+def front_of(environment: TextEnvironment) -> CatalogueFront | WebShopFront:
+    """What makes the pages of this environment; raises ConfigError for one that is no shop."""
+    if isinstance(environment, ShopEnvironment):
+        return CatalogueFront(environment)
+    if isinstance(environment, WebShopEnvironment):
+        return WebShopFront(environment)
+    raise ConfigError(
+        f"the environment {environment.properties.name} is no shop; expected shop or webshop. In "
+        "the terminal `ragen-apo play` plays every environment"
+    )
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,10 @@ class Visit(sessions.Visit):
         self.num_goals += 1
         self.kept: Path | None = None
 
+    @property
+    def page_number(self) -> str:
+        return f"{self.num_goals}-{len(self.episode.turns)}-{'kept' if self.kept else 'open'}"
+
     def why_not_kept(self) -> str:
         """Why this episode cannot be a demonstration; empty if it can."""
         if not self.episode.is_over:
@@ -78,20 +82,21 @@ class Visit(sessions.Visit):
             )
         return ""
 
-    def keep(self) -> Path:
+    def keep(self) -> None:
         """Writes the episode as a file of its own into the folder of demonstrations, once.
 
-        Raises ConfigError where it is none, OSError where the folder cannot be written.
+        Raises ConfigError where it is none, or the folder cannot be written.
         """
         if reason := self.why_not_kept():
             raise ConfigError(reason)
         if self.kept is None:
             name = f"{self.episode.task.task_id}-{secrets.token_hex(6)}{SUFFIX}"
             path = self._shop.demonstrations / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json_lines_atomically(path, [self.episode.recording().to_row()])
+            try:
+                write_json_lines_atomically(path, [self.episode.recording().to_row()])
+            except OSError as error:
+                raise ConfigError(f"The episode could not be kept: {error}.") from error
             self.kept = path
-        return self.kept
 
     def discard(self) -> None:
         """Takes the kept episode out again."""
