@@ -58,7 +58,7 @@ def test_the_model_and_its_server_are_named(run: RunData) -> None:
     assert asked is not None
     assert asked.name == HOSTILE
     assert asked.server.startswith("127.0.0.1:")
-    assert method_rows(run)[0].method == f"{HOSTILE} (API)"
+    assert method_rows(run)[0].label == f"{HOSTILE} (API)"
     assert summary_csv(run).splitlines()[1].startswith(f"{HOSTILE} (API),")
     assert headline(run).startswith(f"{HOSTILE} solves ")
 

@@ -73,14 +73,14 @@ def test_hostile_names_stay_text_in_latex() -> None:
 
 def test_baselines_that_were_not_played_have_no_row(build_run: Callable[..., Path]) -> None:
     run = change_results(build_run(), baselines={})
-    assert [row.method for row in method_rows(run)] == ["A*-PO (trained)"]
+    assert [row.label for row in method_rows(run)] == ["A*-PO (trained)"]
 
 
 def test_the_policy_of_an_untrained_run_is_not_called_trained(
     build_run: Callable[..., Path],
 ) -> None:
     run = load_run(build_run(trained=False))
-    assert method_rows(run)[0].method == "policy (not trained)"
+    assert method_rows(run)[0].label == "policy (not trained)"
     assert headline(run).startswith("Not trained: 91.0% of 100 held-out tasks")
     assert any("not trained by A*-PO" in sentence for sentence in key_sentences(run))
 
@@ -135,7 +135,7 @@ def test_the_findings_say_what_the_reference_has_learned_from(
 ) -> None:
     run = dataclasses.replace(load_run(build_run()), config=config, record=record)
     assert sentence in key_sentences(run)
-    methods = [row.method for row in method_rows(run)]
+    methods = [row.label for row in method_rows(run)]
     enabled = config.get("warm_start", {}).get("enabled")
     assert ("reference (warm start)" if enabled else "reference") in methods
 
@@ -158,7 +158,7 @@ def test_tasks_that_were_played_again_are_not_counted_twice(build_run: Callable[
 
 
 def test_categories_are_ordered_by_success(build_run: Callable[..., Path]) -> None:
-    rates = [summary["success_rate"] for _, summary in category_rows(load_run(build_run()))]
+    rates = [row.success_rate or 0.0 for row in category_rows(load_run(build_run()))]
     assert rates == sorted(rates, reverse=True)
 
 

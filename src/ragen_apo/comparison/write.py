@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ragen_apo.comparison.measure import Measurement, Point
-from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig
+from ragen_apo.comparison.plan import ComparisonConfig
 from ragen_apo.comparison.slides import comparison_slides
 from ragen_apo.files import write_bytes_atomically
 from ragen_apo.plural import counted
@@ -66,7 +66,7 @@ def write_comparison(
         runs=_rows_of_runs(measurements, settings=settings),
     )
     contents: dict[str, bytes] = {
-        "comparison.md": markdown(measurements, settings=settings).encode(),
+        "comparison.md": markdown(header, rows, about=about).encode(),
         "comparison.csv": table(measurements, settings=settings).encode(),
         "comparison.tex": latex_table(header, rows).encode(),
         **{f"success_by_{axis}.png": picture for axis, picture in pictures.items()},
@@ -100,28 +100,36 @@ def table(measurements: Sequence[Measurement], *, settings: ComparisonConfig) ->
     return stream.getvalue()
 
 
-def markdown(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, about: Sequence[str]) -> str:
     """One row an algorithm: means over the seeds."""
-    header, *rows = rows_of_algorithms(measurements, settings=settings)
     escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (header, *rows)]
     lines = [f"| {' | '.join(cells)} |" for cells in escaped]
     lines.insert(1, f"|{'---|' * len(header)}")
     pictures = [f"![success by {axis}](success_by_{axis}.png)" for axis in AXES]
-    about = " ".join(explanation(measurements, settings=settings))
-    return "\n".join(["# Comparison", "", about, "", *lines, "", *pictures]) + "\n"
+    return "\n".join(["# Comparison", "", " ".join(about), "", *lines, "", *pictures]) + "\n"
 
 
 def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConfig) -> list[str]:
     """What the numbers of the table mean, in sentences."""
     common, shortest = _common(measurements)
-    whole = (
-        "Success within the budget: of the last evaluation during training that it allows. Success"
-        " after training, pass@k, updates, KL, entropy and memory are of the whole run."
-    )
+    budget, costs, whole = settings.budget, "", []
+    if settings.share_values:
+        costs = (
+            " Of the runs of a seed whose Stage 1 is the same, only the first paid for it: the"
+            " costs of the others have no Stage 1."
+        )
+    if budget.is_set:
+        limits = [duration(budget.seconds)] if budget.seconds is not None else []
+        limits += [counted(budget.tokens, "token")] if budget.tokens is not None else []
+        costs += f" Budget of a run: {', '.join(limits)}."
+        whole = [
+            "Success within the budget: of the last evaluation during training that it allows."
+            " Success after training, pass@k, updates, KL, entropy and memory are of the whole run."
+        ]
     return [
         f"Means over seeds {', '.join(map(str, settings.seeds))}.",
         "Seconds and generated tokens include Stage 1 and distillation, not the warm start and the"
-        " evaluations." + _shared_values(settings) + _budget(settings.budget),
+        " evaluations." + costs,
         f"{percent(common)} is what every run reached.",
         "Mean success: area under the curve of success against tokens, up to"
         f" {counted(shortest, 'token')}, where the shortest run ends.",
@@ -129,7 +137,7 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         " do.",
         "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"
         " bounds are means over the seeds. Updates are those of the distillations and of Stage 2.",
-        *([whole] if settings.budget.is_set else []),
+        *whole,
     ]
 
 
@@ -190,23 +198,6 @@ def _rows_of_runs(
         row["time"], row["tokens"] = duration(run.seconds), compact(run.tokens)
         rows.append(row)
     return rows
-
-
-def _shared_values(settings: ComparisonConfig) -> str:
-    """A sentence on whose Stage 1 is missing in the costs; empty where nobody's is."""
-    if not settings.share_values:
-        return ""
-    return (
-        " Of the runs of a seed whose Stage 1 is the same, only the first paid for it: the costs of"
-        " the others have no Stage 1."
-    )
-
-
-def _budget(budget: BudgetConfig) -> str:
-    """A sentence on the limits of a run; empty where there are none."""
-    limits = [duration(budget.seconds)] if budget.seconds is not None else []
-    limits += [counted(budget.tokens, "token")] if budget.tokens is not None else []
-    return f" Budget of a run: {', '.join(limits)}." if limits else ""
 
 
 def _goal(target: float) -> str:

@@ -15,12 +15,10 @@ from ragen_apo.printable import printable
 from ragen_apo.report.algorithm import algorithm_of, circumstances
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.episodes import readable_episode
-from ragen_apo.report.load import RunData, finite
-from ragen_apo.report.style import compact, counted, interval, one_line, percent
+from ragen_apo.report.load import RunData
+from ragen_apo.report.style import counted, interval, one_line, percent
 from ragen_apo.report.tables import failure_rows, failure_words, num_failures
 from ragen_apo.types import TurnFlag
-
-MAX_EXAMPLES = 3
 
 TARGET_PATTERNS = ("wrong_final_action", "loop", "wrong_purchase", "search_loop")
 """Patterns whose remedy depends on whether the goal was on screen."""
@@ -47,13 +45,6 @@ def _goal_shown(row: Mapping[str, Any]) -> bool:
     return any(flag in (turn.get("flags") or ()) for turn in row.get("turns") or ())
 
 
-def examples(run: RunData, summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows of the episodes that a failure summary names as examples."""
-    rows = {row.get("episode"): row for row in run.episodes}
-    numbers = list(summary.get("examples") or ())[:MAX_EXAMPLES]
-    return [rows[number] for number in numbers if number in rows]
-
-
 def _introduction(run: RunData) -> str:
     failed, results = num_failures(run), run.results
     how = f"trained by {algorithm_of(run).label}" if run.trained else "not trained"
@@ -75,32 +66,25 @@ def _introduction(run: RunData) -> str:
 
 def _table(run: RunData) -> str:
     lines = ["| pattern | episodes | share | meaning |", "|---|---:|---:|---|"]
-    for name, summary in failure_rows(run):
-        count, share = compact(summary.get("count")), percent(summary.get("share"))
-        told = failure_words(run, name)
-        lines.append(f"| {_cell(told.name)} | {count} | {share} | {_cell(told.meaning)} |")
+    for row in failure_rows(run):
+        name, meaning = (text.replace("|", "/") for text in (row.words.name, row.words.meaning))
+        lines.append(f"| {name} | {row.count:,} | {percent(row.share)} | {meaning} |")
     return "\n".join(lines) + "\n\n![Failed episodes by pattern](failures.png)"
 
 
 def _sections(run: RunData) -> list[str]:
     sections: list[str] = []
-    for name, summary in failure_rows(run):
-        if not finite(summary.get("count")):
-            continue
-        told = failure_words(run, name)
-        parts = [
-            f"## {told.name.capitalize()}: {counted(summary.get('count'), 'episode')}",
-            f"**What it means.** {told.meaning} {target_note(run, name) or ''}".rstrip(),
-            f"**What to do.** {told.advice}",
-            *(_example(row) for row in examples(run, summary)),
-        ]
-        sections.append("\n\n".join(parts))
+    for row in failure_rows(run):
+        if row.count:
+            note = target_note(run, row.pattern) or ""
+            parts = [
+                f"## {row.words.name.capitalize()}: {counted(row.count, 'episode')}",
+                f"**What it means.** {row.words.meaning} {note}".rstrip(),
+                f"**What to do.** {row.words.advice}",
+                *map(_example, row.examples),
+            ]
+            sections.append("\n\n".join(parts))
     return sections
-
-
-def _cell(text: str) -> str:
-    """Text that cannot end its cell of a Markdown table."""
-    return text.replace("|", "/")
 
 
 def _example(row: Mapping[str, Any]) -> str:

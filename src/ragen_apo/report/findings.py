@@ -20,10 +20,9 @@ from ragen_apo.report.style import (
     words,
 )
 from ragen_apo.report.tables import (
-    MethodRow,
+    OutcomeRow,
     category_rows,
     failure_rows,
-    failure_words,
     method_rows,
     num_failures,
 )
@@ -117,14 +116,14 @@ def _comparison(run: RunData) -> str | None:
         if policy.success_rate is not None and baseline.success_rate is not None:
             points = 100 * (policy.success_rate - baseline.success_rate)
             return (
-                f"{points:+.1f} points against the {baseline.method}: "
+                f"{points:+.1f} points against the {baseline.label}: "
                 f"{percent(baseline.success_rate)} to {percent(policy.success_rate)}"
                 f"{_overlap(policy, baseline)}."
             )
     return None
 
 
-def _overlap(policy: MethodRow, baseline: MethodRow) -> str:
+def _overlap(policy: OutcomeRow, baseline: OutcomeRow) -> str:
     ours, theirs = policy.bounds, baseline.bounds
     if ours is None or theirs is None:
         return ""
@@ -143,27 +142,24 @@ def _steps(run: RunData) -> str | None:
 
 
 def _weakest_category(run: RunData) -> str | None:
-    rows = [row for row in category_rows(run) if finite(row[1].get("success_rate")) is not None]
+    rows = [row for row in category_rows(run) if row.success_rate is not None]
     if len(rows) < 2:
         return None
-    name, summary = rows[-1]
-    if summary.get("success_rate") == rows[0][1].get("success_rate"):
-        return f"All {len(rows)} categories at {percent(summary.get('success_rate'))}."
-    rate = percent(summary.get("success_rate"))
-    episodes = counted(summary.get("episodes"), "episode")
-    return f"Weakest category: {name}, {rate} of {episodes}."
+    best, *_, weakest = rows
+    rate = percent(weakest.success_rate)
+    if weakest.success_rate == best.success_rate:
+        return f"All {len(rows)} categories at {rate}."
+    episodes = counted(weakest.summary.get("episodes"), "episode")
+    return f"Weakest category: {weakest.label}, {rate} of {episodes}."
 
 
 def _most_frequent_failure(run: RunData) -> str | None:
-    rows = failure_rows(run)
+    rows, failures = failure_rows(run), num_failures(run)
     if not rows:
         return None
-    failures = num_failures(run)
     if failures == 0:
         return "No evaluated episode failed."
-    name, summary = rows[0]
-    told = failure_words(run, name).name
-    return f"Most frequent failure: {told}, {compact(summary.get('count'))} of {failures}."
+    return f"Most frequent failure: {rows[0].words.name}, {compact(rows[0].count)} of {failures}."
 
 
 def _time(run: RunData) -> str | None:

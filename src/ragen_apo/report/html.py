@@ -20,22 +20,28 @@ COLORS: Mapping[str, str] = {
 }
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("ragen_apo.report"),
+def templates(loader: jinja2.BaseLoader, **options: Any) -> jinja2.Environment:
+    """Templates whose values are escaped; a name that nobody gave is an error."""
+    made = jinja2.Environment(
+        loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        **options,
     )
-    templates.filters["code_marked"] = code_marked
-    return templates
+    made.filters["code_marked"] = code_marked
+    return made
+
+
+@cache
+def _own_templates() -> jinja2.Environment:
+    return templates(jinja2.PackageLoader("ragen_apo.report"))
 
 
 def render(template: str, **context: Any) -> str:
     """A page; what the context holds is escaped where it stands in the markup."""
-    return _templates().get_template(template).render(colors=COLORS, **context)
+    return _own_templates().get_template(template).render(colors=COLORS, **context)
 
 
 def code_marked(text: str) -> Markup:

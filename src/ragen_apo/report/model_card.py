@@ -19,7 +19,7 @@ from ragen_apo.report.algorithm import settings_of
 from ragen_apo.report.findings import headline, key_sentences
 from ragen_apo.report.load import RunData, finite, mapping
 from ragen_apo.report.style import one_line
-from ragen_apo.report.tables import method_rows, summary_cells
+from ragen_apo.report.tables import method_rows
 
 _COLUMNS = ("success", "interval", "reward", "steps")
 
@@ -117,9 +117,8 @@ def _adapters(run: RunData) -> str:
 def _table(run: RunData) -> str:
     lines = [["policy", *_COLUMNS], ["---", *["---:"] * len(_COLUMNS)]]
     for row in method_rows(run):
-        cells = summary_cells(row.summary)
-        method = one_line(row.method).replace("|", r"\|")
-        lines.append([method, *(cells[column] for column in _COLUMNS)])
+        method = one_line(row.label).replace("|", r"\|")
+        lines.append([method, *(row.cells[column] for column in _COLUMNS)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

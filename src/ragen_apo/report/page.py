@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -20,15 +21,10 @@ from ragen_apo.report.algorithm import algorithm_of
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.coverage import coverage_facts, coverage_rows
 from ragen_apo.report.episodes import readable_episode
-from ragen_apo.report.failure_analysis import examples, target_note
-from ragen_apo.report.findings import (
-    evaluated,
-    key_sentences,
-    phase_seconds,
-    total_seconds,
-)
+from ragen_apo.report.failure_analysis import target_note
+from ragen_apo.report.findings import evaluated, key_sentences, phase_seconds, total_seconds
 from ragen_apo.report.html import data_uri, render
-from ragen_apo.report.load import RunData, finite, mapping, pair
+from ragen_apo.report.load import RunData, mapping
 from ragen_apo.report.tables import (
     category_rows,
     failure_rows,
@@ -36,7 +32,6 @@ from ragen_apo.report.tables import (
     method_rows,
     monitor_rows,
     num_failures,
-    summary_cells,
 )
 
 _TURN_FIELDS = ("observation", "response", "thought", "action", "reward", "flags",
@@ -65,14 +60,15 @@ def page(
         evaluated=evaluated(run),
         headline=_headline(run),
         sentences=key_sentences(run),
-        methods=[_bar_row(row.method, row.summary, row.evaluated) for row in method_rows(run)],
-        categories=[_bar_row(name, summary, True) for name, summary in category_rows(run)],
+        methods=method_rows(run),
+        categories=category_rows(run),
         pass_at=mapping(run.results.get("pass_at_k")),
         monitors=monitor_rows(run),
         facts=coverage_facts(run),
         coverage=coverage_rows(run),
         advice=run.value_report.get("advice"),
-        failures=_failures(run),
+        failures=failure_rows(run),
+        target_note=partial(target_note, run),
         num_failures=num_failures(run),
         phases=_phases(run),
         versions=mapping(run.record.get("versions")),
@@ -107,29 +103,12 @@ def _without_infinities(value: Any) -> Any:
 
 def _headline(run: RunData) -> dict[str, Any]:
     policy, *baselines = method_rows(run)
-    references = [row.success_rate for row in baselines if row.method.startswith("reference")]
+    references = [row.success_rate for row in baselines if row.name == "reference"]
     return {
-        **summary_cells(run.results),
+        **policy.cells,
         "bounds": policy.bounds,
         "rate": policy.success_rate,
         "reference": references[0] if references else None,
-    }
-
-
-def _bar_row(name: str, summary: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
-    """A table row with its success rate as a bar and its interval as a line, in percent."""
-    rate, bounds = finite(summary.get("success_rate")), pair(summary.get("success_ci95"))
-    return {
-        "name": name,
-        "evaluated": evaluated,
-        **summary_cells(summary),
-        "bar": None if rate is None else round(100 * rate, 2),
-        "line": None
-        if bounds is None
-        else {
-            "start": round(100 * bounds[0], 2),
-            "length": round(100 * (bounds[1] - bounds[0]), 2),
-        },
     }
 
 
@@ -139,29 +118,9 @@ def _phases(run: RunData) -> list[tuple[str, str]]:
     return [(name, style.duration(seconds)) for name, seconds in rows]
 
 
-def _failures(run: RunData) -> list[dict[str, Any]]:
-    return [
-        {
-            "pattern": name,
-            "words": failure_words(run, name),
-            "count": style.compact(summary.get("count")),
-            "share": style.percent(summary.get("share")),
-            "bar": 100 * (finite(summary.get("share")) or 0.0),
-            "occurred": bool(finite(summary.get("count"))),
-            "target": target_note(run, name),
-            "examples": [row.get("episode") for row in examples(run, summary)],
-        }
-        for name, summary in failure_rows(run)
-    ]
-
-
 def _examples(run: RunData) -> list[tuple[str, str]]:
     """An episode of each failure that occurred, and the first success, as people read them."""
-    chosen = [
-        (failure_words(run, name).name, rows[0])
-        for name, summary in failure_rows(run)
-        if (rows := examples(run, summary))
-    ]
+    chosen = [(row.words.name, row.examples[0]) for row in failure_rows(run) if row.examples]
     solved = [("solved", row) for row in run.episodes if row.get("success") is True]
     return [
         (f"Episode {row.get('episode')}: {what}", printable(readable_episode(row)))

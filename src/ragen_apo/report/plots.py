@@ -18,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ragen_apo.report.drawing import legend_below, png_bytes, style_axes
-from ragen_apo.report.load import RunData, finite, mapping, pair, series
+from ragen_apo.report.load import RunData, finite, mapping, series
 from ragen_apo.report.panels import TRAINING_PANELS, Panel, Rows, first_distillation, panels
 from ragen_apo.report.style import (
     ACCENT,
@@ -29,11 +29,10 @@ from ragen_apo.report.style import (
     PAPER,
     RED,
     WARM,
-    compact,
     one_line,
     percent,
 )
-from ragen_apo.report.tables import category_rows, failure_rows, failure_words, num_failures
+from ragen_apo.report.tables import category_rows, failure_rows, num_failures
 
 MAX_CATEGORIES = 30
 """Rows of the category picture, the lowest if there are more; the page's table has all of them."""
@@ -93,8 +92,8 @@ def by_category(
     figure, axes = _rows_figure(title, size or (PHONE_WIDTH, 1.1 + 0.38 * max(1, len(rows))))
     if not rows:
         return _say(figure, axes, "No categories were evaluated.")
-    for row, (_, summary) in enumerate(rows):
-        rate, bounds = finite(summary.get("success_rate")), pair(summary.get("success_ci95"))
+    for row, category in enumerate(rows):
+        rate, bounds = category.success_rate, category.bounds
         axes.barh(row, rate or 0.0, height=0.62, color=ACCENT_SOFT)
         if bounds is not None:
             axes.plot(bounds, (row, row), color=ACCENT, linewidth=2, solid_capstyle="butt")
@@ -102,13 +101,13 @@ def by_category(
             axes.plot(rate, row, marker="o", markersize=6, color=ACCENT, clip_on=False)
         for points, text, color in (
             (54, percent(rate), INK),
-            (108, f"n = {compact(summary.get('episodes'))}", MUTED),
+            (108, f"n = {category.cells['episodes']}", MUTED),
         ):
             axes.annotate(
                 text, (1.0, row), xytext=(points, 0), textcoords="offset points",
                 va="center", ha="right", fontsize=9.5, color=color,
             )  # fmt: skip
-    _name_rows(axes, [name for name, _ in rows])
+    _name_rows(axes, [category.label for category in rows])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return figure
@@ -121,14 +120,14 @@ def failures(run: RunData, *, size: tuple[float, float] | None = None) -> Figure
     figure, axes = _rows_figure(title, size or (PHONE_WIDTH, 0.9 + 0.38 * max(1, len(rows))))
     if not rows:
         return _say(figure, axes, "No failures were recorded.")
-    counts = [finite(summary.get("count")) or 0.0 for _, summary in rows]
-    longest = max([*counts, 1.0])
-    for row, (count, (_, summary)) in enumerate(zip(counts, rows, strict=True)):
+    longest = max(rows[0].count, 1)
+    for row, failure in enumerate(rows):
+        count = failure.count
         axes.barh(row, count, height=0.62, color=RED)
-        label = f"{count:.0f}   ({percent(summary.get('share'))})" if count else "0"
+        label = f"{count}   ({percent(failure.share)})" if count else "0"
         x = count + 0.015 * longest
         axes.text(x, row, label, va="center", fontsize=9.5, color=INK if count else FAINT)
-    _name_rows(axes, [failure_words(run, name).name for name, _ in rows])
+    _name_rows(axes, [failure.words.name for failure in rows])
     axes.set_xlim(0, longest * 1.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_xlabel("episodes", color=MUTED, fontsize=9.5)

@@ -47,7 +47,7 @@ from ragen_apo.report.style import (
     one_line,
     percent,
 )
-from ragen_apo.report.tables import method_rows, summary_cells
+from ragen_apo.report.tables import method_rows
 
 MAX_TABLE_ROWS = 6
 MAX_SLIDE_CATEGORIES = 9
@@ -203,8 +203,8 @@ def _results(slide: Any, run: RunData) -> None:
     left, right = Box(MARGIN, 1.6, 6.0, 0), Box(7.0, 1.5, WIDTH - MARGIN - 7.0, 2.6)
     rows = [["Method", "Success", "95% interval", "Reward", "Steps"]]
     for row in method_rows(run)[: MAX_TABLE_ROWS - 1]:
-        _, *cells = summary_cells(row.summary).values()  # without the number of episodes
-        rows.append([row.method, *cells])
+        _, *cells = row.cells.values()  # without the number of episodes
+        rows.append([row.label, *cells])
     table = Box(left.left, left.top, left.width, 0.4 * len(rows))
     add_table(slide, table, rows, widths=(1.8, 0.95, 1.5, 0.95, 0.8), strong_row=1)
     sentences = [Line(text, size=13, space_after=7) for text in key_sentences(run)]

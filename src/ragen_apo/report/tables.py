@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -27,6 +27,8 @@ from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line,
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
 BASELINES = (WITHOUT_SEARCH, "reference", "distilled", "heuristic", "random")
 """In this order, before others by name."""
+MAX_EXAMPLES = 3
+"""Episodes shown of a pattern of failure."""
 
 MONITORS: Mapping[str, Monitor] = {
     "success_rate": Monitor("success rate (training rollouts)", share=True),
@@ -72,16 +74,16 @@ KNOWN_WORDS: Mapping[str, PatternWords] = {
 
 
 @dataclass(frozen=True)
-class MethodRow:
-    """One policy of the comparison."""
+class OutcomeRow:
+    """What came out of a policy, or of the evaluated one in a category."""
 
     name: str
-    """Of the baseline in results.json; empty for the evaluated policy."""
-    method: str
+    """Of the baseline or the category in results.json; empty for the evaluated policy."""
+    label: str
     """For people."""
-    evaluated: bool
-    """Whether this is the policy that the run evaluated, not a baseline."""
     summary: Mapping[str, Any]
+    evaluated: bool = True
+    """Whether this is of the policy that the run evaluated, not of a baseline."""
 
     @property
     def success_rate(self) -> float | None:
@@ -92,17 +94,28 @@ class MethodRow:
         """The 95% interval of the success rate."""
         return pair(self.summary.get("success_ci95"))
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """Its numbers as text for a table, by their column."""
+        return {
+            "episodes": compact(self.summary.get("episodes")),
+            "success": percent(self.success_rate),
+            "interval": interval(self.bounds),
+            "reward": decimal(self.summary.get("avg_reward"), 3),
+            "steps": decimal(self.summary.get("avg_steps")),
+        }
 
-def method_rows(run: RunData) -> list[MethodRow]:
+
+def method_rows(run: RunData) -> list[OutcomeRow]:
     """The evaluated policy, then its baselines: reference, heuristic, random, others by name."""
-    rows = [MethodRow("", _evaluated_method(run), evaluated=True, summary=run.results)]
+    rows = [OutcomeRow("", _evaluated_method(run), run.results)]
     baselines = mapping(run.results.get("baselines"))
     known = [name for name in BASELINES if name in baselines]
     others = sorted(set(baselines) - set(known))
     for name in known + others:
         warm = name == "reference" and run.option("warm_start", "enabled")
         label = f"{name} (warm start)" if warm else name
-        rows.append(MethodRow(name, label, evaluated=False, summary=mapping(baselines[name])))
+        rows.append(OutcomeRow(name, label, mapping(baselines[name]), evaluated=False))
     return rows
 
 
@@ -128,28 +141,53 @@ def summary_csv(run: RunData) -> str:
     for row in method_rows(run):
         summary = {**row.summary, **(search if row.evaluated else {})}
         numbers = [finite(summary.get(column)) for column in columns[1:]]
-        writer.writerow([row.method, *("" if n is None else f"{n:.4f}" for n in numbers)])
+        writer.writerow([row.label, *("" if n is None else f"{n:.4f}" for n in numbers)])
     return stream.getvalue()
 
 
 def summary_latex(run: RunData) -> str:
     """The comparison for a paper, with the intervals."""
-    rows = [[row.method, *summary_cells(row.summary).values()] for row in method_rows(run)]
+    rows = [[row.label, *row.cells.values()] for row in method_rows(run)]
     return latex_table(("Method", "Episodes", "Success", "95% interval", "Reward", "Steps"), rows)
 
 
-def category_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
-    """The categories with their summaries, the most successful first."""
+def category_rows(run: RunData) -> list[OutcomeRow]:
+    """The categories, the most successful first."""
     categories = mapping(run.results.get("by_category"))
-    rows = [(str(name), mapping(summary)) for name, summary in categories.items()]
-    return sorted(rows, key=lambda row: (-(finite(row[1].get("success_rate")) or 0.0), row[0]))
+    rows = [OutcomeRow(name, name, mapping(summary)) for name, summary in categories.items()]
+    return sorted(rows, key=lambda row: (-(row.success_rate or 0.0), row.name))
 
 
-def failure_rows(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
-    """The failure patterns with count, share and examples, the most frequent first."""
-    failures = mapping(run.results.get("failures"))
-    rows = [(str(name), mapping(summary)) for name, summary in failures.items()]
-    return sorted(rows, key=lambda row: -(finite(row[1].get("count")) or 0.0))
+@dataclass(frozen=True)
+class FailureRow:
+    """A pattern of failure."""
+
+    pattern: str
+    words: PatternWords
+    count: int
+    share: float
+    """Of all episodes."""
+    examples: Sequence[Mapping[str, Any]]
+    """The rows of some of its episodes."""
+
+
+def failure_rows(run: RunData) -> list[FailureRow]:
+    """The failure patterns, those without an episode included, the most frequent first."""
+    episodes = {row.get("episode"): row for row in run.episodes}
+    rows: list[FailureRow] = []
+    for pattern, each in mapping(run.results.get("failures")).items():
+        summary = mapping(each)
+        numbers = list(summary.get("examples") or ())[:MAX_EXAMPLES]
+        rows.append(
+            FailureRow(
+                pattern=pattern,
+                words=failure_words(run, pattern),
+                count=int(finite(summary.get("count")) or 0),
+                share=finite(summary.get("share")) or 0.0,
+                examples=[episodes[number] for number in numbers if number in episodes],
+            )
+        )
+    return sorted(rows, key=lambda row: -row.count)
 
 
 def failure_words(run: RunData, pattern: str) -> PatternWords:
@@ -171,7 +209,7 @@ def failure_words(run: RunData, pattern: str) -> PatternWords:
 
 def num_failures(run: RunData) -> int:
     """The number of failed episodes, all patterns together."""
-    return int(sum(finite(summary.get("count")) or 0 for _, summary in failure_rows(run)))
+    return sum(row.count for row in failure_rows(run))
 
 
 def monitor_rows(run: RunData) -> list[tuple[str, str, str]]:
@@ -203,14 +241,3 @@ def compact_mean(value: object) -> str:
     if number is None:
         return ABSENT
     return f"{number:.3g}" if abs(number) < 1000 else compact(round(number))
-
-
-def summary_cells(summary: Mapping[str, Any]) -> dict[str, str]:
-    """A summary as text for a table's cells."""
-    return {
-        "episodes": compact(summary.get("episodes")),
-        "success": percent(summary.get("success_rate")),
-        "interval": interval(summary.get("success_ci95")),
-        "reward": decimal(summary.get("avg_reward"), 3),
-        "steps": decimal(summary.get("avg_steps")),
-    }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ragen_apo.errors import RagenApoError
 from ragen_apo.printable import printable
+from ragen_apo.report.html import templates
 from ragen_apo.report.style import compact, counted, decimal, interval, percent, signed
 
 FOLDER = Path(__file__).parent
@@ -27,14 +28,7 @@ FOLDER = Path(__file__).parent
 @cache
 def _templates() -> Environment:
     """The templates of all rooms, each in a folder of its own under `templates/`."""
-    made = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
+    made = templates(FileSystemLoader(FOLDER / "templates"), finalize=_shown)
     # Numbers are written as the report does.
     tools = (url, percent, signed, decimal, compact, counted, interval)
     made.globals |= {tool.__name__: tool for tool in tools}

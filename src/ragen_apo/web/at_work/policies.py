@@ -21,7 +21,6 @@ REFERENCE = "reference"
 class Policy:
     """A policy of a run."""
 
-    name: str
     folder: Path
     reference_version: int | None = None
     """The number of a reference; None for what is none."""
@@ -32,25 +31,23 @@ def policies_of(run: RunDirectory) -> Mapping[str, Policy]:
 
     Raises RunDirectoryError where there is none.
     """
-    numbered = [
-        (int(folder.name), folder)
-        for folder in run.reference(0).parent.glob("*")
-        if folder.name.isdecimal() and folder.is_dir()
-    ]
-    references = [
-        Policy(f"{REFERENCE} {version}" if version else REFERENCE, folder, version)
-        for version, folder in sorted(numbered)
-    ]
-    others = [
-        Policy(name, folder)
-        for name, folder in (("trained", run.policy), ("distilled", run.distilled))
-        if folder.is_dir()
-    ]
-    initial = [Policy("initial", run.initial)] if run.initial.is_dir() else []
-    found = [*others, *references, *initial]
+    folders = run.reference(0).parent.glob("*")
+    versions = sorted(int(each.name) for each in folders if each.name.isdecimal())
+    known = {
+        "trained": Policy(run.policy),
+        "distilled": Policy(run.distilled),
+        **{
+            f"{REFERENCE} {version}" if version else REFERENCE: Policy(
+                run.reference(version), version
+            )
+            for version in versions
+        },
+        "initial": Policy(run.initial),
+    }
+    found = {name: policy for name, policy in known.items() if policy.folder.is_dir()}
     if not found:
         raise RunDirectoryError(f"{run.path} has no model yet; go on with `{run.resume_command}`")
-    return {policy.name: policy for policy in found}
+    return found
 
 
 class Models:

@@ -23,11 +23,10 @@ from ragen_apo.report.load import (
     RunData,
     evaluation_command,
     finite,
-    mapping,
     read_config,
     sections_of_today,
 )
-from ragen_apo.report.tables import failure_words
+from ragen_apo.report.tables import failure_rows, failure_words
 from ragen_apo.web.view.episodes import (
     Decode,
     ShownEpisode,
@@ -177,13 +176,8 @@ class Site:
         """Pattern, its words, episodes and share; the most frequent first, without the absent."""
         data = self.data(name)
         if source == "evaluation":
-            failures, total = mapping(data.results.get("failures")), data.num_episodes
-            counts = Counter(
-                {
-                    key: int(finite(mapping(each).get("count")) or 0)
-                    for key, each in failures.items()
-                }
-            )
+            counts = Counter({row.pattern: row.count for row in failure_rows(data)})
+            total = data.num_episodes
         else:
             index, _ = self.index(name, source)
             counts, total = Counter(filter(None, index.failures)), len(index)
