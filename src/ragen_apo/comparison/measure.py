@@ -35,25 +35,25 @@ class _Results(_Rate):
 
 
 class _Step(BaseModel):
-    """The part of each row of metrics.jsonl that it reads."""
+    """The part of each row of metrics.jsonl that it reads; None for what a row does not have."""
 
     rollout_seconds: float
     training_seconds: float
     num_generated_tokens: int
     step: int
-    num_updates: int = 0
+    num_updates: int | None = None
     reference_version: int = 0
-    eval_success_rate: float = 0.0
-    kl_per_sequence: float = 0.0
-    entropy: float = 0.0
+    eval_success_rate: float | None = None
+    kl_per_sequence: float | None = None
+    entropy: float | None = None
 
 
 class _Distilled(BaseModel):
     """The part of each row of distillation.jsonl that it reads; one of an update has seconds."""
 
     reference_version: int
-    seconds: float = 0.0
-    eval_success_rate: float = 0.0
+    seconds: float | None = None
+    eval_success_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         points.append(Point(seconds, tokens, reference_success, STAGE_ONE))
     seconds += first.distillation_seconds
     for update in distilled:
-        is_evaluated = "eval_success_rate" in update.model_fields_set
-        if is_evaluated and update.reference_version == 0 and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, update.eval_success_rate, DISTILLED))
+        success = update.eval_success_rate if update.reference_version == 0 else None
+        if success is not None and _within(budget, seconds, tokens):
+            points.append(Point(seconds, tokens, success, DISTILLED))
     version = 0
     for row in rows:
         for reference in later[version : row.reference_version]:
@@ -166,14 +166,15 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         version = row.reference_version
         seconds += row.rollout_seconds + row.training_seconds
         tokens += row.num_generated_tokens
-        if "eval_success_rate" in row.model_fields_set and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, row.eval_success_rate, row.step))
+        success = row.eval_success_rate
+        if success is not None and _within(budget, seconds, tokens):
+            points.append(Point(seconds, tokens, success, row.step))
     for reference in later[version:]:  # no step came after them
         seconds += reference.seconds
         tokens += reference.tokens
-    updated = [row for row in rows if "kl_per_sequence" in row.model_fields_set]
-    counted = all("num_updates" in row.model_fields_set for row in rows)
-    distilling = sum("seconds" in row.model_fields_set for row in distilled)
+    updated = [row for row in rows if row.kl_per_sequence is not None]
+    updates = [row.num_updates for row in rows if row.num_updates is not None]
+    distilling = sum(row.seconds is not None for row in distilled)
     low, high = results.success_ci95
     pass_k = max(results.pass_at_k, default=None)
     return Measurement(
@@ -182,7 +183,7 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         points=points,
         seconds=seconds,
         tokens=tokens,
-        updates=distilling + sum(row.num_updates for row in rows) if counted else None,
+        updates=distilling + sum(updates) if len(updates) == len(rows) else None,
         success=results.success_rate,
         success_low=low,
         success_high=high,
@@ -209,7 +210,7 @@ def _references(
     num_references = max(1, len(tokens), *(version + 1 for version in versions))
     tokens = [*tokens, *[0] * (num_references - len(tokens))]
     updating = [
-        sum(update.seconds for update in distilled if update.reference_version == version)
+        sum(update.seconds or 0.0 for update in distilled if update.reference_version == version)
         for version in range(num_references)
     ]
     refreshing = _shared(seconds.get("reference refresh", 0.0), by=tokens[1:])

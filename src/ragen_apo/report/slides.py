@@ -123,7 +123,8 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
     traits, training = algorithm_of(run), mapping(run.config.get("training"))
     environment = run.option("environment", "name") or "the environment"
     num_tasks, steps = finite(run.value_report.get("num_tasks")), len(run.metrics)
-    has_v_star = traits.has_values and _ablation(run) is None
+    ablation = _ablation(run)
+    has_v_star = traits.has_values and ablation is None
     known = f"; {compact(num_tasks)} with known V*" if has_v_star and num_tasks else ""
     a_step, repeats = counted(training.get("tasks_per_step"), "task"), rollouts_per_task(run)
     often = "once each" if repeats == 1 else f"{compact(repeats)} times each"
@@ -134,7 +135,7 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
         ("Rollout", f"The policy plays {a_step} a step, {often}"),
         ("Trajectory", "Turns of observation, response and reward, with the sampled tokens"),
         _baseline(run),
-        ("Advantage", _advantage(run)),
+        ("Advantage", traits.advantage if ablation is None else ablation.advantage),
         ("Loss", settings.formula() if (settings := settings_of(run)) else ""),
         ("Checkpoint", resume if steps else "Not trained in this run"),
         ("Evaluation", f"{evaluated(run)}: {success} success"),
@@ -155,11 +156,6 @@ def _baseline(run: RunData) -> tuple[str, str]:
     if traits.compares_groups:
         return "Group", f"The {compact(rollouts_per_task(run))} rollouts of a task are compared"
     return "Batch", "The episodes of a step are compared with each other"
-
-
-def _advantage(run: RunData) -> str:
-    ablation = _ablation(run)
-    return algorithm_of(run).advantage if ablation is None else ablation.advantage
 
 
 def _ablation(run: RunData) -> Ablation | None:

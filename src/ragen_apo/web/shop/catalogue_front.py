@@ -26,17 +26,17 @@ class CatalogueFront:
         screen, catalogue = self.environment.screen, self.environment.catalogue
         if is_over:
             bought = screen.product and _product(screen.product, can_buy=False)
-            return ShopPage("end", screen.query, product=bought)
+            return ShopPage(screen.query, product=bought)
         if not screen.query and screen.product is None:
             products = counted(len(catalogue.products), "product")
             categories = counted(len(catalogue.categories), "category", "categories")
             welcome = f"{products} in {categories}. What you search for is found by its title."
-            return ShopPage("start", welcome=welcome)
-        results = self._results() if screen.query else None
-        if screen.product is None:
-            return ShopPage("results", screen.query, results=results)
-        product = _product(screen.product, can_buy=True)
-        return ShopPage("product", screen.query, results=results, product=product)
+            return ShopPage(welcome=welcome)
+        return ShopPage(
+            screen.query,
+            results=self._results() if screen.query else None,
+            product=screen.product and _product(screen.product, can_buy=True),
+        )
 
     def search(self, words: str) -> str:
         return f"search {words}"

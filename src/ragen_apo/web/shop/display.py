@@ -7,7 +7,6 @@ words as the agent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,10 @@ class Results:
 class ShopPage:
     """The open page; parts that it does not have are None or empty."""
 
-    kind: Literal["start", "results", "product", "text", "end"]
     query: str = ""
     """The last search."""
     welcome: str = ""
+    """Of the page that an episode begins with."""
     results: Results | None = None
     product: Product | None = None
     text: Text | None = None

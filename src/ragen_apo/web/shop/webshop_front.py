@@ -43,19 +43,17 @@ class WebShopFront:
         visit = self.environment.visit
         if is_over:
             bought = self._product(is_open=False) if visit.page is Page.DONE else None
-            return ShopPage("end", visit.query, product=bought)
+            return ShopPage(visit.query, product=bought)
         if visit.page is Page.START:
             number = self.environment.catalog.num_products
-            return ShopPage("start", welcome=f"{counted(number, 'product')}, found by words.")
+            return ShopPage(welcome=f"{counted(number, 'product')}, found by words.")
         if visit.page is Page.RESULTS:
-            return ShopPage(
-                "results", visit.query, results=self._results(), buttons=self._ways_on()
-            )
+            return ShopPage(visit.query, results=self._results(), buttons=self._ways_on())
         back = (self._button("Back", PREVIOUS), self._button("Back to the start", BACK_TO_SEARCH))
         if visit.page is Page.ITEM:
             product = self._product(is_open=True)
-            return ShopPage("product", visit.query, product=product, buttons=back)
-        return ShopPage("text", visit.query, text=self._text(), buttons=back)
+            return ShopPage(visit.query, product=product, buttons=back)
+        return ShopPage(visit.query, text=self._text(), buttons=back)
 
     def search(self, words: str) -> str:
         """Without square brackets, which end an action; the search reads words only."""
