@@ -32,7 +32,7 @@ from ragen_apo.environments.toolkit.grid_text import (
 )
 from ragen_apo.environments.toolkit.named_actions import Effect, NamedActionsGame, join_actions
 from ragen_apo.environments.toolkit.scripted import policies_around
-from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Description, draw_tasks
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.types import Task
 
 NAME = "frozen_lake"
@@ -40,6 +40,7 @@ TEXT_VERSION = 2
 """Raise it whenever the words of an observation, the dynamics or the keys of states change."""
 
 PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_AT_GOAL = "P_OGX*"
+PLAYER_ON = {ICE: PLAYER, HOLE: PLAYER_IN_HOLE, GOAL: PLAYER_AT_GOAL}
 LANGUAGE = BoardLanguage(
     words={
         PLAYER: "player",
@@ -169,20 +170,19 @@ class FrozenLakeWorld:
 def with_player(lake: Board, cell: Cell) -> Board:
     """The map with the player's symbol put where the player is."""
     row, column = cell
-    symbol = {ICE: PLAYER, HOLE: PLAYER_IN_HOLE, GOAL: PLAYER_AT_GOAL}[lake[row][column]]
     line = lake[row]
+    symbol = PLAYER_ON[line[column]]
     return (*lake[:row], line[:column] + symbol + line[column + 1 :], *lake[row + 1 :])
 
 
-def without_player(board: Board) -> tuple[Board, Cell]:
-    """The map and where the player is; raises ValueError if there is no player on the board."""
+def without_player(board: Board) -> tuple[Board, Cell] | None:
+    """The map and where the player is; None if there is no player on the board."""
     for row, line in enumerate(board):
-        for column, symbol in enumerate(line):
-            if symbol in (PLAYER, PLAYER_IN_HOLE, PLAYER_AT_GOAL):
-                below = {PLAYER: ICE, PLAYER_IN_HOLE: HOLE, PLAYER_AT_GOAL: GOAL}[symbol]
-                line = line[:column] + below + line[column + 1 :]  # noqa: PLW2901
-                return (*board[:row], line, *board[row + 1 :]), (row, column)
-    raise ValueError("the board has no player")
+        for below, symbol in PLAYER_ON.items():
+            if symbol in line:
+                lake = (*board[:row], line.replace(symbol, below), *board[row + 1 :])
+                return lake, (row, line.index(symbol))
+    return None
 
 
 def make_frozen_lake(**options: object) -> GameEnvironment:
@@ -196,7 +196,7 @@ def make_frozen_lake(**options: object) -> GameEnvironment:
             (checked.size, checked.frozen_share),
             content=symmetric_key,
             describe=_description,
-            counts=(checked.num_train_tasks, checked.num_test_tasks, checked.task_seed),
+            counts=checked.counts,
         ),
         start=functools.partial(_start, checked),
         policies=policies_around(
@@ -265,15 +265,9 @@ def _declare(options: FrozenLakeOptions) -> EnvironmentProperties:
         if options.slippery
         else ""
     )
-    several = (
-        f"Join up to {options.max_actions_per_turn} by ||, as in Right || Down. "
-        if options.max_actions_per_turn > 1
-        else ""
-    )
     return EnvironmentProperties(
         name=NAME,
-        version=f"{NAME}-{TEXT_VERSION}-"
-        + digest_of_options(options, without=["reward", *TASK_COUNTS]),
+        version=f"{NAME}-{TEXT_VERSION}-{options.digest()}",
         reward_version=digest_of_options(options.reward),
         deterministic=not options.slippery,
         return_range=options.reward.return_range(
@@ -282,7 +276,7 @@ def _declare(options: FrozenLakeOptions) -> EnvironmentProperties:
         splits=SPLITS,
         rules=(
             "You cross a frozen lake to the goal; falling into a hole ends the episode. "
-            f"Actions: Up, Down, Left, Right. {several}{slips}"
+            f"{options.actions_in_words('Right || Down')}{slips}"
             f"{LANGUAGE.rules(options.observation)}"
         ),
         tools=(move_tool("Walk over the ice.", options.max_actions_per_turn),),
@@ -350,10 +344,10 @@ class _Walker:
     def act(self, observation: str) -> Reply:
         """The next step, or several where the ice is not slippery."""
         board = read_board(observation, self._options.observation, LANGUAGE)
-        try:
-            lake, cell = without_player(board or ())
-        except ValueError:
+        found = without_player(board or ())
+        if found is None:
             return Reply(thought="try", action="Right")
+        lake, cell = found
         plan = self._plan(lake, cell)
         self._num_turns += 1
         return Reply(thought=self._thought(lake, cell, plan), action=join_actions(plan))

@@ -23,7 +23,12 @@ from ragen_apo.environments.toolkit.named_actions import (
     join_actions,
 )
 from ragen_apo.environments.toolkit.scripted import MixedPolicy, RandomActions
-from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Description, draw_tasks
+from ragen_apo.environments.toolkit.task_draws import (
+    SPLITS,
+    Description,
+    DrawnTasks,
+    draw_tasks,
+)
 from ragen_apo.types import Task
 
 NAME = "bandit"
@@ -48,7 +53,7 @@ class BernoulliRewards(Section):
     """A turn with a part that names no arm."""
 
 
-class BernoulliOptions(Section):
+class BernoulliOptions(DrawnTasks):
     """The options of the environment `bandit` with `kind: bernoulli`."""
 
     kind: Literal["bernoulli"]
@@ -63,12 +68,6 @@ class BernoulliOptions(Section):
     """Truncates an episode after this many turns."""
     max_actions_per_turn: int = Field(default=1, ge=1, le=100)
     """How many pulls joined by || are carried out in one turn."""
-    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
-    """Tasks of the split `train`."""
-    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
-    """Tasks of the split `test`."""
-    task_seed: int = Field(default=0, ge=0)
-    """Another seed gives other probabilities."""
     reward: BernoulliRewards = BernoulliRewards()
 
     @model_validator(mode="after")
@@ -129,15 +128,12 @@ def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
     rewards = options.reward
     payoffs = (0.0, options.num_pulls * rewards.win, options.num_pulls * rewards.lose)
     invalid = options.max_turns * rewards.invalid_action
-    several = (
-        f", or up to {options.max_actions_per_turn} names joined by ||"
-        if options.max_actions_per_turn > 1
-        else ""
-    )
+    names, most = tuple(ARM_NAMES[: options.num_arms]), options.max_actions_per_turn
+    several = f", or up to {most} names joined by ||" if most > 1 else ""
+    make_random = functools.partial(RandomActions, names, most)
     properties = EnvironmentProperties(
         name=NAME,
-        version=f"bernoulli-{TEXT_VERSION}-"
-        + digest_of_options(options, without=["reward", "min_gap", *TASK_COUNTS]),
+        version=f"bernoulli-{TEXT_VERSION}-{options.digest(without=['min_gap'])}",
         reward_version=digest_of_options(rewards),
         deterministic=False,
         return_range=(min(payoffs) + min(0.0, invalid), max(payoffs) + max(0.0, invalid)),
@@ -146,19 +142,8 @@ def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
             "You pull arms. Each wins with its own probability, which stays the same. Win as often "
             f"as you can. Your action is the name of an arm{several}."
         ),
-        tools=(
-            action_tool(
-                "pull",
-                "Pull an arm.",
-                "arm",
-                names=ARM_NAMES[: options.num_arms],
-                max_per_turn=options.max_actions_per_turn,
-            ),
-        ),
+        tools=(action_tool("pull", "Pull an arm.", "arm", names=names, max_per_turn=most),),
     )
-    names = tuple(ARM_NAMES[: options.num_arms])
-    most = options.max_actions_per_turn
-    make_random = functools.partial(RandomActions, names, most)
     return GameEnvironment(
         properties=properties,
         tasks=draw_tasks(
@@ -167,7 +152,7 @@ def make_bernoulli(options: BernoulliOptions) -> GameEnvironment:
             (options.num_arms, options.min_gap),
             content=repr,
             describe=_description,
-            counts=(options.num_train_tasks, options.num_test_tasks, options.task_seed),
+            counts=options.counts,
         ),
         start=functools.partial(_start, options),
         policies={
@@ -247,6 +232,4 @@ class Oracle:
         self._best = max(win_shares, key=lambda arm: win_shares[arm])
 
     def act(self, observation: str) -> Reply:
-        return Reply(
-            thought=f"{self._best}", action=join_actions([self._best] * self._max_per_turn)
-        )
+        return Reply(self._best, join_actions([self._best] * self._max_per_turn))

@@ -16,7 +16,7 @@ from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.environments.toolkit.game import GameEnvironment, chance, digest_of_options
 from ragen_apo.environments.toolkit.named_actions import ActionRules, Effect, NamedActionsGame
 from ragen_apo.environments.toolkit.scripted import MixedPolicy
-from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS
+from ragen_apo.environments.toolkit.task_draws import SPLITS, DrawnTasks
 from ragen_apo.environments.tools import Tool
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task, make_task
@@ -58,7 +58,7 @@ class TwoArmedRewards(Section):
     """A turn with a part that names no arm."""
 
 
-class TwoArmedOptions(Section):
+class TwoArmedOptions(DrawnTasks):
     """The options of the environment `bandit` with `kind: two_armed`."""
 
     kind: Literal["two_armed"] = "two_armed"
@@ -70,9 +70,7 @@ class TwoArmedOptions(Section):
     num_train_tasks: int = Field(default=200, ge=1, le=288)
     """Pairs of names in the split `train`."""
     num_test_tasks: int = Field(default=50, ge=1, le=72)
-    """Pairs of names in the split `test`."""
-    task_seed: int = Field(default=0, ge=0)
-    """Another seed takes other pairs of names."""
+    """Pairs of names in the split `test`; none has a word of those of `train`."""
     reward: TwoArmedRewards = TwoArmedRewards()
 
 
@@ -122,8 +120,7 @@ def make_two_armed(options: TwoArmedOptions) -> GameEnvironment:
     invalid = options.max_turns * rewards.invalid_action
     properties = EnvironmentProperties(
         name=NAME,
-        version=f"two-armed-{TEXT_VERSION}-"
-        + digest_of_options(options, without=["reward", *TASK_COUNTS]),
+        version=f"two-armed-{TEXT_VERSION}-{options.digest()}",
         reward_version=digest_of_options(rewards),
         deterministic=options.win_share in (0.0, 1.0),
         return_range=(min(payoffs) + min(0.0, invalid), max(payoffs) + max(0.0, invalid)),
@@ -137,7 +134,7 @@ def make_two_armed(options: TwoArmedOptions) -> GameEnvironment:
     make_good = functools.partial(NameReader, options)
     return GameEnvironment(
         properties=properties,
-        tasks=_tasks(options.num_train_tasks, options.num_test_tasks, options.task_seed),
+        tasks=_tasks(*options.counts),
         start=functools.partial(_start, options),
         policies={
             "teacher": functools.partial(

@@ -23,7 +23,12 @@ from ragen_apo.environments.countdown.arithmetic import (
 )
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment, digest_of_options
 from ragen_apo.environments.toolkit.scripted import MixedPolicy
-from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
+from ragen_apo.environments.toolkit.task_draws import (
+    SPLITS,
+    Description,
+    DrawnTasks,
+    draw_tasks,
+)
 from ragen_apo.environments.tools import Tool
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
@@ -59,7 +64,7 @@ class CountdownRewards(Section):
         return min(ends) + max_turns * min(per_turn), max(ends) + max_turns * max(per_turn)
 
 
-class CountdownOptions(Section):
+class CountdownOptions(DrawnTasks):
     """The options of the environment `countdown`."""
 
     num_numbers: int = Field(default=3, ge=2, le=6)
@@ -70,12 +75,6 @@ class CountdownOptions(Section):
     """The largest number that has to be made."""
     max_turns: int = Field(default=1, ge=1, le=1000)
     """How many attempts an episode has."""
-    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
-    """Tasks of the split `train`."""
-    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
-    """Tasks of the split `test`."""
-    task_seed: int = Field(default=0, ge=0)
-    """Another seed gives other numbers."""
     reward: CountdownRewards = CountdownRewards()
 
     @model_validator(mode="after")
@@ -158,7 +157,7 @@ def make_countdown(**options: object) -> GameEnvironment:
             (checked.num_numbers, checked.max_number, checked.max_target),
             content=_content,
             describe=_description,
-            counts=(checked.num_train_tasks, checked.num_test_tasks, checked.task_seed),
+            counts=checked.counts,
         ),
         start=functools.partial(CountdownGame, checked),
         policies={

@@ -116,7 +116,7 @@ def _of_arithmetic(options: ArithmeticOptions) -> GameEnvironment:
         (options.min_terms, options.max_terms, options.max_number, tuple(options.operations)),
         content=str,
         describe=describe_question,
-        counts=(options.num_train_tasks, options.num_test_tasks, options.task_seed),
+        counts=options.counts,
     )
     return _environment(options, tasks, policies=arithmetic_policies(_answers(tasks["train"])))
 

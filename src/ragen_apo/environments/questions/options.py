@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from ragen_apo.config.section import Section
 from ragen_apo.environments.questions.arithmetic import Operation
 from ragen_apo.environments.questions.comparing import Mode
+from ragen_apo.environments.toolkit.task_draws import DrawnTasks
 
 ARITHMETIC = "arithmetic"
 
@@ -21,7 +22,7 @@ class QuestionOptions(Section):
     """An answer ends the episode, right or wrong; more turns are for text that is no answer."""
 
 
-class ArithmeticOptions(QuestionOptions):
+class ArithmeticOptions(DrawnTasks, QuestionOptions):
     """The options of the environment `questions` with `data: arithmetic`, generated questions."""
 
     data: Literal["arithmetic"] = "arithmetic"
@@ -34,12 +35,6 @@ class ArithmeticOptions(QuestionOptions):
     """Numbers are drawn from 1 to this one."""
     operations: list[Operation] = Field(default=["+", "-"])
     """What joins the numbers; multiplication goes first."""
-    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
-    """Questions of the split `train`."""
-    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
-    """Questions of the split `test`; none of them is in `train`."""
-    task_seed: int = Field(default=0, ge=0)
-    """Another seed gives other questions."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> "ArithmeticOptions":

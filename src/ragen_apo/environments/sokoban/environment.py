@@ -44,7 +44,7 @@ from ragen_apo.environments.toolkit.named_actions import (
     join_actions,
 )
 from ragen_apo.environments.toolkit.scripted import RandomActions, policies_around
-from ragen_apo.environments.toolkit.task_draws import SPLITS, TASK_COUNTS, Description, draw_tasks
+from ragen_apo.environments.toolkit.task_draws import SPLITS, Description, draw_tasks
 from ragen_apo.plural import counted
 from ragen_apo.types import Task
 
@@ -181,7 +181,7 @@ def make_sokoban(**options: object) -> GameEnvironment:
             (LevelDemands(*(getattr(checked, name) for name in LevelDemands._fields)),),
             content=symmetric_key,
             describe=_description,
-            counts=(checked.num_train_tasks, checked.num_test_tasks, checked.task_seed),
+            counts=checked.counts,
         ),
         start=functools.partial(_start, checked),
         policies=policies_around(
@@ -219,12 +219,6 @@ def _description(board: Board) -> Description:
 
 
 def _declare(options: SokobanOptions) -> EnvironmentProperties:
-    version = digest_of_options(options, without=["reward", *TASK_COUNTS])
-    several = (
-        f"Join up to {options.max_actions_per_turn} by ||, as in Right || Up. "
-        if options.max_actions_per_turn > 1
-        else ""
-    )
     of_errands = (
         " Below the board, box: is the way to a box, and push its way to the nearest free target."
         if options.surroundings
@@ -232,7 +226,7 @@ def _declare(options: SokobanOptions) -> EnvironmentProperties:
     )
     return EnvironmentProperties(
         name=NAME,
-        version=f"{NAME}-{TEXT_VERSION}-{version}",
+        version=f"{NAME}-{TEXT_VERSION}-{options.digest()}",
         reward_version=digest_of_options(options.reward),
         deterministic=True,
         return_range=options.reward.return_range(
@@ -242,9 +236,9 @@ def _declare(options: SokobanOptions) -> EnvironmentProperties:
         ),
         splits=SPLITS,
         rules=(
-            "You push boxes onto targets. Actions: Up, Down, Left, Right. "
-            f"{several}Walking into a box pushes it if the cell behind it is free; boxes cannot "
-            f"be pulled. {LANGUAGE.rules(options.observation)}{of_errands}"
+            f"You push boxes onto targets. {options.actions_in_words('Right || Up')}Walking into a "
+            "box pushes it if the cell behind it is free; boxes cannot be pulled. "
+            f"{LANGUAGE.rules(options.observation)}{of_errands}"
         ),
         tools=(
             move_tool("Walk, and push a box that is in the way.", options.max_actions_per_turn),

@@ -15,8 +15,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from ragen_apo.config.section import Section
 from ragen_apo.environments.toolkit.named_actions import ActionRules, action_tool
+from ragen_apo.environments.toolkit.task_draws import DrawnTasks
 from ragen_apo.environments.tools import Tool
 from ragen_apo.plural import counted
 
@@ -45,7 +45,7 @@ _SIZE = re.compile(r"(\d+) rows, (\d+) columns")
 _CELL = re.compile(r"\((\d+), (\d+)\)")
 
 
-class GridOptions(Section):
+class GridOptions(DrawnTasks):
     """The options that all grid worlds have."""
 
     observation: Observation = "grid"
@@ -58,12 +58,6 @@ class GridOptions(Section):
     """How many actions joined by || are carried out in one turn."""
     max_actions: int | None = Field(default=None, ge=1)
     """Truncates an episode after this many actions; null: only turns are counted."""
-    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
-    """Boards of the split `train`."""
-    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
-    """Boards of the split `test`, none of them a turned or mirrored one of `train`."""
-    task_seed: int = Field(default=0, ge=0)
-    """Another seed gives other boards."""
 
     @property
     def max_actions_of_episode(self) -> int:
@@ -78,6 +72,12 @@ class GridOptions(Section):
                 f"and an episode has {self.max_actions_of_episode} at most; raise "
                 "max_actions, max_turns or max_actions_per_turn"
             )
+
+    def actions_in_words(self, example: str) -> str:
+        """The sentences of an environment's rules that say how to act, with a blank behind them."""
+        most = self.max_actions_per_turn
+        several = f"Join up to {most} by ||, as in {example}. " if most > 1 else ""
+        return f"Actions: {', '.join(DIRECTIONS)}. {several}"
 
     def action_rules(self, *, invalid_reward: float) -> ActionRules:
         """Up, Down, Left and Right within the limits."""

@@ -6,23 +6,43 @@ tasks of a smaller one.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import Field
 
+from ragen_apo.config.section import Section
+from ragen_apo.environments.toolkit.game import digest_of_options
 from ragen_apo.errors import ConfigError
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.types import Task, make_task
 
 SPLITS = ("train", "test")
-TASK_COUNTS = ("num_train_tasks", "num_test_tasks", "task_seed")
-"""Options that decide which tasks there are and nothing about any one of them."""
-
 _MIN_DRAWS = 2_000
 _DRAWS_PER_TASK = 200
 
 _Draw = TypeVar("_Draw")
+
+
+class DrawnTasks(Section):
+    """Options that decide which tasks there are and nothing about any one of them."""
+
+    num_train_tasks: int = Field(default=400, ge=1, le=100_000)
+    """Tasks of the split `train`."""
+    num_test_tasks: int = Field(default=100, ge=1, le=100_000)
+    """Tasks of the split `test`; none of them is in `train`."""
+    task_seed: int = Field(default=0, ge=0)
+    """Another seed gives other tasks."""
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """What `draw_tasks` takes: the tasks of `train`, those of `test`, and the seed."""
+        return self.num_train_tasks, self.num_test_tasks, self.task_seed
+
+    def digest(self, *, without: Sequence[str] = ()) -> str:
+        """Equal exactly for equal worlds, whatever is rewarded and however many tasks there are."""
+        return digest_of_options(self, without=["reward", *DrawnTasks.model_fields, *without])
 
 
 def split_of(environment: str, content: str) -> str:
@@ -83,7 +103,7 @@ def draw_tasks(
 ) -> dict[str, tuple[Task, ...]]:
     """The tasks of both splits, different draws of `draw(*arguments, generator)` (`draw_distinct`).
 
-    `counts` has the values of `TASK_COUNTS`. Equal arguments give the same object.
+    `counts` is that of `DrawnTasks`. Equal arguments give the same object.
     """
     num_train, num_test, seed = counts
     drawn = draw_distinct(
