@@ -175,35 +175,38 @@ for _ in range(300):
 DAMAGED_ITEMS = {
     "a lone surrogate in the name": (
         {"name": LONE},
-        "name: got 'half \\\\ud83d', expected text of",
+        r"'name': got 'half \\ud83d'. .* unable to parse raw data as a unicode string",
     ),
-    "a lone surrogate in the id": ({"asin": "B\ud83d"}, "field asin: .*expected printable text"),
-    "an id with a line break": ({"asin": "B\n2"}, "field asin: .*expected printable text"),
+    "a lone surrogate in the id": ({"asin": "B\ud83d"}, "field 'asin': .*expected printable text"),
+    "an id with a line break": ({"asin": "B\n2"}, "field 'asin': .*expected printable text"),
     "an id that is a number": (
         {"asin": 17},
-        "field asin: got 17, expected printable text",
+        r"field 'asin': got 17\. Input should be a valid string",
     ),
-    "an empty id": ({"asin": ""}, "field asin: got '', expected printable text"),
-    "a name that is a number": ({"name": 3}, r"\('B2'\), field name: got 3, expected text or null"),
-    "a name that is a list": ({"name": ["x"]}, r"field name: got \['x'\], expected text or null"),
-    "a deep name": ({"name": DEEP}, r"field name: got \[\[\[.*, expected text or null"),
-    "a description that is an object": ({"full_description": {"a": 1}}, "field full_description"),
+    "an empty id": ({"asin": ""}, r"field 'asin': got ''\. .*expected printable text"),
+    "a name that is a number": ({"name": 3}, r"\('B2'\), field 'name': got 3\. Input should"),
+    "a name that is a list": ({"name": ["x"]}, r"field 'name': got \['x'\]\. Input should"),
+    "a deep name": ({"name": DEEP}, r"field 'name': got \[\[\[.*\. Input should"),
+    "a description that is an object": ({"full_description": {"a": 1}}, "field 'full_description"),
     "a feature that is a number": (
         {"small_description": ["a", 2]},
-        r"field small_description\[1\]: got 2, expected a list of text, text or null",
+        r"field 'small_description.1': got 2\. Input should be a valid string",
     ),
-    "categories as a list": ({"category": ["a"]}, r"field category: got \['a'\], expected text"),
-    "a query that is null": ({"query": None}, "field query: got None, expected text;"),
-    "a price that is a number": ({"pricing": 5.0}, "field pricing: got 5.0, expected text or null"),
-    "a price beyond numbers": ({"pricing": "$" + "9" * 400}, "field pricing: got .*a price"),
-    "options as a list": ({"customization_options": [1]}, "field customization_options: got"),
+    "categories as a list": ({"category": ["a"]}, r"field 'category': got \['a'\]\. Input"),
+    "a query that is null": (
+        {"query": None},
+        r"field 'query': got None\. Input should be a valid string;",
+    ),
+    "a price that is a number": ({"pricing": 5.0}, r"field 'pricing': got 5.0\. Input should"),
+    "a price beyond numbers": ({"pricing": "$" + "9" * 400}, "field 'pricing': got .*a price"),
+    "options as a list": ({"customization_options": [1]}, "field 'customization_options': got"),
     "an option's value as a number": (
         {"customization_options": {"size": [{"value": 4}]}},
-        r"field customization_options\[0\]: got 4, expected an object with",
+        r"field 'customization_options.size.0.value': got 4\. Input should be a valid string",
     ),
     "a lone surrogate in an option's name": (
         {"customization_options": {LONE: []}},
-        "field customization_options: .*no lone surrogates",
+        "field 'customization_options.*unable to parse raw data as a unicode string",
     ),
 }
 
@@ -221,7 +224,7 @@ def test_a_product_without_a_field_is_refused_with_its_number(tmp_path: Path) ->
     damaged = record("B2")
     del damaged["query"]
     folder = write(tmp_path / "data", [record("B1"), damaged])
-    with pytest.raises(EnvironmentDataError, match=r"record 2 \('B2'\) has no field query"):
+    with pytest.raises(EnvironmentDataError, match=r"record 2 \('B2'\), field 'query': .*required"):
         open_catalog(str(folder), store=tmp_path / "store")
 
 
@@ -236,13 +239,13 @@ def test_products_that_are_left_out_and_fields_that_are_not_read_may_be_anything
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ({"attributes": [1]}, r"field attributes\[0\]: got 1, expected a list of text"),
-        ({"attributes": "soft"}, "field attributes: got 'soft', expected a list of text"),
-        ({"attributes": None}, "field attributes: got None, expected a list of text"),
-        ({"instruction": 3}, "field instruction: got 3, expected text or null"),
+        ({"attributes": [1]}, r"field 'attributes.0': got 1\. Input should be a valid string"),
+        ({"attributes": "soft"}, r"field 'attributes': got 'soft'\. Input should be a valid list"),
+        ({"attributes": None}, r"field 'attributes': got None\. Input should be a valid list"),
+        ({"instruction": 3}, r"field 'instruction': got 3\. Input should be a valid string"),
         (
             {"instruction_attributes": [LONE]},
-            r"field .*s\[0\]: .*no lone surrogates",
+            r"field 'instruction_attributes.0': .*as a unicode string",
         ),
     ],
 )
@@ -261,7 +264,7 @@ def test_damaged_human_instructions_are_refused_with_their_number_and_field(
     folder = write(tmp_path / "data", [record("B1")])
     good = {"instruction": "Find", "instruction_attributes": [], "instruction_options": []}
     (folder / "items_human_ins.json").write_text(json.dumps({"B1": [good, {**good, field: 1}]}))
-    with pytest.raises(EnvironmentDataError, match=f"record 2 of 'B1', field {field}: got 1"):
+    with pytest.raises(EnvironmentDataError, match=f"field 'B1.1.{field}': got 1"):
         open_catalog(str(folder), store=tmp_path / "store")
 
 
@@ -411,17 +414,6 @@ def test_a_product_with_more_goals_than_memory_holds_is_refused(tmp_path: Path) 
         EnvironmentDataError, match="with product B2 there are more than 100,000,000"
     ):
         open_catalog(str(folder), store=tmp_path / "store")
-
-
-def test_a_damaged_stamp_does_not_stand_for_other_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ragen_apo.environments.webshop.store.HASH_STAMP_BYTES", 0)
-    folder = write(tmp_path / "data", [record("B1")])
-    catalog = open_catalog(str(folder), store=tmp_path / "store")
-    for stamp in (tmp_path / "store").glob("stamp-*"):
-        stamp.write_bytes(b"0" * 64 + stamp.read_bytes()[64:])
-    assert open_catalog(str(folder), store=tmp_path / "store").folder == catalog.folder
 
 
 @pytest.mark.slow

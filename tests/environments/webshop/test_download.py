@@ -608,7 +608,8 @@ def test_a_source_with_a_damaged_record_is_refused_and_what_is_there_stays(
     (tmp_path / "hand" / ITEMS).write_text(json.dumps(records))
     before = content_of(tmp_path)
     with pytest.raises(
-        EnvironmentDataError, match=f"{tmp_path}/hand/{ITEMS} is malformed: record 41 .*field name"
+        EnvironmentDataError,
+        match=f"{tmp_path}/hand/{ITEMS} is malformed: record 41 .*field 'name'",
     ):
         small(source=tmp_path / "hand", force=force)
     after = content_of(tmp_path)

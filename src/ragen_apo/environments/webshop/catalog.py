@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
 from ragen_apo.environments.webshop.records import (
-    HumanRecord,
+    HumanRecords,
     ItemRecord,
     LabelRecord,
     OptionValue,
@@ -33,6 +33,7 @@ from ragen_apo.environments.webshop.records import (
 )
 from ragen_apo.environments.webshop.search import SearchIndex
 from ragen_apo.errors import EnvironmentDataError
+from ragen_apo.files import parse_json
 from ragen_apo.plural import counted
 from ragen_apo.progress import Progress, SilentProgress
 
@@ -108,13 +109,11 @@ def _product(
 ) -> Product:
     """One product from its record in the three files."""
     prices, tag = parse_prices(record.pricing)
-    bullets = record.small_description
-    listed = bullets if isinstance(bullets, list) else [bullets]
     return Product(
         asin=record.asin,
         title=record.name or "",
         description=record.full_description or "",
-        bullet_points=tuple(bullet or "" for bullet in listed),
+        bullet_points=tuple(bullet or "" for bullet in record.small_description),
         prices=prices,
         price_tag=tag,
         options=parse_options(record.customization_options),
@@ -168,34 +167,21 @@ def find_data_files(folder: Path) -> DataFiles:
 def _human_instructions(path: Path) -> dict[str, tuple[HumanInstruction, ...]]:
     """What people wrote about each product, by asin."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise EnvironmentDataError(
-            f"{path} cannot be read: {error}; expected a JSON file of WebShop; get it anew"
-        ) from error
-    except RecursionError:
-        raise malformed(path, "a value in it is nested too deep") from None
-    if not isinstance(content, dict):
-        raise malformed(path, f"it is {shown(content)}, expected an object")
-    found: dict[str, tuple[HumanInstruction, ...]] = {}
-    for asin, records in content.items():
-        if not isinstance(records, list):
-            raise malformed(path, f"{shown(asin)} has {shown(records)}, expected a list of objects")
-        checked = (
-            check_record(
-                HumanRecord, record, path=path, location=f"record {number} of {shown(asin)}"
-            )
-            for number, record in enumerate(records, 1)
-        )
-        found[asin] = tuple(
+        raise malformed(path, f"expected a JSON file of WebShop; {error}") from error
+    checked = check_record(HumanRecords, content, path=path, location="its content")
+    return {
+        asin: tuple(
             HumanInstruction(
                 each.instruction,
                 tuple(each.instruction_attributes),
                 tuple(each.instruction_options),
             )
-            for each in checked
+            for each in records
         )
-    return found
+        for asin, records in checked.root.items()
+    }
 
 
 @contextlib.contextmanager
@@ -256,7 +242,7 @@ def read_products(
                 if not all(map(math.isfinite, product.prices)):
                     pricing = shown(checked.pricing)
                     raise malformed(
-                        files.items, f"{location}, field pricing: got {pricing}, expected a price"
+                        files.items, f"{location}, field 'pricing': got {pricing}, expected a price"
                     )
                 seen.add(asin)
                 if len(seen) % PROGRESS_EVERY == 0:
@@ -269,18 +255,8 @@ def read_products(
         progress.update(100, counted(len(seen), "product"))
 
 
-_PRODUCT = TypeAdapter(Product)
-
-
-def product_to_json(product: Product) -> str:
-    """The product as a JSON list; `product_from_json` is its inverse."""
-    return json.dumps(list(vars(product).values()), separators=(",", ":"))
-
-
-def product_from_json(text: bytes) -> Product:
-    """The inverse of `product_to_json`."""
-    fields = zip(Product.__dataclass_fields__, json.loads(text), strict=True)
-    return _PRODUCT.validate_python(dict(fields))
+PRODUCT = TypeAdapter(Product)
+"""Writes a product as JSON, and reads it again."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +303,7 @@ class Catalog:
 
     def _read_product(self, number: int) -> Product:
         start, end = self._record_ends[number : number + 2]
-        return product_from_json(self._records[start:end].tobytes())
+        return PRODUCT.validate_json(self._records[start:end].tobytes())
 
     def _search(self, query: str) -> tuple[int, ...]:
         return tuple(self._product_of_document[self.index.search(query)].tolist())

@@ -2,18 +2,17 @@
 
 `provide_folder` consumes a path and a function that fills a folder; afterwards the path is such a
 folder, whole. One that lacks a file, or has a file with another content than was written, is made
-anew. Writers work beside the place and rename; of two that finish together the first stays.
+anew. Writers work beside the place and rename; a second one waits for the first.
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from ragen_apo.files import partial_path, remove, sha256_of_file, sync_to_disk
+from ragen_apo.files import directory_written_atomically, sha256_of_file
 from ragen_apo.progress import Progress
 
 LIST_NAME = "checksums.json"
@@ -23,27 +22,18 @@ TRUSTED_BYTES = 1 << 26
 
 def provide_folder(folder: Path, write: Callable[[Path], None], *, progress: Progress) -> None:
     """Makes `folder` what `write` puts into an empty one, unless it is there and undamaged."""
-    if folder.exists():
-        damage = damage_of(folder)
-        if not damage:
-            return
-        progress.say(f"{folder} is damaged ({damage}); it is made anew")
-        _retire(folder)
-    partial = partial_path(folder)
-    partial.mkdir()
-    try:
-        write(partial)
-        listed = {path.name: _facts(path) for path in sorted(partial.iterdir())}
-        (partial / LIST_NAME).write_text(json.dumps(listed, indent=1), encoding="utf-8")
-        for path in sorted(partial.iterdir()):
-            sync_to_disk(path)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if folder.exists() and not damage_of(folder):
+        return
+    with FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False):
+        if folder.exists():  # who has a damaged one mapped keeps what was mapped
+            damage = damage_of(folder)
+            if not damage:
+                return
+            progress.say(f"{folder} is damaged ({damage}); it is made anew")
+        with directory_written_atomically(folder) as partial:
+            write(partial)
+            listed = {path.name: _facts(path) for path in sorted(partial.iterdir())}
+            (partial / LIST_NAME).write_text(json.dumps(listed, indent=1), encoding="utf-8")
 
 
 def damage_of(folder: Path) -> str:
@@ -74,15 +64,3 @@ def _is_unchanged(path: Path, listed: Any) -> bool:
         return False
     trusted = status.st_size > TRUSTED_BYTES and status.st_mtime_ns == listed.get("time")
     return trusted or sha256_of_file(path) == listed.get("sha256")
-
-
-def _retire(folder: Path) -> None:
-    """Removes a damaged folder, once: another process may have made it anew meanwhile.
-
-    Who has it mapped keeps what was mapped.
-    """
-    retired = partial_path(folder)
-    with FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False):
-        if folder.exists() and damage_of(folder):
-            folder.rename(retired)
-    remove(retired)

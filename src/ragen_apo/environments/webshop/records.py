@@ -1,46 +1,44 @@
 """What upstream's three files may hold: a record of each, checked field by field.
 
 `check_record` consumes a JSON value and raises EnvironmentDataError with the number of the record,
-the field, what it holds and what is expected. Fields that nothing reads may hold anything. Text is
-text everywhere: half a surrogate pair, which JSON can spell, cannot be shown, searched or stored.
+the field, what it holds and what is wrong with it. Fields that nothing reads may hold anything.
 """
 
 import reprlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    RootModel,
+    ValidationError,
+)
 
 from ragen_apo.errors import EnvironmentDataError
 
 NO_ATTRIBUTE: Final = "DUMMY_ATTR"
 
 
-def _whole(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("text of whole characters, no lone surrogates") from None
-    return text
-
-
 def _printable(text: str) -> str:
     if not text or not text.isprintable():  # products are shown and opened by it
-        raise ValueError("printable text")
+        raise ValueError("expected printable text")
     return text
 
 
-_Text = Annotated[str, AfterValidator(_whole)]
-_TextOrNull = Annotated[_Text | None, Field(description="text or null")]
-_Texts = Annotated[list[_Text], Field(description="a list of text")]
+_Text = Annotated[str, Field(min_length=0)]
+"""Any constraint makes pydantic refuse half a surrogate pair, which JSON can spell and no page can
+show."""
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-_RecordT = TypeVar("_RecordT", bound=_Record)
+_RecordT = TypeVar("_RecordT", bound=BaseModel)
 
 
 class OptionValue(_Record):
@@ -50,62 +48,54 @@ class OptionValue(_Record):
 
 
 class ItemRecord(_Record):
-    """An entry of `items_shuffle*.json`; the descriptions say what is expected."""
+    """An entry of `items_shuffle*.json`."""
 
-    asin: Annotated[str, AfterValidator(_printable)] = Field(description="printable text")
-    name: _TextOrNull
-    full_description: _TextOrNull = None
-    small_description: list[_Text | None] | _Text | None = Field(
-        default=None, description="a list of text, text or null"
-    )
-    pricing: _TextOrNull = None
+    asin: Annotated[str, AfterValidator(_printable)]
+    name: _Text | None
+    full_description: _Text | None = None
+    small_description: Annotated[
+        list[_Text | None],
+        BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    ] = [None]
+    pricing: _Text | None = None
     customization_options: Annotated[
         dict[_Text, list[OptionValue] | None], BeforeValidator(lambda value: value or {})
-    ] = Field(
-        default={},
-        description="an object with a list of {value: text} or null for each name of an option",
-    )
-    category: _TextOrNull
-    query: _Text = Field(description="text")
-    product_category: _TextOrNull
+    ] = {}
+    category: _Text | None
+    query: _Text
+    product_category: _Text | None
 
 
 class LabelRecord(_Record):
     """A value of `items_ins_v2*.json`."""
 
-    attributes: _Texts = [NO_ATTRIBUTE]
-    instruction: _TextOrNull = None
-    instruction_attributes: list[_Text] | None = Field(
-        default=None, description="a list of text or null"
-    )
+    attributes: list[_Text] = [NO_ATTRIBUTE]
+    instruction: _Text | None = None
+    instruction_attributes: list[_Text] | None = None
 
 
 class HumanRecord(_Record):
     """An entry of a value of `items_human_ins.json`."""
 
-    instruction: _Text = Field(description="text")
-    instruction_attributes: _Texts
-    instruction_options: _Texts
+    instruction: _Text
+    instruction_attributes: list[_Text]
+    instruction_options: list[_Text]
+
+
+class HumanRecords(RootModel[dict[str, list[HumanRecord]]]):
+    """The whole of `items_human_ins.json`, by asin."""
 
 
 def check_record(model: type[_RecordT], value: Any, *, path: Path, location: str) -> _RecordT:
     """The record in a value; `location` says which one of the file it is, `record 7`."""
-    if not isinstance(value, Mapping):
-        raise malformed(path, f"{location} is {shown(value)}, expected an object")
     try:
         return model.model_validate(value)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        name = str(problem["loc"][0])
-        within = "".join(f"[{part}]" for part in problem["loc"][1:] if isinstance(part, int))
-        expected = model.model_fields[name].description
-        if problem["type"] == "missing" and len(problem["loc"]) == 1:
-            raise malformed(path, f"{location} has no field {name}, expected {expected}") from error
-        got = shown(problem["input"])
-        if problem["type"] == "value_error":
-            expected = str(problem.get("ctx", {})["error"])
+        field = ".".join(map(str, problem["loc"]))
+        where = f"{location}, field {field!r:.80}" if field else location
         raise malformed(
-            path, f"{location}, field {name}{within}: got {got}, expected {expected}"
+            path, f"{where}: got {shown(problem['input'])}. {problem['msg']}"
         ) from error
 
 

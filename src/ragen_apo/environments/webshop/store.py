@@ -8,6 +8,7 @@ when it is opened. Opened catalogues are kept weakly: all environments of a proc
 The folder is `$RAGEN_APO_DATA/webshop/prepared/<hash>`, or lies under the user's data folder.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -22,10 +23,10 @@ import numpy as np
 from platformdirs import user_data_path
 
 from ragen_apo.environments.webshop.catalog import (
+    PRODUCT,
     Catalog,
     DataFiles,
     find_data_files,
-    product_to_json,
     read_products,
 )
 from ragen_apo.environments.webshop.checked_folders import provide_folder
@@ -36,7 +37,7 @@ from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import sha256_of_file, write_text_atomically
 from ragen_apo.progress import Progress, SilentProgress
 
-STORE_FORMAT = 5
+STORE_FORMAT = 6
 CONTENT_SALT: Final = "webshop store 3 index 1"
 """Part of every fingerprint, and so of every environment's version. Change it when the same files
 give other products, goals or results; a new format alone leaves stored returns valid."""
@@ -84,15 +85,14 @@ def open_catalog(
     root = store or data_root() / "webshop" / "prepared"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        files = (
-            _generated_files(data, root, progress)
-            if is_generated(data)
-            else find_data_files(Path(data))
-        )
+        if is_generated(data):
+            data = str(_generated_folder(data, root, progress))
+        files = find_data_files(Path(data))
         fingerprint = fingerprint_files(files.paths, stamps=root)
         folder = (root / f"{fingerprint}-{STORE_FORMAT}.{INDEX_FORMAT}").resolve()
         if folder not in _OPEN_CATALOGS:
-            _prepare(files, folder, fingerprint, progress)
+            write = functools.partial(_write_catalog, files, fingerprint, progress)
+            provide_folder(folder, write, progress=progress)
     except OSError as error:
         raise EnvironmentDataError(
             f"the WebShop catalogue cannot be prepared in {root}: {error}; expected a folder that "
@@ -121,8 +121,8 @@ def is_generated(data: str) -> bool:
     return data.split(":", maxsplit=1)[0] == GENERATED
 
 
-def _generated_files(data: str, root: Path, progress: Progress) -> DataFiles:
-    """Writes the generated catalogue in upstream's format, unless it is there."""
+def _generated_folder(data: str, root: Path, progress: Progress) -> Path:
+    """The folder of a generated catalogue in upstream's format, written unless it is there."""
     _, _, size = data.partition(":")
     num_products = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0
     if data == GENERATED:
@@ -133,12 +133,9 @@ def _generated_files(data: str, root: Path, progress: Progress) -> DataFiles:
             f"1 and at most {MAX_GENERATED:,}"
         )
     folder = root / generated_name(num_products)
-    provide_folder(
-        folder,
-        lambda path: write_generated_files(path, num_products, progress),
-        progress=progress,
-    )
-    return find_data_files(folder)
+    write = functools.partial(write_generated_files, num_products=num_products, progress=progress)
+    provide_folder(folder, write, progress=progress)
+    return folder
 
 
 def fingerprint_files(paths: Iterable[Path], *, stamps: Path) -> str:
@@ -155,29 +152,12 @@ def _file_hash(path: Path, stamps: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     key = f"{path.resolve()}|{facts.st_size}|{facts.st_mtime_ns}"
     stamp = stamps / f"stamp-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if stamp.exists():
-        checksum, _, check = stamp.read_bytes().decode("utf-8", "replace").partition(" ")
-        if check == _stamp_check(key, checksum):  # a damaged one would stand for other data
-            return checksum
-    checksum = sha256_of_file(path)
-    write_text_atomically(stamp, f"{checksum} {_stamp_check(key, checksum)}")
-    return checksum
+    if not stamp.exists():
+        write_text_atomically(stamp, sha256_of_file(path))
+    return stamp.read_text(encoding="ascii")
 
 
-def _stamp_check(key: str, checksum: str) -> str:
-    return hashlib.sha256(f"{key}|{checksum}".encode()).hexdigest()[:16]
-
-
-def _prepare(files: DataFiles, folder: Path, fingerprint: str, progress: Progress) -> None:
-    def write(partial: Path) -> None:
-        num_products = _write_products(partial, files, progress)
-        facts = {"fingerprint": fingerprint, "num_products": num_products}
-        (partial / "catalog.json").write_text(json.dumps(facts), encoding="utf-8")
-
-    provide_folder(folder, write, progress=progress)
-
-
-def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
+def _write_catalog(files: DataFiles, fingerprint: str, progress: Progress, folder: Path) -> None:
     """Writes records, prices, goal counts and the search index, product by product."""
     builder = IndexBuilder(folder, progress=progress)
     asins: list[bytes] = []
@@ -188,7 +168,7 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
         products = read_products(files, scratch=folder, progress=progress)
         for product in products:
             builder.add(product.document)
-            data = product_to_json(product).encode()
+            data = PRODUCT.dump_json(product)
             records.write(data)
             ends.append(ends[-1] + len(data))
             asins.append(product.asin.encode())
@@ -227,4 +207,5 @@ def _write_products(folder: Path, files: DataFiles, progress: Progress) -> int:
         progress.update(num_done)
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values, allow_pickle=False)
-    return len(asins)
+    facts = {"fingerprint": fingerprint, "num_products": len(asins)}
+    (folder / "catalog.json").write_text(json.dumps(facts), encoding="utf-8")
