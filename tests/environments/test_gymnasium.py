@@ -81,7 +81,7 @@ def test_a_task_can_be_asked_for_by_its_number_in_the_split() -> None:
     _, info = environment.reset(options={"task_index": np.int64(2)})
     assert info["task_id"] == tasks[2].task_id
     for index in (-1, len(tasks)):
-        with pytest.raises(ConfigError, match=f"task_index {index}; expected a number from 0 to"):
+        with pytest.raises(ConfigError, match=f"task_index must be from 0 to .*, got {index}"):
             environment.reset(options={"task_index": index, "split": "test"})
 
 

@@ -58,11 +58,11 @@ def test_nothing_happens_after_the_end_and_before_a_start(shopper: ToolEnvironme
 
 
 def test_rows_of_another_environment_are_refused(shopper: ToolEnvironment) -> None:
-    with pytest.raises(ConfigError, match=r"no task has the id 'x'; expected a row of task_rows"):
+    with pytest.raises(ConfigError, match=r"no task has the id 'x'; expected the task_id"):
         shopper.reset(task_id="x")
     with pytest.raises(ConfigError, match="has no tasks; expected train or test"):
         task_rows("shop", split="holdout", **SHOP)
-    with pytest.raises(ConfigError, match="options only beside an environment's name"):
+    with pytest.raises(ConfigError, match="does not take these options"):
         environment_factory(lambda: make_environment("shop", SHOP), max_turns=3)()
 
 

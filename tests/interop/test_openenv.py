@@ -183,7 +183,7 @@ def test_a_task_is_chosen_by_id_by_seed_or_in_turn(address: str, shop: TextEnvir
     [
         ({"task_id": "none"}, "no task has the id 'none'"),
         ({"split": "holdout"}, "the split 'holdout' has no tasks; expected train or test"),
-        ({"index": 10**9}, "expected a number from 0 to"),
+        ({"index": 10**9}, "index must be from 0 to"),
         ({"index": -1}, "reset.index"),
         ({"seed": "x"}, "reset.seed"),
         ({"idx": 3}, "reset.idx"),

@@ -7,6 +7,7 @@ immutable and shared between instances. No torch here.
 
 import difflib
 import importlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -156,12 +157,24 @@ def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:
     return tasks
 
 
-def task_at(environment: HasTasks, split: str, index: int) -> Task:
+def task_at(environment: HasTasks, split: str, index: int, *, named: str = "--task") -> Task:
     """A task by its number, from 0; raises ConfigError as `tasks_of`, and for other numbers."""
     tasks = tasks_of(environment, split)
     if not 0 <= index < len(tasks):
-        raise ConfigError(f"--task must be from 0 to {len(tasks) - 1} in {split!r}, got {index}")
+        raise ConfigError(f"{named} must be from 0 to {len(tasks) - 1} in {split!r}, got {index}")
     return tasks[index]
+
+
+def task_with_id(environment: HasTasks, task_id: str, splits: Sequence[str] | None = None) -> Task:
+    """A task by its id, of any split or of these; raises ConfigError where none has it."""
+    splits = splits or environment.properties.splits
+    for task in itertools.chain.from_iterable(map(environment.tasks, splits)):
+        if task.task_id == task_id:
+            return task
+    raise ConfigError(
+        f"no task has the id {shortened(repr(task_id), 80)}; expected the task_id of a task of the "
+        f"split {' or '.join(splits)} of this environment under its present options"
+    )
 
 
 _BUILT_IN: dict[str, str] = {
@@ -184,14 +197,19 @@ def environment_names() -> tuple[str, ...]:
     return tuple(sorted({*_BUILT_IN, *plugins}))
 
 
-def make_environment(name: str, options: Mapping[str, Any]) -> TextEnvironment:
-    """A new environment by name; raises ConfigError for an unknown name or unusable options.
+def make_environment(
+    name: str | Callable[..., TextEnvironment], options: Mapping[str, Any]
+) -> TextEnvironment:
+    """A new environment; raises ConfigError for an unknown name or unusable options.
 
     `name` is a built-in environment, a plugin (an entry point of the group
-    `ragen_apo.environments`; built-in names come first), or a reference to a factory:
-    `path.py:function` or `module:function`. Raises EnvironmentFaultError if foreign code fails.
+    `ragen_apo.environments`; built-in names come first), a reference to a factory,
+    `path.py:function` or `module:function`, or the factory itself. Raises EnvironmentFaultError if
+    foreign code fails.
     """
     keywords = {str(key): value for key, value in options.items()}
+    if not isinstance(name, str):
+        return cast(TextEnvironment, call_factory(repr(name), name, keywords))
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         return getattr(importlib.import_module(module), attribute)(**keywords)

@@ -8,16 +8,19 @@ the environment. `action_space.sample()` is noise; the scripted policy `random` 
 
 import string
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.spaces import Text
 
-from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
-from ragen_apo.environments.foreign import call_factory
+from ragen_apo.environments.base import (
+    TextEnvironment,
+    make_environment,
+    task_at,
+    task_with_id,
+    tasks_of,
+)
 from ragen_apo.errors import ConfigError
-from ragen_apo.plural import counted
 from ragen_apo.types import Task
 
 MAX_TEXT_CHARACTERS = 100_000
@@ -68,12 +71,8 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(environment, str):
+        if isinstance(environment, str) or callable(environment):
             environment = make_environment(environment, options)
-        elif callable(environment):
-            environment = cast(
-                "TextEnvironment", call_factory(repr(environment), environment, options)
-            )
         elif options:
             raise ConfigError(
                 f"got the options {', '.join(options)} beside an environment that exists already; "
@@ -115,31 +114,16 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
                 f"reset got the unknown options {', '.join(map(str, unknown))}; expected "
                 f"{' or '.join(_RESET_OPTIONS)}"
             )
-        if "task_id" in options:
-            return self._task_with_id(options["task_id"], options.get("split"))
         split = options.get("split", self._split)
-        tasks = tasks_of(self.text_environment, split)
+        if "task_id" in options:
+            splits = [split] if "split" in options else None
+            return task_with_id(self.text_environment, options["task_id"], splits)
         index = options.get("task_index")
         if index is None:
-            index = int(self.np_random.integers(len(tasks)))
-        elif not isinstance(index, (int, np.integer)) or not 0 <= index < len(tasks):
-            raise ConfigError(
-                f"reset got task_index {index!r}; expected a number from 0 to {len(tasks) - 1}, as "
-                f"the split {split!r} has {counted(len(tasks), 'task')}"
-            )
+            index = self.np_random.integers(len(tasks_of(self.text_environment, split)))
+        task = task_at(self.text_environment, split, int(index), named="task_index")
         self._split = split
-        return tasks[int(index)]
-
-    def _task_with_id(self, task_id: str, split: str | None) -> Task:
-        splits = (split,) if split else self.text_environment.properties.splits
-        for name in splits:
-            for task in self.text_environment.tasks(name):
-                if task.task_id == task_id:
-                    return task
-        raise ConfigError(
-            f"no task has the id {task_id!r}; expected the task_id of a task of the split "
-            f"{' or '.join(splits)} of this environment under its present options"
-        )
+        return task
 
 
 def register_environments() -> None:

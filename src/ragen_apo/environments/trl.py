@@ -18,8 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
-from ragen_apo.errors import ConfigError
+from ragen_apo.environments.base import (
+    TextEnvironment,
+    make_environment,
+    task_with_id,
+    tasks_of,
+)
 
 OVER = "The episode is over. Do not act any more."
 
@@ -30,23 +34,17 @@ class ToolEnvironment:
     def __init__(self, environment: TextEnvironment, *, seed: int = 0) -> None:
         self._environment = environment
         self._seed = seed
-        self._tasks = {
-            task.task_id: task
-            for split in environment.properties.splits
-            for task in environment.tasks(split)
-        }
         self._return = 0.0
         self._over = True
 
     def reset(self, *, task_id: str, **_columns: Any) -> str:
-        """Starts an episode of the task; returns the first observation, which ends the prompt."""
-        if task_id not in self._tasks:
-            raise ConfigError(
-                f"no task has the id {task_id!r}; expected a row of task_rows(), made with the "
-                "same environment and options as environment_factory()"
-            )
+        """Starts an episode of the task; returns the first observation, which ends the prompt.
+
+        Raises ConfigError for a row that `task_rows` made of another environment.
+        """
+        task = task_with_id(self._environment, task_id)
         self._return, self._over = 0.0, False
-        observation, _ = self._environment.reset(self._tasks[task_id], seed=self._seed)
+        observation, _ = self._environment.reset(task, seed=self._seed)
         return observation
 
     def act(self, action: str) -> str:
@@ -71,7 +69,7 @@ class ToolEnvironment:
 
 
 def environment_factory(
-    environment: str | Callable[[], TextEnvironment], *, seed: int = 0, **options: Any
+    environment: str | Callable[..., TextEnvironment], *, seed: int = 0, **options: Any
 ) -> Callable[[], ToolEnvironment]:
     """What `GRPOTrainer(environment_factory=...)` takes.
 
@@ -79,32 +77,19 @@ def environment_factory(
         environment: A name that `ragen-apo train` knows, or a function that makes an environment;
             each rollout that is under way at the same time has one of its own.
         seed: Of every episode, for environments that draw.
-        options: Of the environment, if it is given by name.
+        options: Of the environment.
     """
-    return lambda: ToolEnvironment(_made(environment, options), seed=seed)
+    return lambda: ToolEnvironment(make_environment(environment, options), seed=seed)
 
 
 def task_rows(
-    environment: str | Callable[[], TextEnvironment], *, split: str = "train", **options: Any
+    environment: str | Callable[..., TextEnvironment], *, split: str = "train", **options: Any
 ) -> list[dict[str, Any]]:
     """The rows of a `Dataset`, one a task: `prompt`, a user message with the rules, and `task_id`.
 
     Raises ConfigError if the split has no task.
     """
-    made = _made(environment, options)
+    made = make_environment(environment, options)
     tasks = tasks_of(made, split)
     message = {"role": "user", "content": f"{made.properties.rules}\n\n"}
     return [{"prompt": [message], "task_id": task.task_id} for task in tasks]
-
-
-def _made(
-    environment: str | Callable[[], TextEnvironment], options: dict[str, Any]
-) -> TextEnvironment:
-    if isinstance(environment, str):
-        return make_environment(environment, options)
-    if options:
-        raise ConfigError(
-            f"got the options {', '.join(options)} beside a function that makes the environment; "
-            "expected options only beside an environment's name"
-        )
-    return environment()

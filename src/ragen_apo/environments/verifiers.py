@@ -28,8 +28,13 @@ from verifiers.v1.errors import (  # pyright: ignore[reportMissingImports]
 from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissingImports]
 
 from ragen_apo.environments.answers import endlessness, turn_limit
-from ragen_apo.environments.base import TextEnvironment, make_environment, tasks_of
-from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.environments.base import (
+    TextEnvironment,
+    make_environment,
+    task_with_id,
+    tasks_of,
+)
+from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task
 
 TASKSET_ID = "ragen-apo-taskset"
@@ -74,24 +79,18 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
         super().__init__(config)
         self._prototype = self.make()
         """Never stepped."""
-        tasks = tasks_of(self._prototype, config.split)
-        self._by_id = {task.task_id: task for task in tasks}
+        self._tasks = tasks_of(self._prototype, config.split)
 
     def make(self) -> TextEnvironment:
         return make_environment(self.config.environment, self.config.options)
 
     def task(self, task_id: str) -> Task:
         """Our task of an id; raises ConfigError for one of another environment."""
-        if task_id not in self._by_id:
-            raise ConfigError(
-                f"no task has the id {task_id!r}; expected a task of this taskset, with the same "
-                "environment, options and split"
-            )
-        return self._by_id[task_id]
+        return task_with_id(self._prototype, task_id, [self.config.split])
 
     def load(self) -> Iterator[TextTask]:
         system_prompt = f"{self._prototype.properties.rules}\n\n{ANSWER_FORM}".lstrip()
-        for task in self._by_id.values():
+        for task in self._tasks:
             data = TextTaskData(
                 id=task.task_id,
                 name=task.task_id,

@@ -20,12 +20,17 @@ from openenv.core.env_server.types import (  # pyright: ignore[reportMissingImpo
 from pydantic import BaseModel, ConfigDict, Field
 
 from ragen_apo.environments.answers import problem_with_text
-from ragen_apo.environments.base import TextEnvironment, tasks_of, validate_options
+from ragen_apo.environments.base import (
+    TextEnvironment,
+    task_at,
+    task_with_id,
+    tasks_of,
+    validate_options,
+)
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.openenv.records import TextAction, TextObservation, TextState
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
-from ragen_apo.plural import counted
-from ragen_apo.printable import exception_in_words, shortened
+from ragen_apo.printable import exception_in_words
 from ragen_apo.seeding import generator
 from ragen_apo.types import Task
 
@@ -56,11 +61,6 @@ class World:
         self._prototype = make()
         """Never stepped."""
         self.properties = self._prototype.properties
-        self._by_id = {
-            task.task_id: task
-            for name in self.properties.splits
-            for task in self._prototype.tasks(name)
-        }
         self._unnamed, self._unseeded = itertools.count(), itertools.count()
         self.tasks(split)
 
@@ -79,23 +79,13 @@ class World:
                 raise ConfigError(
                     "reset got task_id beside split or index; expected one of the two"
                 )
-            if start.task_id not in self._by_id:
-                raise ConfigError(
-                    f"no task has the id {shortened(repr(start.task_id), 80)}; expected the "
-                    "task_id of a task of this server's environment"
-                )
-            return self._by_id[start.task_id], number
-        tasks = self.tasks(start.split or self.split)
-        index = start.index
+            return task_with_id(self._prototype, start.task_id), number
+        split, index = start.split or self.split, start.index
         if index is None:
-            drawn = generator(number, "openenv-task").integers(len(tasks))
-            index = int(drawn) if start.seed is not None else next(self._unnamed) % len(tasks)
-        if index >= len(tasks):
-            raise ConfigError(
-                f"reset got index {index}; expected a number from 0 to {len(tasks) - 1}, as the "
-                f"split {start.split or self.split!r} has {counted(len(tasks), 'task')}"
-            )
-        return tasks[index], number
+            num_tasks = len(self.tasks(split))
+            drawn = generator(number, "openenv-task").integers(num_tasks)
+            index = int(drawn) if start.seed is not None else next(self._unnamed) % num_tasks
+        return task_at(self._prototype, split, index, named="index"), number
 
 
 class Session(Environment[TextAction, TextObservation, TextState]):
