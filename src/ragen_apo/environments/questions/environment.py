@@ -18,7 +18,7 @@ from ragen_apo.environments.base import (
 )
 from ragen_apo.environments.questions.arithmetic import describe_question, draw_question
 from ragen_apo.environments.questions.comparing import Comparison, Mode, comparison
-from ragen_apo.environments.questions.hub import DatasetName, dataset_rows
+from ragen_apo.environments.questions.hub import dataset_rows
 from ragen_apo.environments.questions.numbers import read_quantity
 from ragen_apo.environments.questions.options import (
     ARITHMETIC,
@@ -29,8 +29,6 @@ from ragen_apo.environments.questions.options import (
 )
 from ragen_apo.environments.questions.rows import (
     NAME,
-    Columns,
-    Contradictions,
     Row,
     distinct,
     divided,
@@ -103,10 +101,10 @@ def make_questions(**options: object) -> GameEnvironment:
             f"environment: got both data {data!r} and dataset {dataset!r}, expected one of them"
         )
     if dataset is not None:
-        return _of_dataset(validate_options(DatasetOptions, options))
+        return _of_rows(validate_options(DatasetOptions, options))
     if data == ARITHMETIC:
         return _of_arithmetic(validate_options(ArithmeticOptions, options))
-    return _of_file(validate_options(FileOptions, options))
+    return _of_rows(validate_options(FileOptions, options))
 
 
 def _of_arithmetic(options: ArithmeticOptions) -> GameEnvironment:
@@ -118,52 +116,10 @@ def _of_arithmetic(options: ArithmeticOptions) -> GameEnvironment:
         describe=describe_question,
         counts=options.counts,
     )
-    return _environment(options, tasks, policies=arithmetic_policies(_answers(tasks["train"])))
-
-
-def _of_file(options: FileOptions) -> GameEnvironment:
-    paths = tuple(Path(path).expanduser() for path in (options.data, options.test_data) if path)
-    stamps = tuple(_stamp(path) for path in paths)
-    tasks, num_left_out = _tasks_of_files(paths, stamps, options.test_share, options.compare)
-    return _of_rows(options, tasks, num_left_out, source=" and ".join(map(str, paths)))
-
-
-def _of_dataset(options: DatasetOptions) -> GameEnvironment:
-    name = DatasetName(options.dataset, options.subset, options.revision)
-    columns = Columns(
-        options.question_column, options.answer_column, options.category_column, options.id_column
-    )
-    splits = tuple(split for split in (options.train_split, options.test_split) if split)
-    tasks, num_left_out = _tasks_of_dataset(
-        name, columns, splits, options.test_share, options.compare
-    )
-    return _of_rows(options, tasks, num_left_out, source=str(name))
+    return _environment(options, tasks, policies=arithmetic_policies(tasks["train"]))
 
 
 _Tasks = Mapping[str, Sequence[Task]]
-
-
-@functools.lru_cache(maxsize=16)
-def _tasks_of_files(
-    paths: tuple[Path, ...], stamps: tuple[object, ...], test_share: float, compare: Mode
-) -> tuple[_Tasks, int]:
-    """The same object for files that have not changed since, which `stamps` says."""
-    read = [
-        read_rows(path, option=key) for path, key in zip(paths, ("data", "test_data"), strict=False)
-    ]
-    return _tasks_of(read, test_share, compare, Contradictions.REFUSED)
-
-
-@functools.lru_cache(maxsize=16)
-def _tasks_of_dataset(
-    name: DatasetName,
-    columns: Columns,
-    splits: tuple[str, ...],
-    test_share: float,
-    compare: Mode,
-) -> tuple[_Tasks, int]:
-    read = [dataset_rows(name, columns, splits)[split] for split in splits]
-    return _tasks_of(read, test_share, compare, Contradictions.LEFT_OUT)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -174,22 +130,32 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
+@functools.lru_cache(maxsize=16)
 def _tasks_of(
-    read: Sequence[Sequence[Row]], test_share: float, compare: Mode, rule: Contradictions
+    options: FileOptions | DatasetOptions, stamps: tuple[object, ...]
 ) -> tuple[_Tasks, int]:
-    """The tasks of one or two pieces of data, and how many rows were left out."""
-    parts = read if len(read) > 1 else divided(read[0], test_share=test_share)
-    splits = distinct(*parts, contradictions=rule)
-    rows_of = {"train": splits.train, "test": splits.test}
+    """The tasks, and how many rows were left out as repeated.
+
+    The same object for files that have not changed since, which `stamps` says.
+    """
+    if isinstance(options, FileOptions):
+        read = [read_rows(path, option=option) for option, path in options.paths.items()]
+    else:
+        read = dataset_rows(options)
+    train, test = read if len(read) > 1 else divided(read[0], test_share=options.test_share)
+    rows_of = distinct(train, test, refuse_contradictions=isinstance(options, FileOptions))
+    num_kept = sum(map(len, rows_of.values()))
     for split, rows in rows_of.items():
         if not rows:
-            asked = len(splits.train) + len(splits.test)
             raise ConfigError(
-                f"environment: the split {split} has none of {counted(asked, 'question')}; "
+                f"environment: the split {split} has none of {counted(num_kept, 'question')}; "
                 "change test_share, or give the test questions a file of their own as test_data"
             )
-    tasks = {split: tuple(_task(row, split, compare) for row in rows_of[split]) for split in SPLITS}
-    return tasks, splits.num_left_out
+    tasks = {
+        split: tuple(_task(row, split, options.compare) for row in rows)
+        for split, rows in rows_of.items()
+    }
+    return tasks, sum(map(len, read)) - num_kept
 
 
 def _task(row: Row, split: str, compare: Mode) -> Task:
@@ -208,21 +174,19 @@ def _task(row: Row, split: str, compare: Mode) -> Task:
     )
 
 
-def _of_rows(
-    options: FileOptions | DatasetOptions, tasks: _Tasks, num_left_out: int, *, source: str
-) -> GameEnvironment:
+def _of_rows(options: FileOptions | DatasetOptions) -> GameEnvironment:
+    paths = options.paths.values() if isinstance(options, FileOptions) else ()
+    stamps = tuple(map(_stamp, paths))
+    # pydantic's frozen models are hashable
+    tasks, num_left_out = _tasks_of(options, stamps)  # pyright: ignore[reportArgumentType]
     number = sum(map(len, tasks.values()))
     repeated = f"; {counted(num_left_out, 'repeated one')} left out" if num_left_out else ""
     return _environment(
         options,
         tasks,
-        policies=known_answer_policies(_answers(tasks["train"])),
-        data=f"{counted(number, 'question')} of {source}{repeated}",
+        policies=known_answer_policies(tasks["train"]),
+        data=f"{counted(number, 'question')} of {options.source}{repeated}",
     )
-
-
-def _answers(tasks: Sequence[Task]) -> list[str]:
-    return [str(task.payload["answer"]) for task in tasks]
 
 
 def _environment(

@@ -5,82 +5,66 @@ folder may hold, and how their names say the split (`train.jsonl`, `data/test-00
 what it documents.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ragen_apo.environments.questions.rows import Columns, Row, row_of
+from ragen_apo.environments.questions.options import DatasetOptions
+from ragen_apo.environments.questions.rows import Row, row_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import shortened
 
 
-@dataclass(frozen=True)
-class DatasetName:
-    """What is loaded."""
-
-    path: str
-    """Of the hub, `openai/gsm8k`, or of a folder."""
-    subset: str | None
-    revision: str | None
-
-    def __str__(self) -> str:
-        return f"{self.path} ({self.subset})" if self.subset else self.path
-
-
-@functools.lru_cache(maxsize=4)
-def dataset_rows(
-    name: DatasetName, columns: Columns, splits: tuple[str, ...]
-) -> Mapping[str, tuple[Row, ...]]:
-    """The rows of each of the data set's splits that is asked for.
+def dataset_rows(options: DatasetOptions) -> list[list[Row]]:
+    """The rows of the training split and, where it is named, of the test split.
 
     Raises ConfigError where `datasets` is not installed, the data set cannot be loaded, or it has
     no such split or column, and EnvironmentDataError for a row that cannot be used.
     """
-    loaded = _loaded(name)
-    for option, split in zip(("train_split", "test_split"), splits, strict=False):
-        _check(option, split, list(loaded), f"the splits of {name}")
-    for option, column in _named(columns):
-        for split in splits:
-            _check(option, column, loaded[split].column_names, f"the columns of {name}")
-    return {
-        split: tuple(
-            row_of(values, columns, location=f"{name}, row {number} of {split}")
-            for number, values in enumerate(loaded[split], 1)
+    loaded, pieces = _loaded(options), []
+    for kind in ("train", "test"):
+        split = getattr(options, f"{kind}_split")
+        if split is None:
+            continue
+        _check(f"{kind}_split", split, list(loaded), f"the splits of {options.source}")
+        columns: dict[str, str] = {}
+        for key in ("question", "answer", "category", "id"):
+            if column := getattr(options, f"{key}_column"):
+                known = loaded[split].column_names
+                _check(f"{key}_column", column, known, f"the columns of {options.source}")
+                columns[key] = column
+        pieces.append(
+            [
+                row_of(
+                    {key: values[column] for key, column in columns.items()},
+                    location=f"{options.source}, row {number} of {split}",
+                )
+                for number, values in enumerate(loaded[split], 1)
+            ]
         )
-        for split in splits
-    }
+    return pieces
 
 
-def _loaded(name: DatasetName) -> Mapping[str, Any]:
+def _loaded(options: DatasetOptions) -> Mapping[str, Any]:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
-            f"environment.dataset: got {name.path!r}, which needs the package `datasets` "
+            f"environment.dataset: got {options.dataset!r}, which needs the package `datasets` "
             f"({error}); run `pip install 'ragen-apo[datasets]'`, or write the questions into a "
             "file and name it as environment.data"
         ) from error
     try:
-        loaded: Any = datasets.load_dataset(name.path, name.subset, revision=name.revision)
+        loaded: Any = datasets.load_dataset(
+            options.dataset, options.subset, revision=options.revision
+        )
         return dict(loaded)
     except Exception as error:
         reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 500)
         raise ConfigError(
-            f"environment.dataset: {name} could not be loaded. {reason}. Expected a data set of "
-            "huggingface.co, where that can be reached, or a local folder; environment.subset "
-            "names one of several configurations"
+            f"environment.dataset: {options.source} could not be loaded. {reason}. Expected a data "
+            "set of huggingface.co, where that can be reached, or a local folder; "
+            "environment.subset names one of several configurations"
         ) from error
-
-
-def _named(columns: Columns) -> list[tuple[str, str]]:
-    options = {
-        "question_column": columns.question,
-        "answer_column": columns.answer,
-        "category_column": columns.category,
-        "id_column": columns.name,
-    }
-    return [(option, column) for option, column in options.items() if column is not None]
 
 
 def _check(option: str, got: str, known: Sequence[str], what: str) -> None:

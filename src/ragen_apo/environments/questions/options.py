@@ -1,5 +1,7 @@
 """The options of the environment `questions`, for each source of questions."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -62,6 +64,17 @@ class FileOptions(_Divided):
     test_data: str | None = None
     """Another such file that is the split `test`; null: a share of `data`."""
 
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """The one file or both, by the option that names it."""
+        named = {"data": self.data, "test_data": self.test_data}
+        return {option: Path(path).expanduser() for option, path in named.items() if path}
+
+    @property
+    def source(self) -> str:
+        """Where the questions are from, in words."""
+        return " and ".join(map(str, self.paths.values()))
+
 
 class DatasetOptions(_Divided):
     """The options of the environment `questions` with a `dataset` of Hugging Face."""
@@ -84,3 +97,8 @@ class DatasetOptions(_Divided):
     """The column with the category; null: all questions are of one."""
     id_column: str | None = None
     """The column with an id of each question; null: there is none."""
+
+    @property
+    def source(self) -> str:
+        """What is loaded, in words."""
+        return f"{self.dataset} ({self.subset})" if self.subset else self.dataset

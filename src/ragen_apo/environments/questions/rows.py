@@ -7,9 +7,8 @@ derivation, then `#### 42`; that of MATH ends in `\boxed{42}`. Then the rest is 
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,6 @@ _CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The keys under which a row has its parts; None for a part that it has not."""
-
-    question: str = "question"
-    answer: str = "answer"
-    category: str | None = "category"
-    name: str | None = "id"
-
-
-@dataclass(frozen=True)
 class Row:
     """One question with its answer."""
 
@@ -56,14 +45,9 @@ class Row:
     """File and line, for messages."""
 
     @property
-    def identity(self) -> str:
-        """What decides its split: its id, else its question without regard to spaces."""
-        return self.name or same_question(self)
-
-
-def same_question(row: Row) -> str:
-    """Equal for questions that only differ in spaces."""
-    return " ".join(row.question.split())
+    def key(self) -> str:
+        """The question without regard to spaces."""
+        return " ".join(self.question.split())
 
 
 def read_rows(path: Path, *, option: str) -> list[Row]:
@@ -94,33 +78,33 @@ def read_rows(path: Path, *, option: str) -> list[Row]:
         if not isinstance(values, dict):
             found = shortened(repr(values), 80)
             raise EnvironmentDataError(f"{location}: got {found}, expected a JSON object")
-        rows.append(row_of(values, Columns(), location=location))
+        rows.append(row_of(values, location=location))
     if not rows:
         raise EnvironmentDataError(f"{path} has no question; expected one in each line")
     return rows
 
 
-def row_of(values: Mapping[str, Any], columns: Columns, *, location: str) -> Row:
+def row_of(values: Mapping[str, Any], *, location: str) -> Row:
     """A row, checked; EnvironmentDataError with the location where it cannot be used."""
-    for key in (columns.question, columns.answer):
+    for key in ("question", "answer"):
         if values.get(key) is None:
             there = ", ".join(map(str, values)) or "none"
             raise EnvironmentDataError(f"{location} has no {key!r}; its keys: {there}")
-    answer, solution = _final_answer(_text(values, columns.answer, location))
+    answer, solution = _final_answer(_text(values, "answer", location))
     if problem := problem_with_answer(answer):
         raise EnvironmentDataError(
-            f"{location}: {columns.answer!r} is no right answer: {problem}. A derivation may "
-            "stand before `#### ` and the answer"
+            f"{location}: 'answer' is no right answer: {problem}. A derivation may stand before "
+            "`#### ` and the answer"
         )
-    question = _text(values, columns.question, location).strip()
+    question = _text(values, "question", location).strip()
     if not question:
-        raise EnvironmentDataError(f"{location}: {columns.question!r} is empty")
+        raise EnvironmentDataError(f"{location}: 'question' is empty")
     return Row(
         question=question,
         answer=answer,
         solution=solution,
-        category=_optional(values, columns.category, location) or DEFAULT_CATEGORY,
-        name=_optional(values, columns.name, location),
+        category=_optional(values, "category", location) or DEFAULT_CATEGORY,
+        name=_optional(values, "id", location),
         location=location,
     )
 
@@ -150,8 +134,8 @@ def _text(values: Mapping[str, Any], key: str, location: str) -> str:
     return value
 
 
-def _optional(values: Mapping[str, Any], key: str | None, location: str) -> str:
-    return "" if key is None or values.get(key) is None else _text(values, key, location).strip()
+def _optional(values: Mapping[str, Any], key: str, location: str) -> str:
+    return "" if values.get(key) is None else _text(values, key, location).strip()
 
 
 def _final_answer(text: str) -> tuple[str, str]:
@@ -165,71 +149,45 @@ def _final_answer(text: str) -> tuple[str, str]:
     return text.strip(), ""
 
 
-@dataclass(frozen=True)
-class Splits:
-    """The rows of each split."""
-
-    train: tuple[Row, ...]
-    test: tuple[Row, ...]
-    num_left_out: int
-    """Rows whose question had been asked before."""
-
-
-class Contradictions(Enum):
-    """What becomes of a question that is asked again and has another answer then."""
-
-    REFUSED = "refused"
-    LEFT_OUT = "left out"
-
-
 def divided(rows: Sequence[Row], *, test_share: float) -> tuple[list[Row], list[Row]]:
-    """Rows of train and test by a hash of each one's id or question.
+    """Rows of train and test by a hash of each one's id, else of its question.
 
     Others do not move when one is added.
     """
     train: list[Row] = []
     test: list[Row] = []
     for row in rows:
-        drawn = derive_seed(NAME, "split", row.identity) / 2**63
+        drawn = derive_seed(NAME, "split", row.name or row.key) / 2**63
         (test if drawn < test_share else train).append(row)
     return train, test
 
 
 def distinct(
-    train: Iterable[Row],
-    test: Iterable[Row],
-    *,
-    contradictions: Contradictions = Contradictions.REFUSED,
-) -> Splits:
-    """Each question once: the first of equal ones, and that of the test.
+    train: Sequence[Row], test: Sequence[Row], *, refuse_contradictions: bool
+) -> dict[str, list[Row]]:
+    """The rows of each split with each question once: the first of equal ones, that of the test.
 
-    Raises EnvironmentDataError for two rows with one id, and for a question with two answers unless
-    the later one is to be left out.
+    Raises EnvironmentDataError for two rows with one id and, if that is to be refused, for a
+    question with two answers.
     """
-    kept: dict[str, list[Row]] = {"test": [], "train": []}
+    kept: dict[str, list[Row]] = {"train": [], "test": []}
     by_question: dict[str, Row] = {}
     by_name: dict[str, Row] = {}
-    num_left_out = 0
     for split, rows in (("test", test), ("train", train)):
         for row in rows:
-            _check_name(row, by_name)
-            first = by_question.setdefault(same_question(row), row)
+            namesake = by_name.setdefault(row.name, row) if row.name else row
+            if namesake is not row:
+                raise EnvironmentDataError(
+                    f"{row.location} has the id {row.name!r} of {namesake.location}; every id may "
+                    "occur once"
+                )
+            first = by_question.setdefault(row.key, row)
             if first is row:
                 kept[split].append(row)
-                continue
-            num_left_out += 1
-            if first.answer != row.answer and contradictions is Contradictions.REFUSED:
+            elif first.answer != row.answer and refuse_contradictions:
                 raise EnvironmentDataError(
                     f"{row.location} asks what {first.location} asks, and its answer is "
                     f"{shortened(repr(row.answer), 40)} instead of "
                     f"{shortened(repr(first.answer), 40)}; remove one of them"
                 )
-    return Splits(tuple(kept["train"]), tuple(kept["test"]), num_left_out)
-
-
-def _check_name(row: Row, by_name: dict[str, Row]) -> None:
-    first = by_name.setdefault(row.name, row) if row.name else row
-    if first is not row:
-        raise EnvironmentDataError(
-            f"{row.location} has the id {row.name!r} of {first.location}; every id may occur once"
-        )
+    return kept

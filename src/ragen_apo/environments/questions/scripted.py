@@ -16,7 +16,7 @@ MAX_GUESSES = 1_000
 """So many different answers the guessing policy knows."""
 
 
-def arithmetic_policies(answers: Sequence[str]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+def arithmetic_policies(tasks: Sequence[Task]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
     """Those of generated questions; the teacher is right on easy ones, and at times on others."""
     return {
         "teacher": partial(
@@ -24,13 +24,14 @@ def arithmetic_policies(answers: Sequence[str]) -> Mapping[str, Callable[[], Scr
         ),
         "oracle": Reckoner,
         "hasty": Hasty,
-        "random": partial(Guesser, _different(answers)),
+        "random": partial(Guesser, _different(_answers(tasks))),
         "heuristic": Reckoner,
     }
 
 
-def known_answer_policies(answers: Sequence[str]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-    """Those of questions from elsewhere; `answers` are those of the training questions."""
+def known_answer_policies(tasks: Sequence[Task]) -> Mapping[str, Callable[[], ScriptedPolicy]]:
+    """Those of questions from elsewhere; `tasks` are those of the training questions."""
+    answers = _answers(tasks)
     commonest = Counter(answers).most_common(1)[0][0]
     return {
         "teacher": AnswerKey,
@@ -38,6 +39,10 @@ def known_answer_policies(answers: Sequence[str]) -> Mapping[str, Callable[[], S
         "random": partial(Guesser, _different(answers)),
         "heuristic": partial(Guesser, (commonest,)),
     }
+
+
+def _answers(tasks: Sequence[Task]) -> list[str]:
+    return [str(task.payload["answer"]) for task in tasks]
 
 
 def _different(answers: Sequence[str]) -> tuple[str, ...]:
