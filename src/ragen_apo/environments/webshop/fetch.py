@@ -12,34 +12,31 @@ beginning belongs.
 - HTML is never stored. If a page has a form that asks for a confirmation (Google Drive's virus-scan
   warning), the form is answered. Any other page is an error that quotes its title.
 
-Proxies come from the environment (`https_proxy`, `no_proxy`), as urllib reads them. If a server
+Proxies come from the environment (`https_proxy`, `no_proxy`), as httpx2 reads them. If a server
 states too small a length, or a connection has no length, this shows only when the file is read.
 """
 
-import contextlib
 import errno
 import html
-import http.client
+import itertools
 import json
 import re
 import shutil
-import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import httpx2
 
 from ragen_apo.progress import Progress
 
-READ_BYTES = 1 << 18
-MAX_PAGE_BYTES = 1 << 20
+MAX_PAGE_BLOCKS = 64
+"""A page of more is not read to its end; a block has at most some 64 kB."""
 MAX_CONFIRMATIONS = 3
 _RANGE_NOT_SATISFIABLE = 416
 _RETRIED_STATUSES: Final = {408, _RANGE_NOT_SATISFIABLE, 425, 429, 500, 502, 503, 504}
-_PARTIAL_CONTENT = 206
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _FORM_OR_FIELD = re.compile(r"<(form|input)\b([^>]*)>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
@@ -84,37 +81,29 @@ def fetch(
     Of a file of more than `max_bytes` nothing is kept. OSError is left to the caller: it is about
     the disk, never about the network.
     """
-    # Confirmations may hang on a cookie.
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     most = path.stat().st_size if path.exists() else 0
     in_vain = 0
-    while True:
-        try:
-            return _attempt(opener, url, path, max_bytes, patience.timeout_seconds, progress)
-        except urllib.error.HTTPError as error:
-            reason = f"HTTP status {error.code} {error.reason}"
-            with error:
-                if error.code not in _RETRIED_STATUSES:
-                    raise FetchError(reason + _title_of(error)) from error
-            if error.code == _RANGE_NOT_SATISFIABLE:
-                forget(path)
-        except (ValueError, OverflowError, http.client.InvalidURL) as error:
-            # What urllib and the sockets say to addresses such as http://[::1 or http://host:port.
-            raise FetchError(f"the server's answer leads nowhere: {error}") from error
-        except (
-            _InterruptedError, TimeoutError, ConnectionError, ssl.SSLError, urllib.error.URLError,
-            http.client.HTTPException,
-        ) as error:  # fmt: skip
-            reason = str(error) or type(error).__name__
-        size = path.stat().st_size if path.exists() else 0
-        in_vain = 0 if size > most else in_vain + 1
-        most = max(most, size)
-        if in_vain >= patience.max_attempts:
-            raise FetchError(f"{reason} ({in_vain} attempts in a row brought nothing new)")
-        wait = patience.first_wait_seconds * 2 ** max(in_vain - 1, 0)
-        wait = min(wait, patience.max_wait_seconds)
-        progress.say(f"{reason}; asking again in {wait:.0f} s")
-        time.sleep(wait)
+    headers = {"User-Agent": "ragen-apo", "Accept-Encoding": "identity"}
+    # One client for all: confirmations may hang on a cookie.
+    with httpx2.Client(
+        headers=headers, timeout=patience.timeout_seconds, follow_redirects=True
+    ) as client:
+        while True:
+            try:
+                return _attempt(client, url, path, max_bytes, progress)
+            except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, ValueError) as error:
+                raise FetchError(f"the server's answer leads nowhere: {error}") from error
+            except (httpx2.RequestError, _InterruptedError) as error:
+                reason = str(error) or type(error).__name__
+            size = path.stat().st_size if path.exists() else 0
+            in_vain = 0 if size > most else in_vain + 1
+            most = max(most, size)
+            if in_vain >= patience.max_attempts:
+                raise FetchError(f"{reason} ({in_vain} attempts in a row brought nothing new)")
+            wait = patience.first_wait_seconds * 2 ** max(in_vain - 1, 0)
+            wait = min(wait, patience.max_wait_seconds)
+            progress.say(f"{reason}; asking again in {wait:.0f} s")
+            time.sleep(wait)
 
 
 def forget(path: Path) -> None:
@@ -127,7 +116,7 @@ def _state_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.state")
 
 
-def _read_state(path: Path) -> dict | None:
+def _read_state(path: Path) -> dict[str, Any] | None:
     """The `total` length and `etag` of the file whose beginning `path` is; None: unknown."""
     try:
         state = json.loads(_state_path(path).read_text(encoding="utf-8"))
@@ -137,33 +126,33 @@ def _read_state(path: Path) -> dict | None:
 
 
 def _attempt(
-    opener: urllib.request.OpenerDirector,
-    url: str,
-    path: Path,
-    max_bytes: int,
-    timeout_seconds: float,
-    progress: Progress,
+    client: httpx2.Client, url: str, path: Path, max_bytes: int, progress: Progress
 ) -> None:
     """One try: the file is whole afterwards, or an exception says what happened."""
     state = _read_state(path)
     offset = path.stat().st_size if state is not None else 0
     if state is not None and state.get("total") == offset:
         return
-    headers = {"User-Agent": "ragen-apo"} | ({"Range": f"bytes={offset}-"} if offset else {})
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
     for _ in range(MAX_CONFIRMATIONS):
-        request = urllib.request.Request(url, headers=headers)
-        with opener.open(request, timeout=timeout_seconds) as response:
-            total = response.length
-            block = response.read1(READ_BYTES)
-            is_rest = response.status == _PARTIAL_CONTENT
+        with client.stream("GET", url, headers=headers) as response:
+            blocks = response.iter_raw()
+            block = next(blocks, b"")
+            if response.is_error:
+                _raise_for_status(response, path, block)
+            is_rest = response.status_code == httpx2.codes.PARTIAL_CONTENT
             if not is_rest and block.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-                page = (block + response.read(MAX_PAGE_BYTES)).decode("utf-8", "replace")
-                url = _confirmed(page, response.url)
+                page = b"".join([block, *itertools.islice(blocks, MAX_PAGE_BLOCKS)])
+                url = _confirmed(page.decode("utf-8", "replace"), str(response.url))
                 continue
-            etag = response.headers.get("ETag")
+            length, etag = response.headers.get("Content-Length"), response.headers.get("ETag")
+            total = int(length) if length else None
             if is_rest:
-                total = _total_of_the_same(response, offset, etag, state)
-                if total is None:
+                match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                total = int(match[2]) if match and int(match[1]) == offset else None
+                known = {} if state is None else state
+                same = known.get("etag") == etag and known.get("total", 0) in (None, total)
+                if total is None or not same:
                     forget(path)
                     raise _InterruptedError("the server's file has changed")
             done = offset if is_rest else 0
@@ -175,28 +164,22 @@ def _attempt(
                 _state_path(path).write_text(state_text, encoding="utf-8")
             progress.start(f"download {path.stem} (MB)", -(-(total or 0) // _MEGABYTE))
             with path.open("ab") as stream:
-                while block:
-                    stream.write(block)
-                    done += len(block)
+                for piece in itertools.chain([block], blocks):
+                    done += len(piece)
+                    _check_length(path, done, max_bytes)
+                    stream.write(piece)
                     progress.update(-(-done // _MEGABYTE))
-                    block = response.read1(READ_BYTES)
-                    _check_length(path, done + len(block), max_bytes)
-            if total is not None and done < total:
-                raise _InterruptedError(
-                    f"the connection broke off after {done:,} of {total:,} bytes"
-                )
             return
     raise FetchError("the server asks for a confirmation again and again")
 
 
-def _total_of_the_same(
-    response: http.client.HTTPResponse, offset: int, etag: str | None, state: dict | None
-) -> int | None:
-    """The length of the file that this is the rest of; None if it is not the one at hand."""
-    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    if match is None or state is None or int(match[1]) != offset or state.get("etag") != etag:
-        return None
-    return int(match[2]) if state.get("total") in (None, int(match[2])) else None
+def _raise_for_status(response: httpx2.Response, path: Path, page: bytes) -> None:
+    reason = f"HTTP status {response.status_code} {response.reason_phrase}"
+    if response.status_code not in _RETRIED_STATUSES:
+        raise FetchError(reason + _title(page.decode("utf-8", "replace")))
+    if response.status_code == _RANGE_NOT_SATISFIABLE:
+        forget(path)
+    raise _InterruptedError(reason)
 
 
 def _check_length(path: Path, length: int, max_bytes: int) -> None:
@@ -212,12 +195,6 @@ def _check_room(path: Path, needed: int) -> None:
     if free < needed:
         reason = f"{needed:,} more bytes are needed, {free:,} are free"
         raise OSError(errno.ENOSPC, reason, str(path))
-
-
-def _title_of(error: urllib.error.HTTPError) -> str:
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        return _title(error.read(MAX_PAGE_BYTES).decode("utf-8", "replace"))
-    return ""
 
 
 def _title(page: str) -> str:
