@@ -469,29 +469,25 @@ def test_files_that_are_there_are_not_fetched_again(upstream: Server) -> None:
 
 
 WRONG_CONTENTS = {
-    "an object": (b"{}", r"no \[ comes first"),
-    "an empty file": (b"", "0 bytes"),
-    "text": (b"Quota exceeded", "begin 'Quota exceeded'"),
-    "zipped": (b"\x1f\x8b\x08\x00abc", "begin"),
+    "an object": (b"{}", r"expected \[ at its beginning"),
+    "an empty file": (b"", "cut off"),
+    "text": (b"Quota exceeded", "got 'Q'"),
+    "zipped": (b"\x1f\x8b\x08\x00abc", "invalid start byte"),
+    "the beginning of a list": (b'[{"asin": "B1"', "cut off"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_CONTENTS)
-def test_wrong_content_is_an_error_and_nothing_of_it_is_kept(
-    name: str, upstream: Server, tmp_path: Path
+def test_wrong_content_is_an_error_until_it_is_fetched_anew(
+    name: str, upstream: Server, files: Path, tmp_path: Path
 ) -> None:
-    content, said = WRONG_CONTENTS[name]
-    upstream.files[ITEMS_PATH] = content
-    with pytest.raises(EnvironmentDataError, match=f"is not {ITEMS} of WebShop.*{said}"):
+    right = upstream.files[ITEMS_PATH]
+    upstream.files[ITEMS_PATH], said = WRONG_CONTENTS[name]
+    with pytest.raises(EnvironmentDataError, match=f"{ITEMS} is malformed: .*{said}.*--force"):
         small()
-    assert not list((tmp_path / "webshop").rglob("*items*"))
-
-
-def test_a_length_told_too_small_is_noticed_as_a_cut_off_file(upstream: Server) -> None:
-    upstream.behaviours[ITEMS_PATH] = [claim_length(len(upstream.files[ITEMS_PATH]) - 7)]
-    with pytest.raises(EnvironmentDataError, match="cut off"):
-        small()
-    small()  # Nothing wrong was kept.
+    assert not (tmp_path / "webshop" / "small").exists()
+    upstream.files[ITEMS_PATH] = right
+    assert_in_place(small(force=True), files)
 
 
 def test_files_at_hand_are_copied(upstream: Server, files: Path) -> None:
@@ -517,7 +513,7 @@ def test_files_at_hand_are_checked(upstream: Server, files: Path, tmp_path: Path
         small(source=tmp_path / "nowhere")
     for name in (ITEMS, ATTRIBUTES):
         (tmp_path / "hand" / name).write_bytes((files / name).read_bytes()[:-9])
-    with pytest.raises(EnvironmentDataError, match=f"hand/{ITEMS}: .*cut off"):
+    with pytest.raises(EnvironmentDataError, match=f"hand/{ATTRIBUTES} is malformed: .*cut off"):
         small(source=tmp_path / "hand")
     assert not (tmp_path / "webshop" / "small").exists()
 

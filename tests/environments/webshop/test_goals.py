@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.environments.webshop import WebShopEnvironment
-from ragen_apo.environments.webshop.goals import draw_limit, goal_of_task
+from ragen_apo.environments.webshop.goals import draw_limit, goal_of_task, limit_text
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import make_task
 
@@ -18,18 +18,17 @@ Make = Callable[..., WebShopEnvironment]
 
 
 def test_a_limit_is_the_larger_of_two_of_the_next_four_tens() -> None:
-    limits = {draw_limit(15.9, random.Random(seed))[0] for seed in range(200)}
+    limits = {draw_limit(15.9, random.Random(seed)) for seed in range(200)}
     assert limits == {30.0, 40.0, 50.0}  # 20 is never the larger of two
     expected = max(random.Random(3).sample([20.0, 30.0, 40.0, 50.0], 2))
-    assert draw_limit(15.9, random.Random(3)) == (
-        expected,
-        f", and price lower than {expected:.2f} dollars",
-    )
+    assert draw_limit(15.9, random.Random(3)) == expected
+    assert limit_text(expected) == f", and price lower than {expected:.2f} dollars"
 
 
 def test_a_price_near_the_top_has_no_limit_and_draws_nothing() -> None:
     source = random.Random(1)
-    assert draw_limit(980.0, source) == (1_000_000.0, "")
+    assert draw_limit(980.0, source) == 1_000_000.0
+    assert limit_text(1_000_000.0) == ""
     assert source.getstate() == random.Random(1).getstate()
 
 
@@ -54,8 +53,7 @@ def test_one_draw_per_two_priced_product_and_then_one_per_instruction(make: Make
     texts: list[str] = []
     for product in products:
         if product.instruction is not None:
-            _, limit_text = draw_limit(prices[product.asin], source)
-            texts.append(limit_text)
+            texts.append(limit_text(draw_limit(prices[product.asin], source)))
     from_goals = {
         environment.goal_task(i).payload["asin"]: environment.goal_task(i).instruction
         for i in range(environment.num_goals)
@@ -101,7 +99,8 @@ def test_goals_are_upstreams_combinations_shuffled_and_equal_ones_are_counted(
     """The list that upstream makes, written out: all combinations, then one shuffle."""
     options = {"Size": ["S", "M", "S"], "Color": ["Red", "red", "Blue", "Red"]}
     environment = shop_of(tmp_path, options, [])
-    limit, text = draw_limit(15.9, random.Random(0))
+    limit = draw_limit(15.9, random.Random(0))
+    text = limit_text(limit)
     expected: list[tuple] = []
     for color, size in itertools.product(("red", "red", "blue", "red"), ("s", "m", "s")):
         chosen = ((("color", color), ("size", size)),)
@@ -135,9 +134,9 @@ def test_equal_human_goals_are_counted_and_those_without_attributes_skipped(
     environment = shop_of(tmp_path, {}, human)
     assert environment.num_goals == 31
     source = random.Random(0)
-    texts = [f"a shoe{draw_limit(15.9, source)[1]}" for _ in range(30)]
+    texts = [f"a shoe{limit_text(draw_limit(15.9, source))}" for _ in range(30)]
     expected = [(text, texts[:index].count(text)) for index, text in enumerate(texts)]
-    expected.append((f"b{draw_limit(15.9, source)[1]}", 0))
+    expected.append((f"b{limit_text(draw_limit(15.9, source))}", 0))
     random.Random(233).shuffle(expected)
     tasks = [environment.goal_task(index) for index in range(31)]
     assert [(t.instruction, t.payload["repetition"]) for t in tasks] == expected
@@ -149,7 +148,7 @@ def test_the_tasks_of_a_split_are_a_sequence_made_on_demand(make: Make) -> None:
     assert tasks[0] is tasks[0]
     assert tasks[-1] == tasks[len(tasks) - 1]
     assert tasks[3:6] == (tasks[3], tasks[4], tasks[5])
-    assert tasks == make().tasks("test") == list(tasks)
+    assert list(tasks) == list(make().tasks("test"))
     assert tasks != environment.tasks("train")
     assert tasks[2] in tasks
     with pytest.raises(IndexError):
@@ -205,7 +204,7 @@ def test_training_goals_of_a_product_can_be_limited_to_the_first(
     assert list(limited.tasks("train")) == expected
     assert goals == "human" or len(expected) < len(products)
     for other in ("validation", "test"):
-        assert limited.tasks(other) == everything.tasks(other)
+        assert list(limited.tasks(other)) == list(everything.tasks(other))
     assert limited.properties == everything.properties, "stored values stay valid"
 
 

@@ -280,6 +280,8 @@ class Catalog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         facts = json.loads((folder / "catalog.json").read_text(encoding="utf-8"))
+        self.shared: dict[object, Any] = {}
+        """What is derived from the catalogue and shared with it: views, prices and goals."""
         self.fingerprint: str = facts["fingerprint"]
         self.num_products: int = facts["num_products"]
         self.index = SearchIndex(folder)

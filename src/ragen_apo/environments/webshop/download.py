@@ -124,7 +124,7 @@ def download_data(
 
 
 def _download(size: str, unfinished: Path, progress: Progress, patience: Patience) -> None:
-    """Makes `unfinished` the checked files of a size; those that are there are not asked for."""
+    """Makes `unfinished` the files of a size, prepared; those that are there are not asked for."""
     unfinished.mkdir(exist_ok=True)
     for remote in SOURCES[size]:
         path = unfinished / remote.name
@@ -143,27 +143,18 @@ def _download(size: str, unfinished: Path, progress: Progress, patience: Patienc
                 "are kept; run the command again to continue, or download the file with a browser "
                 "and give its folder with --from"
             ) from error
-        try:
-            _check_file(partial, remote)
-        except EnvironmentDataError as error:
-            forget(partial)  # More of it would not make it right.
-            raise EnvironmentDataError(f"{address}: {error}; nothing of it was kept") from error
         partial.replace(path)
         forget(partial)
     _prepare(unfinished, "what was downloaded", progress)
 
 
 def _copy(size: str, source: Path, partial: Path, progress: Progress) -> None:
-    """Copies the files of a size into `partial` and checks them."""
+    """Copies the files of a size into `partial` and prepares them."""
     for remote in SOURCES[size]:
         origin = source / remote.name
         if not origin.exists():
             progress.say(f"{source} has no {remote.name}: there will be no human goals")
             continue
-        try:
-            _check_file(origin, remote)
-        except EnvironmentDataError as error:
-            raise EnvironmentDataError(f"{origin}: {error}") from error
         progress.say(f"copying {origin}")
         shutil.copyfile(origin, partial / remote.name)
     _prepare(partial, str(source), progress)
@@ -234,20 +225,3 @@ def _check_present(size: str, folder: Path, source: Path | None, progress: Progr
             )
     progress.update(1)
     progress.say(f"{folder} is there already and its checksums are right; --force replaces it")
-
-
-def _check_file(path: Path, remote: RemoteFile) -> None:
-    """Raises EnvironmentDataError for what is no JSON of the file's kind, or is cut off."""
-    opening, closing = (b"[", b"]") if remote.name.startswith("items_shuffle") else (b"{", b"}")
-    with path.open("rb") as stream:
-        beginning = stream.read(60)
-        stream.seek(max(path.stat().st_size - 60, 0))
-        end = stream.read()
-    problem = "" if beginning.lstrip().startswith(opening) else f"no {opening.decode()} comes first"
-    if not problem and not end.rstrip().endswith(closing):
-        problem = f"it does not end with {closing.decode()}: the file is cut off"
-    if problem:
-        raise EnvironmentDataError(
-            f"what came is not {remote.name} of WebShop but {path.stat().st_size:,} bytes that "
-            f"begin {beginning.decode('utf-8', 'replace')!r} ({problem})"
-        )

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import math
 import random
-import weakref
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -81,12 +80,11 @@ def draw_prices(catalog: Catalog, source: random.Random) -> npt.NDArray[np.float
     return prices
 
 
-def draw_limit(price: float, source: random.Random) -> tuple[float, str]:
-    """A price limit among the next four tens above the price, and its text; none if it is high."""
+def draw_limit(price: float, source: random.Random) -> float:
+    """A price limit among the next four tens above the price; NO_LIMIT if it is high."""
     first = bisect.bisect_right(_LIMITS, price)
     above = _LIMITS[first : first + 4]
-    limit = max(source.sample(above, 2)) if len(above) >= 2 else NO_LIMIT
-    return limit, limit_text(limit)
+    return max(source.sample(above, 2)) if len(above) >= 2 else NO_LIMIT
 
 
 def limit_text(limit: float) -> str:
@@ -181,7 +179,7 @@ class GoalBook:
         drawing = self._index.products
         if kind is GoalKind.HUMAN:
             drawing = np.repeat(drawing, np.diff(self._index.ends))
-        limits = (draw_limit(price, source)[0] for price in self.prices[drawing].tolist())
+        limits = (draw_limit(price, source) for price in self.prices[drawing].tolist())
         self._limits = np.fromiter(limits, np.float64, len(drawing))
         self._indices: dict[tuple[SplitScheme, str, int | None], Sequence[int]] = {}
         self.task = functools.lru_cache(TASK_CACHE_SIZE)(self._make_task)
@@ -290,27 +288,13 @@ class TaskSequence(Sequence[Task]):
             return tuple(self._book.task(number, self._scheme) for number in self._indices[index])
         return self._book.task(self._indices[index], self._scheme)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(
-            mine == its for mine, its in zip(self, other, strict=True)
-        )
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-_BOOKS: "weakref.WeakValueDictionary[tuple, GoalBook]" = weakref.WeakValueDictionary()
-
 
 def goal_book(catalog: Catalog, *, price_seed: int, kind: GoalKind) -> GoalBook:
     """The book of these conditions; one object for all that ask in this process."""
-    key = (catalog.folder, price_seed, kind)
-    book = _BOOKS.get(key)
-    if book is None:
-        book = GoalBook(catalog, price_seed=price_seed, kind=kind)
-        _BOOKS[key] = book
-    return book
+    key = (price_seed, kind)
+    if key not in catalog.shared:
+        catalog.shared[key] = GoalBook(catalog, price_seed=price_seed, kind=kind)
+    return catalog.shared[key]
 
 
 def goal_of_task(task: Task, catalog: Catalog) -> Goal:

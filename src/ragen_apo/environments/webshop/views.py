@@ -8,9 +8,7 @@ blank one with a line break vanish, another blank one is a single space (Beautif
 import functools
 import itertools
 import json
-import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from ragen_apo.environments.webshop.catalog import Catalog, Product
 
@@ -198,14 +196,10 @@ class ProductView:
 Views = Callable[[int], ProductView]
 """The view of a product by its number."""
 
-_VIEWS: "weakref.WeakValueDictionary[Path, Views]" = weakref.WeakValueDictionary()
-
 
 def product_views(catalog: Catalog) -> Views:
     """The views of a catalogue, a bounded number of them kept; one object for all in a process."""
-    views = _VIEWS.get(catalog.folder)
-    if views is None:
+    if "views" not in catalog.shared:
         cached = functools.lru_cache(VIEW_CACHE_SIZE)
-        views = cached(lambda number: ProductView(catalog.product(number)))
-        _VIEWS[catalog.folder] = views
-    return views
+        catalog.shared["views"] = cached(lambda number: ProductView(catalog.product(number)))
+    return catalog.shared["views"]
