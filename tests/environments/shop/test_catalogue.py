@@ -105,8 +105,8 @@ def test_more_products_than_there_are_is_an_error() -> None:
 
 
 def test_instances_and_pickles_share_one_catalogue() -> None:
-    catalogue = load_catalogue()
-    assert load_catalogue() is catalogue
+    catalogue = ShopEnvironment().catalogue
+    assert ShopEnvironment().catalogue is catalogue
     assert pickle.loads(pickle.dumps(catalogue)) is catalogue
 
 

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -73,7 +72,7 @@ class Product:
         return f"{self.listing}: {facts}."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Catalogue:
     """All products on offer, in catalogue order, with their search index."""
 
@@ -94,6 +93,7 @@ class Catalogue:
         return load_catalogue, (self.path, self.num_products)
 
 
+@functools.lru_cache(maxsize=16)
 def load_catalogue(path: str | None = None, num_products: int | None = None) -> Catalogue:
     """The catalogue of a file (None: the project's own), or its first `num_products` products.
 
@@ -101,11 +101,6 @@ def load_catalogue(path: str | None = None, num_products: int | None = None) -> 
     are kept. Raises EnvironmentDataError for an unusable file, ConfigError for too many products.
     The same file gives the same object.
     """
-    return _load_once(path, num_products)
-
-
-@functools.lru_cache(maxsize=16)
-def _load_once(path: str | None, num_products: int | None) -> Catalogue:
     products = _read_products(path)
     if num_products is not None:
         if num_products > len(products):
@@ -135,20 +130,13 @@ def _categories_in_turn(products: Sequence[Product]) -> list[Product]:
     return [products[position] for _, _, position in sorted(ranked)]
 
 
-@functools.lru_cache(maxsize=16)
 def _read_products(path: str | None) -> tuple[Product, ...]:
-    source = (
-        resources.files("ragen_apo.environments.shop") / "catalogue.json"
-        if path is None
-        else Path(path)
-    )
+    source = Path(path) if path else Path(__file__).with_name("catalogue.json")
     name = path or "the built-in catalogue"
     try:
-        if path is not None:
-            require_regular_file(Path(path))
-        rows = _CatalogueFile.model_validate(
-            json.loads(source.read_text(encoding="utf-8"))
-        ).products
+        require_regular_file(source)
+        content = json.loads(source.read_text(encoding="utf-8"))
+        rows = _CatalogueFile.model_validate(content).products
     except OSError as error:
         raise EnvironmentDataError(
             f"cannot read the shop catalogue {name} ({error.strerror or error}); expected a JSON "

@@ -5,7 +5,6 @@ answered with the possible actions. Only buying an existing product ends an epis
 cuts it off. The shop is deterministic: seeds are accepted and not used.
 """
 
-import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -115,9 +114,7 @@ class ShopEnvironment:
     def __init__(self, /, **options: Any) -> None:
         self.options = validate_options(ShopOptions, options)
         self.catalogue = load_catalogue(self.options.catalogue, self.options.num_products)
-        self._tasks = _shared_tasks(
-            self.catalogue.path, self.catalogue.num_products, self.options.phrasings
-        )
+        self._tasks = make_tasks(self.catalogue, self.options.phrasings == "all")
         self.properties = _declare(self.options, self.catalogue)
         self._task: Task | None = None
         self._start_episode(goal_id=0)
@@ -237,11 +234,6 @@ class ShopEnvironment:
         scheme = self.options.reward
         correct = product.product_id == self._goal_id
         return f"You bought {product.title}.", scheme.correct_buy if correct else scheme.wrong_buy
-
-
-@functools.lru_cache(maxsize=16)
-def _shared_tasks(path: str | None, num_products: int | None, phrasings: str) -> tuple[Task, ...]:
-    return make_tasks(load_catalogue(path, num_products), every_phrasing=phrasings == "all")
 
 
 def _declare(options: ShopOptions, catalogue: Catalogue) -> EnvironmentProperties:

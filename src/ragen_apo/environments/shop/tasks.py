@@ -4,6 +4,7 @@ A product's id decides its phrasing. The last phrasing replaces words of the tit
 where one is known, so that comparing spellings does not solve it.
 """
 
+import functools
 import re
 
 from ragen_apo.environments.shop.catalogue import Catalogue, Product
@@ -55,7 +56,8 @@ def phrasing_of(product: Product) -> int:
     return derive_seed("shop", "phrasing", product.product_id) % len(PHRASINGS)
 
 
-def make_tasks(catalogue: Catalogue, *, every_phrasing: bool) -> tuple[Task, ...]:
+@functools.lru_cache(maxsize=16)
+def make_tasks(catalogue: Catalogue, every_phrasing: bool) -> tuple[Task, ...]:
     """The tasks of all splits in catalogue order."""
     return tuple(
         make_task(
