@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from ragen_apo.environments.base import EnvironmentProperties, HasTasks
 from ragen_apo.environments.human.play import PlayedEpisode
 from ragen_apo.errors import ConfigError
-from ragen_apo.files import parse_json, parse_record
+from ragen_apo.files import check_writable, parse_json, parse_record, require_regular_file
 
 SUFFIX = ".jsonl"
 
@@ -55,22 +55,13 @@ def _recording_from_line(line: bytes) -> Recording:
 
 
 def require_recordable(path: Path) -> None:
-    """Raises ConfigError where no recording could be added to this file; tries it and cleans up."""
+    """Raises ConfigError where no recording could be added to this file, which stays as it is."""
     try:
-        if path.is_file():
-            path.open("ab").close()
-            return
         if os.path.lexists(path):
-            raise ConfigError(f"--record {path}: is there and is no file; name another one")
-        made = [folder for folder in path.parents if not folder.exists()]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("xb").close()
-            path.unlink()
-        finally:
-            for folder in made:
-                if folder.is_dir():
-                    folder.rmdir()
+            require_regular_file(path)
+            path.open("ab").close()
+        else:
+            check_writable(path)
     except OSError as error:
         raise ConfigError(
             f"--record {path}: no episode can be recorded there ({error.strerror or error}); name "
