@@ -118,10 +118,10 @@ class RaisesAtLongTexts(Wrapped):
         return self.lake.step(action)
 
 
-class PaysWholeNumbers(Wrapped):
+class PaysText(Wrapped):
     def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
         observation, reward, *rest = self.lake.step(action)
-        return (observation, round(reward), *rest)
+        return (observation, str(reward), *rest)
 
 
 class TakesAnyTextForAnAction(Wrapped):
@@ -240,7 +240,7 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.seeds_matter_where_it_is_declared, ShowsItsSeed, "`deterministic` is declared"),
     (contract.seeds_matter_where_it_is_declared, SaysThatThereIsChance, "changes nothing"),
     (contract.any_text_is_answered, RaisesAtLongTexts, "OverflowError"),
-    (contract.any_text_is_answered, PaysWholeNumbers, r"step answered \[0"),
+    (contract.any_text_is_answered, PaysText, "the reward is '-0.1'"),
     (
         contract.a_text_that_is_no_action_is_marked_and_ends_nothing,
         TakesAnyTextForAnAction,

@@ -222,10 +222,12 @@ def _foreign_factory(name: str) -> object:
     if is_reference(name):
         return referenced_factory(name)
     known = environment_names()
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f" (did you mean {close[0]!r}?)" if close else ""
     raise ConfigError(
         f"environment.name: got {shortened(repr(name), 80)}, expected one of {', '.join(known)}"
-        f"{_suggestion(name, known)}; a plugin is found once its package is installed, and one of "
-        "your own as path.py:function"
+        f"{meant}; a plugin is found once its package is installed, and one of your own as "
+        "path.py:function"
     )
 
 
@@ -237,8 +239,3 @@ def validate_options(
         return model_class.model_validate(dict(options))
     except ValidationError as error:
         raise ConfigError("\n".join(describe_problems(error, model_class, where=where))) from error
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -12,7 +12,6 @@ without findings may still break a promise.
 from __future__ import annotations
 
 import itertools
-import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 from ragen_apo.environments.answers import (
     endlessness,
     problem_with_info,
+    problem_with_step,
     problem_with_text,
     turn_limit,
 )
@@ -225,7 +225,7 @@ def _answers(
 
 
 def any_text_is_answered(make: Factory) -> None:
-    """No text makes `step` raise; rewards are finite; the types are those of Gymnasium."""
+    """No text makes `step` raise; it answers with text, a finite reward, truth values and info."""
     environment = make()
     task = _first_task(environment)
     verbs = ("", *environment.properties.rules.split()[:30])
@@ -236,11 +236,8 @@ def any_text_is_answered(make: Factory) -> None:
         except FOREIGN_FAILURES as error:
             raised = raised_in_words(error)
             raise ContractError(f"the text {text[:40]!r} made step raise {raised}") from error
-        observation, reward, terminated, truncated, info = answer
-        kinds = (observation, str), (reward, float), (terminated, bool), (truncated, bool)
-        wrong = [value for value, kind in (*kinds, (info, dict)) if not isinstance(value, kind)]
-        if wrong or not math.isfinite(reward):
-            raise ContractError(f"to {text[:40]!r} step answered {wrong or reward}")
+        if problem := problem_with_step(answer):
+            raise ContractError(f"the answer to {text[:40]!r}: {problem}")
 
 
 def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:

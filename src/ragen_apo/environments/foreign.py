@@ -87,15 +87,7 @@ def reference_to(factory: Callable[..., object]) -> str:
 def plugin_factory(plugin: EntryPoint) -> object:
     """The factory of an installed package's entry point."""
     with _in_one_sentence(plugin.name, "importing it"):
-        found: Any = importlib.import_module(plugin.module)
-    for attribute in filter(None, (plugin.attr or "").split(".")):
-        if not hasattr(found, attribute):
-            raise ConfigError(
-                f"environment.name: the plugin {plugin.name!r} cannot be loaded: "
-                f"{plugin.module} has no {plugin.attr!r}; repair or reinstall its package"
-            )
-        found = getattr(found, attribute)
-    return found
+        return plugin.load()
 
 
 def referenced_factory(reference: str) -> object:

@@ -177,6 +177,7 @@ def _combined(
     if len(rules) > 1:
         opening = "Every task is of one of these kinds, and its first text shows of which."
         rules = [opening, *(f"- {text}" for text in rules)]
+    limits = [part.max_turns for part in each if part.max_turns is not None]
     return EnvironmentProperties(
         name=NAME,
         version=_of_parts(
@@ -195,14 +196,9 @@ def _combined(
         ),
         rules="\n".join(rules),
         category_weights=dict(weights),
-        max_turns=_longest([part.max_turns for part in each]),
+        max_turns=max(limits) if len(limits) == len(each) else None,
         data=_of_parts({label: part.data for label, part in properties.items()}),
     )
-
-
-def _longest(limits: Sequence[int | None]) -> int | None:
-    known = [limit for limit in limits if limit is not None]
-    return max(known) if len(known) == len(limits) else None
 
 
 def _of_parts(texts: Mapping[str, str]) -> str:

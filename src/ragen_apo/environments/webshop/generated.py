@@ -11,22 +11,13 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ragen_apo.environments.webshop.generated_words import (
-    ADJECTIVES,
-    AUDIENCES,
-    BRANDS,
-    CLOSINGS,
-    COLORS,
-    KINDS,
-    PATTERNS,
-    SIZES,
-    Kind,
-)
+import yaml
+
 from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.seeding import derive_seed
 
@@ -39,10 +30,32 @@ INSTRUCTION_SHARE = 0.4
 NUM_INSTRUCTABLE = 10_000
 """Later products are there to be searched among; a million of them makes no more goals."""
 HUMAN_SHARE = 0.05
+_WORDS = yaml.safe_load(Path(__file__).with_name("generated_words.yaml").read_text("utf-8"))
+BRANDS, ADJECTIVES, AUDIENCES = _WORDS["brands"], _WORDS["adjectives"], _WORDS["audiences"]
+COLORS, PATTERNS = _WORDS["colors"], _WORDS["patterns"]
+SIZES, CLOSINGS = _WORDS["sizes"], _WORDS["closings"]
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NUM_ASINS = 36**8
 _ASIN_STEP = 1_299_709_111_237
 """Shares no factor with 36^8, so that different products get different ids."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of product."""
+
+    query: str
+    category: str
+    path: Sequence[str]
+    nouns: Sequence[str]
+    materials: Sequence[str]
+    features: Sequence[str]
+    price_range: tuple[float, float]
+    sizes: str = ""
+    """The name of a list of sizes; empty: the kind has no sizes."""
+
+
+KINDS = [Kind(**kind) for kind in _WORDS["kinds"]]
 
 
 @dataclass(frozen=True)
