@@ -13,7 +13,6 @@ model's replies the actions. A trace gets the episode's return as reward, and as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import openai  # pyright: ignore[reportMissingImports]
@@ -102,14 +101,6 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
             yield TextTask(data, self.config.task)
 
 
-@dataclass
-class _Outcome:
-    episode_return: float = 0.0
-    success: bool = False
-    num_turns: int = 0
-    num_invalid_actions: int = 0
-
-
 class TextEnvConfig(vf.EnvConfig):
     """One seat, the policy. Its model is called from this process, so it needs no sandbox."""
 
@@ -123,7 +114,8 @@ class TextEnv(vf.Env[TextEnvConfig]):
     async def run(self, task: TextTask, agents: vf.Agents) -> None:
         """One episode in an environment of its own."""
         taskset: TextTaskset = self.taskset
-        environment, outcome = taskset.make(), _Outcome()
+        environment, episode_return = taskset.make(), 0.0
+        metrics = {"success": 0.0, "num_turns": 0.0, "num_invalid_actions": 0.0}
         observation, _ = environment.reset(taskset.task(task.data.id), seed=taskset.config.seed)
         async with agents.player.interaction(task) as interaction:
             over = False
@@ -131,26 +123,20 @@ class TextEnv(vf.Env[TextEnvConfig]):
                 segment = await interaction.turn(observation)
                 if segment.terminated:
                     break
-                if outcome.num_turns == turn_limit(environment.properties):
+                if metrics["num_turns"] == turn_limit(environment.properties):
                     raise EnvironmentFaultError(endlessness(environment.properties))
                 action = action_of(segment.last_reply)
                 observation, reward, terminated, truncated, info = environment.step(action)
                 over = terminated or truncated
-                outcome.episode_return += float(reward)
-                outcome.num_turns += 1
-                outcome.num_invalid_actions += bool(info.get("invalid_action", False))
-                outcome.success = bool(info.get("success", False))
+                episode_return += float(reward)
+                metrics["num_turns"] += 1
+                metrics["num_invalid_actions"] += bool(info.get("invalid_action", False))
+                metrics["success"] = float(bool(info.get("success", False)))
         trace = interaction.trace
         if trace.has_error:
             return  # the model failed: how it would have done is unknown
-        trace.record_reward("episode_return", outcome.episode_return)
-        trace.record_metrics(
-            {
-                "success": float(outcome.success),
-                "num_turns": float(outcome.num_turns),
-                "num_invalid_actions": float(outcome.num_invalid_actions),
-            }
-        )
+        trace.record_reward("episode_return", episode_return)
+        trace.record_metrics(metrics)
 
 
 def action_of(reply: str) -> str:

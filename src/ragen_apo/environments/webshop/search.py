@@ -20,12 +20,10 @@ Relevance Framework", 2009; Turtle and Flood, "Query Evaluation", 1995.
 """
 
 import bisect
-import contextlib
 import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,8 +41,6 @@ MAX_SHORTCUT_TERMS = 100
 """Queries with more terms are long texts for which a shortcut does not pay."""
 NUM_SEEDS = 300
 """Documents whose whole score is worked out to find a threshold."""
-LOOKUP_COST = 8
-"""Finding one document among a term's postings costs about as much as reading this many."""
 _SLACK: Final = 1e-5
 """Bounds are widened by this share: scores are rounded to float32, and ties must not be lost."""
 
@@ -121,7 +117,6 @@ class SearchIndex:
         self._term_rows, self._term_ends = mapped("term_rows"), mapped("term_ends")
         self._term_bytes = mapped("term_bytes")
         self._max_scores = mapped("max_scores")
-        self._spare: list[npt.NDArray[np.float64]] = []
         self._term_of = functools.lru_cache(TERM_CACHE_SIZE)(self._find_term)
 
     def search(self, query: str) -> npt.NDArray[np.int64]:
@@ -131,8 +126,7 @@ class SearchIndex:
             return np.zeros(0, dtype=np.int64)
         num_postings = sum(term.end - term.start for term in terms)
         if num_postings > MAX_SCANNED_POSTINGS and len(terms) <= MAX_SHORTCUT_TERMS:
-            with self._zeros() as total, self._zeros() as scratch:
-                hits = _Shortcut(self, terms, total, scratch).candidates()
+            hits = _Shortcut(self, terms).candidates()
             values = self.scores_of(hits, terms).astype(np.float32)
         else:
             scores = self._score_all(terms)
@@ -156,17 +150,6 @@ class SearchIndex:
             if start < end:
                 terms.append(_Term(start, end, count, max_score * count * (1 + _SLACK)))
         return terms
-
-    @contextlib.contextmanager
-    def _zeros(self) -> Iterator[npt.NDArray[np.float64]]:
-        """A zero for each document. Kept for the next query: fresh memory costs milliseconds."""
-        try:
-            zeros = self._spare.pop()
-        except IndexError:
-            zeros = np.zeros(self.num_slots, dtype=np.float64)
-        yield zeros
-        zeros.fill(0.0)
-        self._spare.append(zeros)
 
     def _score_all(self, terms: list[_Term]) -> npt.NDArray[np.float32]:
         total = np.zeros(self.num_slots, dtype=np.float64)
@@ -232,15 +215,9 @@ class SearchIndex:
 class _Shortcut:
     """Finds few documents among which the 50 best of a query are."""
 
-    def __init__(
-        self,
-        index: SearchIndex,
-        terms: list[_Term],
-        total: npt.NDArray[np.float64],
-        scratch: npt.NDArray[np.float64],
-    ) -> None:
+    def __init__(self, index: SearchIndex, terms: list[_Term]) -> None:
         self._index, self._terms = index, terms
-        self._total, self._scratch = total, scratch
+        self._total = np.zeros(index.num_slots, dtype=np.float64)
         self._ranked = sorted(terms, key=lambda term: -term.bound)
         bounds = [term.bound for term in self._ranked]
         self._rest = np.append(np.cumsum(bounds[::-1])[::-1], 0.0)[1:].tolist()
@@ -254,7 +231,7 @@ class _Shortcut:
         found = np.flatnonzero(self._total >= max(self._threshold - rest, np.finfo(float).tiny))
         documents, partial = found.astype(np.int32), self._total[found]
         for term, rest in zip(self._ranked[num_read:], self._rest[num_read:], strict=True):
-            partial += self._added(term, documents)
+            partial += self._index.looked_up(term, documents)
             kept = partial >= self._threshold - rest
             documents, partial = documents[kept], partial[kept]
         return documents
@@ -291,12 +268,3 @@ class _Shortcut:
             kth = len(scores) - NUM_RESULTS
             found = float(np.partition(scores, kth)[kth]) * (1 - _SLACK)
             self._threshold = max(self._threshold, found)
-
-    def _added(self, term: _Term, documents: npt.NDArray[np.int32]) -> npt.NDArray[np.floating]:
-        if len(documents) * LOOKUP_COST < term.end - term.start:
-            return self._index.looked_up(term, documents)
-        of_term = self._index.documents_of(term).astype(np.intp)
-        self._scratch[of_term] = self._index.all_scores(term)
-        added = self._scratch[documents]
-        self._scratch[of_term] = 0.0
-        return added
