@@ -32,6 +32,7 @@ from ragen_apo.environments.toolkit.grid_text import (
     BoardLanguage,
     GridOptions,
     beside,
+    distance,
     errand,
     move_tool,
     read_board,
@@ -274,9 +275,9 @@ class _Mover:
         and, if it differs, on the direction of the next move.
         """
         board = draw_board(room, state)
-        player = divmod(state.player, room.num_columns)
+        player = room.cell(state.player)
         box = _box_in_hand(room, state, plan)
-        told = errand(board, player, divmod(box, room.num_columns), "box", LANGUAGE)
+        told = errand(board, player, room.cell(box), "box", LANGUAGE)
         looked_at = dict.fromkeys([_straight(room, state.player, box), plan[0]])
         return " ".join([told, *(beside(board, player, look, LANGUAGE) for look in looked_at)])
 
@@ -315,38 +316,26 @@ class Hasty(_Mover):
         return [_straight(room, state.player, _nearest_loose_box(room, state))]
 
     def _read_out(self, room: Room, state: State, plan: list[str]) -> str:
-        player = divmod(state.player, room.num_columns)
-        return beside(draw_board(room, state), player, plan[0], LANGUAGE)
+        return beside(draw_board(room, state), room.cell(state.player), plan[0], LANGUAGE)
 
 
 def _straight(room: Room, start: int, end: int) -> str:
     """The first direction from one cell to another: to its row, and then along it."""
-    down, right = _apart(room, start, end)
-    if down:
-        return "Down" if down > 0 else "Up"
-    return "Right" if right > 0 else "Left"
-
-
-def _apart(room: Room, start: int, end: int) -> tuple[int, int]:
-    """Rows down and columns to the right from one cell to another."""
-    (row, column), (to_row, to_column) = (divmod(cell, room.num_columns) for cell in (start, end))
-    return to_row - row, to_column - column
-
-
-def _distance(room: Room, start: int, end: int) -> int:
-    """Rows and columns from one cell to another, whatever is between."""
-    return sum(map(abs, _apart(room, start, end)))
+    (row, column), (to_row, to_column) = room.cell(start), room.cell(end)
+    if row != to_row:
+        return "Down" if to_row > row else "Up"
+    return "Right" if to_column > column else "Left"
 
 
 def _to_target(room: Room, box: int) -> int:
-    """The distance to the nearest target."""
-    return min(_distance(room, box, target) for target in room.targets)
+    """The distance to the nearest target, whatever is between."""
+    return min(distance(room.cell(box), room.cell(target)) for target in room.targets)
 
 
 def _nearest_loose_box(room: Room, state: State) -> int:
     """The nearest box that is on no target, or any if the level is solved."""
     boxes = sorted(state.boxes - room.targets or state.boxes)
-    return min(boxes, key=lambda box: _distance(room, state.player, box))
+    return min(boxes, key=lambda box: distance(room.cell(state.player), room.cell(box)))
 
 
 def _box_in_hand(room: Room, state: State, plan: list[str]) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ragen_apo.environments.toolkit.grid_text import DIRECTIONS, Board
+from ragen_apo.environments.toolkit.grid_text import DIRECTIONS, Board, Cell
 
 SYMBOLS = "#_OXP*S"
 WALL, FLOOR, TARGET, BOX, PLAYER, BOX_ON_TARGET, PLAYER_ON_TARGET = SYMBOLS
@@ -42,6 +42,10 @@ class Room:
     def offsets(self) -> dict[str, int]:
         """The number that each direction adds to a cell's."""
         return {name: row * self.num_columns + column for name, (row, column) in DIRECTIONS.items()}
+
+    def cell(self, number: int) -> Cell:
+        """Row and column of a cell."""
+        return divmod(number, self.num_columns)
 
 
 @dataclass(frozen=True)

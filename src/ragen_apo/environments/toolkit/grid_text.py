@@ -161,7 +161,7 @@ def errand(board: Board, player: Cell, cell: Cell, name: str, language: BoardLan
     verb, ends = language.errands[name]
     taken = set(_cells_with(board, language.landmarks[name])) - {cell}
     free = [end for end in _cells_with(board, ends) if end not in taken]
-    nearest = min(free, key=lambda end: _distance(cell, end), default=None)
+    nearest = min(free, key=lambda end: distance(cell, end), default=None)
     onward = f"; {verb} {_way(cell, nearest)}" if nearest else ""
     return f"{name}: {_way(player, cell)}{onward}."
 
@@ -175,7 +175,8 @@ def _cells_with(board: Board, symbols: str) -> list[Cell]:
     ]
 
 
-def _distance(start: Cell, end: Cell) -> int:
+def distance(start: Cell, end: Cell) -> int:
+    """Rows and columns from one cell to another."""
     return abs(end[0] - start[0]) + abs(end[1] - start[1])
 
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.files import parse_json
 from ragen_apo.plural import counted
 from ragen_apo.progress import Progress, SilentProgress
+
+_T = TypeVar("_T")
 
 MAX_ASIN_LENGTH = 10
 DEFAULT_PRICE = 100.0
@@ -184,6 +186,22 @@ def _human_instructions(path: Path) -> dict[str, tuple[HumanInstruction, ...]]:
     }
 
 
+def _numbered(
+    values: Iterator[tuple[_T, float]], path: Path, phase: str, progress: Progress
+) -> Iterator[tuple[int, _T]]:
+    """The records of a streamed file with their numbers from 1, and how far it is read told."""
+    number = 0
+    progress.start(phase, 100)
+    try:
+        for number, (value, share) in enumerate(values, 1):
+            yield number, value
+            if number % PROGRESS_EVERY == 0:
+                progress.update(int(100 * share), counted(number, "product"))
+    except ValueError as error:
+        raise malformed(path, f"behind record {number}: {error}") from error
+    progress.update(100, counted(number, "product"))
+
+
 @contextlib.contextmanager
 def _labels(
     path: Path, scratch: Path | None, progress: Progress
@@ -191,21 +209,15 @@ def _labels(
     """What the attributes file has by asin, kept on disk: memory holds the offsets alone."""
     offsets: dict[str, int] = {}
     with tempfile.TemporaryFile(dir=scratch) as file:
-        progress.start("read attributes (%)", 100)
-        try:
-            for number, ((asin, value), share) in enumerate(stream_json_object(path), 1):
-                location = f"record {number} ({shown(asin)})"
-                if not isinstance(asin, str):
-                    raise malformed(path, f"{location} has no text as its key")
-                record = check_record(LabelRecord, value, path=path, location=location)
-                if len(asin) <= MAX_ASIN_LENGTH:
-                    offsets[asin] = file.tell()
-                    file.write(record.model_dump_json().encode() + b"\n")
-                if number % PROGRESS_EVERY == 0:
-                    progress.update(int(100 * share), counted(number, "product"))
-        except ValueError as error:
-            raise malformed(path, f"expected a JSON object of records; {error}") from error
-        progress.update(100)
+        records = _numbered(stream_json_object(path), path, "read attributes (%)", progress)
+        for number, (asin, value) in records:
+            location = f"record {number} ({shown(asin)})"
+            if not isinstance(asin, str):
+                raise malformed(path, f"{location} has no text as its key")
+            record = check_record(LabelRecord, value, path=path, location=location)
+            if len(asin) <= MAX_ASIN_LENGTH:
+                offsets[asin] = file.tell()
+                file.write(record.model_dump_json().encode() + b"\n")
 
         def labels_of(asin: str) -> LabelRecord:
             if asin not in offsets:
@@ -226,33 +238,24 @@ def read_products(
     progress = progress or SilentProgress()
     human = _human_instructions(files.human) if files.human else {}
     seen: set[str] = set()
-    number = 0
     with _labels(files.attributes, scratch, progress) as labels_of:
-        progress.start("read products (%)", 100)
-        try:
-            for number, (record, share) in enumerate(stream_json_array(files.items), 1):
-                asin: Any = record.get("asin", "") if isinstance(record, dict) else ""
-                if isinstance(asin, str) and (
-                    asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen
-                ):
-                    continue
-                location = f"record {number}" + (f" ({shown(asin)})" if asin else "")
-                checked = check_record(ItemRecord, record, path=files.items, location=location)
-                product = _product(checked, labels_of(asin), human.get(asin, ()))
-                if not all(map(math.isfinite, product.prices)):
-                    pricing = shown(checked.pricing)
-                    raise malformed(
-                        files.items, f"{location}, field 'pricing': got {pricing}, expected a price"
-                    )
-                seen.add(asin)
-                if len(seen) % PROGRESS_EVERY == 0:
-                    progress.update(int(100 * share), counted(len(seen), "product"))
-                yield product
-        except ValueError as error:
-            raise malformed(
-                files.items, f"expected a JSON list of records; behind record {number}: {error}"
-            ) from error
-        progress.update(100, counted(len(seen), "product"))
+        values = stream_json_array(files.items)
+        for number, record in _numbered(values, files.items, "read products (%)", progress):
+            asin: Any = record.get("asin", "") if isinstance(record, dict) else ""
+            if isinstance(asin, str) and (
+                asin == "nan" or len(asin) > MAX_ASIN_LENGTH or asin in seen
+            ):
+                continue
+            location = f"record {number}" + (f" ({shown(asin)})" if asin else "")
+            checked = check_record(ItemRecord, record, path=files.items, location=location)
+            product = _product(checked, labels_of(asin), human.get(asin, ()))
+            if not all(map(math.isfinite, product.prices)):
+                pricing = shown(checked.pricing)
+                raise malformed(
+                    files.items, f"{location}, field 'pricing': got {pricing}, expected a price"
+                )
+            seen.add(asin)
+            yield product
 
 
 PRODUCT = TypeAdapter(Product)

@@ -1,17 +1,7 @@
 """What the shopper reads and may click: a `Visit` rendered in one of three modes.
 
-`text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own,
-made for language models that read the whole episode: what is read once is not repeated. Results and
-options are numbered and clicked by number (`click 3`, `click #3`), by the first words of a title or
-by an option's value, which are written as they are searched. Below the results stand the numbers of
-those that were opened, which `text_rich` marks. A last line says what can be done, and it alone
-answers an action that is not possible.
-
-An option's number is its position among all options of the product, so it stays when groups are
-hidden. It selects the value at that position, in its own group, even one that two groups share or
-that is called like a button. A value clicked by its name means what it means upstream: the last
-group that has it, or the button. A number of the page comes before a value that looks like one
-(`#2`).
+`text` and `text_rich` are upstream's two observation modes byte for byte; `compact` is our own, for
+language models that read the whole episode: what is read once is not repeated (docs/webshop.md).
 """
 
 import json
@@ -165,10 +155,7 @@ def render_rich(visit: Visit, instruction: str, views: Views) -> str:
     head += _BACK_AND_PREVIOUS_RICH
     if visit.page is Page.SUB_PAGE:
         return head + lines(view.sub_page(visit.sub_page))
-    if not visit.selected and '"' not in visit.query:
-        return head + view.item_rich_unselected
-    address = view.address(visit.query, visit.page_number, visit.selected)
-    before, rest = view.item_rich(address)
+    before, rest = view.item_rich(visit.query, visit.selected)
     return f"{before}{head}{rest}"
 
 

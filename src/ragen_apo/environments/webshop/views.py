@@ -108,13 +108,10 @@ class ProductView:
         """The product among results, mode `text`."""
         return plain(nodes(self.product.asin, self.product.title, self.product.price_tag))
 
-    @functools.cached_property
-    def _in_results_details(self) -> str:
-        return lines(nodes(self.product.title, self.product.price_tag))
-
     def in_results_rich(self, *, clicked: bool) -> str:
         """The product among results, mode `text_rich`."""
-        return f"\n{button(self.product.asin, clicked=clicked)}\n{self._in_results_details}"
+        details = lines(nodes(self.product.title, self.product.price_tag))
+        return f"\n{button(self.product.asin, clicked=clicked)}\n{details}"
 
     @functools.cached_property
     def title_words(self) -> tuple[str, ...]:
@@ -137,22 +134,14 @@ class ProductView:
         texts += nodes(product.title, f"Price: {product.price_tag}", RATING)
         return plain([*texts, *_ITEM_BUTTONS])
 
-    @functools.cached_property
-    def _item_rich_end(self) -> str:
-        shown = nodes(self.product.title, f"Price: {self.product.price_tag}", RATING)
-        return lines([*shown, *(button(label) for label in _ITEM_BUTTONS)])
-
-    @functools.cached_property
-    def item_rich_unselected(self) -> str:
-        """The item page after its buttons to go back, mode `text_rich`, nothing selected."""
-        return self.item_rich("")[1]
-
-    def item_rich(self, address: str) -> tuple[str, str]:
+    def item_rich(self, query: str, selected: Mapping[str, str]) -> tuple[str, str]:
         """What goes before the page and the page's rest, mode `text_rich`.
 
-        Upstream marks a value as clicked if it stands in quotes in the page's address, which ends
-        in the selected options as JSON; so a value that JSON writes differently is never marked.
+        Upstream marks a value as clicked if it stands in quotes in the page's address, which has
+        the query and the selected options as JSON; so a value that JSON writes differently is never
+        marked.
         """
+        address = f"{query.replace(' ', '+')}/{json.dumps(dict(selected))}"
         before = ""
         rest: list[str] = []
         for name, values in self.product.options.items():
@@ -162,7 +151,8 @@ class ProductView:
                 rest.append(f"  {button(value, clicked=clicked)}")
                 if clicked:
                     before = f"You have clicked {value}.\n{before}"
-        return before, lines(rest) + self._item_rich_end
+        rest += nodes(self.product.title, f"Price: {self.product.price_tag}", RATING)
+        return before, lines([*rest, *(button(label) for label in _ITEM_BUTTONS)])
 
     @functools.cached_property
     def item_compact(self) -> str:
@@ -186,11 +176,6 @@ class ProductView:
         if name == "Features":
             return nodes(*(f" {bullet}" for bullet in self.product.bullet_points))
         return []
-
-    def address(self, query: str, page_number: int, selected: Mapping[str, str]) -> str:
-        """The end of the item page's address as upstream writes it."""
-        keywords = query.replace(" ", "+")
-        return f"{self.product.asin}/{keywords}/{page_number}/{json.dumps(dict(selected))}"
 
 
 Views = Callable[[int], ProductView]
