@@ -140,7 +140,7 @@ def test_before_the_first_episode_there_is_no_state_and_no_step() -> None:
 def test_no_parts_are_an_error() -> None:
     with pytest.raises(ConfigError, match="environment.parts: missing"):
         make_environment("mixture", {})
-    assert "environment.parts: got {}, expected at least one part" in refusal({})
+    assert "environment.parts: got {}, expected a section of keys" in refusal({})
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("inf"), "2", True])

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict, Field
 
 from ragen_apo.config.references import environment_of_part, is_reference
 from ragen_apo.config.section import Positive, Section
@@ -46,18 +46,11 @@ class PartOptions(Section):
 class MixtureOptions(Section):
     """The options of the environment `mixture`."""
 
-    parts: dict[str, PartOptions]
+    parts: dict[str, PartOptions] = Field(min_length=1)
     """By name of an environment: its `weight` (1 if absent) and its options. With `name` a part is
     that environment, so one can be there twice."""
     max_turns: int | None = None
     """Turn limit of the parts that do not set their own; null for that of each environment."""
-
-    @field_validator("parts")
-    @classmethod
-    def _there_is_a_part(cls, parts: dict[str, PartOptions]) -> dict[str, PartOptions]:
-        if not parts:
-            raise ValueError("expected at least one part, such as {shop: {weight: 2}}")
-        return parts
 
 
 class MixtureEnvironment:

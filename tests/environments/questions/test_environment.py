@@ -143,7 +143,7 @@ def test_in_a_file_the_key_knows_and_the_heuristic_answers_what_is_commonest(
         ({"data": "own.jsonl", "test_share": 1.5}, "test_share: got 1.5, expected"),
         ({"compare": "maths"}, "compare: got 'maths', expected auto or math or text or number"),
         ({"operations": ["/"]}, r"operations.*got '/', expected"),
-        ({"operations": []}, "at least one of"),
+        ({"operations": []}, r"operations: got \[\], expected a list of"),
         ({"min_terms": 5, "max_terms": 4}, "max_terms to be at least min_terms"),
         ({"data": "arithmetic", "dataset": "openai/gsm8k"}, "got both data.*expected one of them"),
         ({"data": 3}, "data: got 3, expected text"),

@@ -35,15 +35,13 @@ class ArithmeticOptions(DrawnTasks, QuestionOptions):
     """The numbers in a question, at most; the category of a question is how many it has."""
     max_number: int = Field(default=10, ge=1, le=1000)
     """Numbers are drawn from 1 to this one."""
-    operations: list[Operation] = Field(default=["+", "-"])
+    operations: list[Operation] = Field(default=["+", "-"], min_length=1)
     """What joins the numbers; multiplication goes first."""
 
     @model_validator(mode="after")
-    def _options_fit(self) -> "ArithmeticOptions":
+    def _terms_fit(self) -> "ArithmeticOptions":
         if self.max_terms < self.min_terms:
             raise ValueError("expected max_terms to be at least min_terms")
-        if not self.operations:
-            raise ValueError("expected operations to name at least one of + - *")
         return self
 
 

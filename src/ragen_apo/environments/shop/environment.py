@@ -25,6 +25,7 @@ from ragen_apo.environments.shop.catalogue import Catalogue, Product, load_catal
 from ragen_apo.environments.shop.rewards import PRESETS, RewardScheme, reward_scheme
 from ragen_apo.environments.shop.scripted import policies_for
 from ragen_apo.environments.shop.tasks import SPLITS, make_tasks
+from ragen_apo.environments.toolkit.game import EPISODE_OVER
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
@@ -48,7 +49,6 @@ TOOLS = (
     Tool("buy", "Buy a product, which ends the episode.", "buy {id}", _ID),
 )
 POSSIBLE_ACTIONS = "Invalid action. Use: search <keywords>, click <id> or buy <id>."
-EPISODE_OVER = "The episode is over."
 
 _ACTION = re.compile(r"\s*(search|click|buy)\s+(\S.*)", re.IGNORECASE | re.DOTALL)
 _PRODUCT_ID = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)

@@ -137,13 +137,9 @@ class SokobanOptions(GridOptions):
     reward: SokobanRewards = SokobanRewards()
 
     @model_validator(mode="after")
-    def _pushes_are_moves(self) -> "SokobanOptions":
+    def _levels_can_be_solved(self) -> "SokobanOptions":
         if self.min_pushes > self.max_solution_moves:
             raise ValueError("expected min_pushes to be at most max_solution_moves")
-        return self
-
-    @model_validator(mode="after")
-    def _levels_can_be_solved(self) -> "SokobanOptions":
         self.require_actions(self.min_pushes, for_what=f"a level of min_pushes {self.min_pushes}")
         return self
 

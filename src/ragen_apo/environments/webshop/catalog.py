@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 
 from ragen_apo.environments.webshop.json_streams import stream_json_array, stream_json_object
 from ragen_apo.environments.webshop.records import (
+    HumanRecord,
     HumanRecords,
     ItemRecord,
     LabelRecord,
@@ -49,14 +50,6 @@ MAX_CACHED_QUERY_LENGTH = 512
 """Longer queries are answered without the cache, so that hostile ones cannot fill the memory."""
 
 
-class HumanInstruction(NamedTuple):
-    """What a person wrote for a product, and the parts of it that the reward counts."""
-
-    text: str
-    attributes: tuple[str, ...]
-    options: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Product:
     """One product as the shop shows it and the reward judges it."""
@@ -75,7 +68,8 @@ class Product:
     attributes: tuple[str, ...]
     instruction: str | None
     instruction_attributes: tuple[str, ...]
-    human_instructions: tuple[HumanInstruction, ...]
+    human_instructions: tuple[HumanRecord, ...]
+    """What people wrote for it, and the parts of that which the reward counts."""
 
     @property
     def document(self) -> str:
@@ -106,9 +100,7 @@ def parse_options(
     }
 
 
-def _product(
-    record: ItemRecord, labels: LabelRecord, human: tuple[HumanInstruction, ...]
-) -> Product:
+def _product(record: ItemRecord, labels: LabelRecord, human: Sequence[HumanRecord]) -> Product:
     """One product from its record in the three files."""
     prices, tag = parse_prices(record.pricing)
     return Product(
@@ -125,7 +117,7 @@ def _product(
         attributes=tuple(labels.attributes),
         instruction=labels.instruction,
         instruction_attributes=tuple(labels.instruction_attributes or ()),
-        human_instructions=human,
+        human_instructions=tuple(human),
     )
 
 
@@ -166,24 +158,13 @@ def find_data_files(folder: Path) -> DataFiles:
     return files
 
 
-def _human_instructions(path: Path) -> dict[str, tuple[HumanInstruction, ...]]:
+def _human_records(path: Path) -> Mapping[str, Sequence[HumanRecord]]:
     """What people wrote about each product, by asin."""
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise malformed(path, f"expected a JSON file of WebShop; {error}") from error
-    checked = check_record(HumanRecords, content, path=path, location="its content")
-    return {
-        asin: tuple(
-            HumanInstruction(
-                each.instruction,
-                tuple(each.instruction_attributes),
-                tuple(each.instruction_options),
-            )
-            for each in records
-        )
-        for asin, records in checked.root.items()
-    }
+    return check_record(HumanRecords, content, path=path, location="its content").root
 
 
 def _numbered(
@@ -236,7 +217,7 @@ def read_products(
     The attributes are copied to a temporary file in `scratch`.
     """
     progress = progress or SilentProgress()
-    human = _human_instructions(files.human) if files.human else {}
+    human = _human_records(files.human) if files.human else {}
     seen: set[str] = set()
     with _labels(files.attributes, scratch, progress) as labels_of:
         values = stream_json_array(files.items)

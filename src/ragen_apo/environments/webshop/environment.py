@@ -23,6 +23,7 @@ from ragen_apo.environments.base import (
     ScriptedPolicy,
     validate_options,
 )
+from ragen_apo.environments.toolkit.game import EPISODE_OVER
 from ragen_apo.environments.webshop.goals import (
     ENVIRONMENT_NAME,
     SPLITS,
@@ -64,8 +65,6 @@ TEXT_VERSION = 8
 """Raise it whenever the words of an observation, the search, the goals or the dynamics change."""
 REWARD_VERSION = 1
 """Raise it whenever the same purchase would earn something else."""
-EPISODE_OVER = "The episode is over."
-
 
 FAILURE_WORDS = FailureWords(
     loop=PatternWords(
@@ -182,10 +181,8 @@ class WebShopEnvironment:
 
     def _attach(self, folder: Path | None) -> None:
         """Takes hold of everything shared; `folder` is the prepared one where it is known."""
-        if folder is not None and (folder / "catalog.json").exists():
-            self.catalog = open_prepared(folder)
-        else:
-            self.catalog = open_catalog(str(self.options.data), store=self.options.store)
+        data, store = str(self.options.data), self.options.store
+        self.catalog = open_prepared(folder) if folder else open_catalog(data, store=store)
         self.views = product_views(self.catalog)
         self._book = goal_book(
             self.catalog, price_seed=self.options.price_seed, kind=self.options.goals

@@ -24,7 +24,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from ragen_apo.environments.webshop.catalog import Catalog, HumanInstruction, Product
+from ragen_apo.environments.webshop.catalog import Catalog, Product
+from ragen_apo.environments.webshop.records import HumanRecord
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, make_task
 
@@ -141,9 +142,9 @@ def human_goal(number: int, product: Product, limits: Sequence[float], index: in
     goals = [
         Goal(
             product=number,
-            instruction=written.text.strip(".") + limit_text(limit),
-            attributes=written.attributes,
-            options=tuple(("", value) for value in written.options),
+            instruction=written.instruction.strip(".") + limit_text(limit),
+            attributes=tuple(written.instruction_attributes),
+            options=tuple(("", value) for value in written.instruction_options),
             price_limit=limit,
         )
         for written, limit in zip(_with_attributes(product), limits, strict=False)
@@ -151,8 +152,8 @@ def human_goal(number: int, product: Product, limits: Sequence[float], index: in
     return replace(goals[index], repetition=goals[:index].count(goals[index]))
 
 
-def _with_attributes(product: Product) -> list[HumanInstruction]:
-    return [written for written in product.human_instructions if written.attributes]
+def _with_attributes(product: Product) -> list[HumanRecord]:
+    return [each for each in product.human_instructions if each.instruction_attributes]
 
 
 def product_split(asin: str) -> str:
