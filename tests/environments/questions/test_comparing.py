@@ -165,7 +165,7 @@ def test_the_letters_of_a_word_are_no_product() -> None:
 def test_asking_for_math_verify_without_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("ragen_apo.environments.questions.comparing.LIBRARY", "no-such-package")
     with pytest.raises(ConfigError, match=r"pip install 'ragen-apo\[math\]'"):
         comparison("math")
     assert comparison("auto") == WITHOUT["auto"]

@@ -91,13 +91,10 @@ class BernoulliWorld:
         }
         if len(self._shares) < 2 or not all(0 <= share <= 1 for share in self._shares.values()):
             raise ValueError("the task needs at least two arms with probabilities from 0 to 1")
+        self.arms = tuple(self._shares)
         self._best = max(self._shares, key=lambda arm: self._shares[arm])
         self._num_pulls = self._num_best = 0
         self._results: list[str] = []
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        return tuple(self._shares)
 
     def act(self, action: str) -> Effect:
         wins = chance(self._seed, "bandit-pull", action, self._num_pulls) < self._shares[action]

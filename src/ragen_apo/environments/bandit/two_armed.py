@@ -79,15 +79,11 @@ class TwoArmedWorld:
 
     def __init__(self, options: TwoArmedOptions, task: Task, *, seed: int) -> None:
         self._options, self._seed = options, seed
-        self._arms, self._risky = tuple(task.payload["arms"]), task.payload["risky"]
-        if len(set(self._arms)) != 2 or self._risky not in self._arms:
+        self.arms, self._risky = tuple(task.payload["arms"]), task.payload["risky"]
+        if len(set(self.arms)) != 2 or self._risky not in self.arms:
             raise ValueError("the task needs two arms, one of them risky")
-        self._result = f"Arms: {self._arms[0]} and {self._arms[1]}."
+        self._result = f"Arms: {self.arms[0]} and {self.arms[1]}."
         self._is_over = False
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        return self._arms
 
     def act(self, action: str) -> Effect:
         scheme = self._options.reward

@@ -11,14 +11,13 @@ import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from ragen_apo.environments.base import EnvironmentProperties, HasTasks
+from ragen_apo.environments.base import HasTasks
 from ragen_apo.environments.human.play import PlayedEpisode
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import check_writable, parse_json, parse_record, require_regular_file
@@ -44,14 +43,6 @@ class Recording:
 
 
 _RECORDING = TypeAdapter(Recording)
-
-
-def _recording_from_line(line: bytes) -> Recording:
-    """The inverse of `Recording.to_line`; ValueError for anything else."""
-    recording = parse_record(_RECORDING, parse_json(line))
-    if not recording.episode.turns:
-        raise ValueError("an episode without turns")
-    return recording
 
 
 def require_recordable(path: Path) -> None:
@@ -103,8 +94,12 @@ def read_recordings(path: Path) -> tuple[list[Recording], list[str]]:
             if not line.strip():
                 continue
             try:
-                recordings.append(_recording_from_line(line))
+                recording = parse_record(_RECORDING, parse_json(line))
             except ValueError:
+                recording = None
+            if recording is not None and recording.episode.turns:
+                recordings.append(recording)
+            else:
                 unreadable.append(f"{file}, line {number}")
     return recordings, unreadable
 
@@ -125,11 +120,15 @@ def select_recordings(path: Path, environment: HasTasks) -> Selection:
     usable: list[Recording] = []
     reasons: Counter[str] = Counter()
     for recording in recordings:
-        reason = next(_reasons_against(recording, properties, training), None)
-        if reason is None:
-            usable.append(recording)
+        task, version = recording.episode.task, recording.environment_version
+        if task.environment != properties.name:
+            reasons[f"of the environment {task.environment}"] += 1
+        elif version != properties.version:
+            reasons[f"of version {version}"] += 1
+        elif task.task_id not in training:
+            reasons[f"of a task that is not for training (split {task.split})"] += 1
         else:
-            reasons[reason] += 1
+            usable.append(recording)
     left_out = [f"{count} {reason}" for reason, count in sorted(reasons.items())]
     if unreadable:
         left_out.append(f"{len(unreadable)} unreadable (cut off?): {', '.join(unreadable[:3])}")
@@ -141,15 +140,3 @@ def select_recordings(path: Path, environment: HasTasks) -> Selection:
             "configuration's section environment: a version stands for data, text and turn limit"
         )
     return Selection(tuple(usable), "; ".join(left_out))
-
-
-def _reasons_against(
-    recording: Recording, properties: EnvironmentProperties, training: set[str]
-) -> Iterator[str]:
-    task, version = recording.episode.task, recording.environment_version
-    if task.environment != properties.name:
-        yield f"of the environment {task.environment}"
-    if version != properties.version:
-        yield f"of version {version}"
-    if task.task_id not in training:
-        yield f"of a task that is not for training (split {task.split})"

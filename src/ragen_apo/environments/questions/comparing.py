@@ -10,7 +10,6 @@ An answer that is a sum is no number: `3 + 4` does not answer what 3 + 4 is, exc
 """
 
 import importlib.metadata
-import importlib.util
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -67,13 +66,15 @@ def comparison(mode: Mode) -> Comparison:
     """The comparison of this mode; ConfigError for `math` without math-verify."""
     if mode not in ("math", "auto"):
         return Comparison(mode, None)
-    version = _installed_version()
-    if mode == "math" and version is None:
+    try:
+        return Comparison(mode, importlib.metadata.version(LIBRARY))
+    except importlib.metadata.PackageNotFoundError as error:
+        if mode == "auto":
+            return Comparison(mode, None)
         raise ConfigError(
             "environment.compare: 'math' needs math-verify, which is not installed; run `pip "
             "install 'ragen-apo[math]'`, or choose auto, text or number"
-        )
-    return Comparison(mode, version)
+        ) from error
 
 
 def comparable_text(text: str) -> str:
@@ -86,9 +87,3 @@ def comparable_text(text: str) -> str:
     plain = _END_OF_SENTENCE.sub("", plain).strip("\"' ")
     choice = _ONE_CHOICE.fullmatch(plain)
     return choice[1] if choice else plain
-
-
-def _installed_version() -> str | None:
-    if importlib.util.find_spec("math_verify") is None:
-        return None
-    return importlib.metadata.version(LIBRARY)

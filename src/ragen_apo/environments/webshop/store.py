@@ -15,7 +15,6 @@ import os
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +87,8 @@ def open_catalog(
         if is_generated(data):
             data = str(_generated_folder(data, root, progress))
         files = find_data_files(Path(data))
-        fingerprint = fingerprint_files(files.paths, stamps=root)
+        content = CONTENT_SALT + "".join(_file_hash(path, root) for path in files.paths)
+        fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
         folder = (root / f"{fingerprint}-{STORE_FORMAT}.{INDEX_FORMAT}").resolve()
         if folder not in _OPEN_CATALOGS:
             write = functools.partial(_write_catalog, files, fingerprint, progress)
@@ -138,15 +138,8 @@ def _generated_folder(data: str, root: Path, progress: Progress) -> Path:
     return folder
 
 
-def fingerprint_files(paths: Iterable[Path], *, stamps: Path) -> str:
-    """A hash of the files' content."""
-    digest = hashlib.sha256(CONTENT_SALT.encode())
-    for path in paths:
-        digest.update(_file_hash(path, stamps).encode())
-    return digest.hexdigest()[:16]
-
-
 def _file_hash(path: Path, stamps: Path) -> str:
+    """The SHA-256 of a file's content; that of a large file is kept in the folder `stamps`."""
     facts = path.stat()
     if facts.st_size < HASH_STAMP_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()
