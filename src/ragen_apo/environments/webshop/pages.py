@@ -44,14 +44,9 @@ MIN_TITLE_WORDS, MAX_TITLE_WORDS = 5, 8
 _BRACKETS = frozenset("[]")
 INVALID_ACTION_LINE = "That is not possible here."
 
-_RESULTS_CLICKABLES = ("back to search", "next >")
-_LATER_RESULTS_CLICKABLES = ("back to search", "< prev", "next >")
-
 _START_ACTIONS = "Actions: search <words>"
 _RESULTS_ACTIONS = "Actions: click <number>, click next >, click back to search, search <words>"
-_LATER_RESULTS_ACTIONS = (
-    "Actions: click <number>, click next >, click < prev, click back to search, search <words>"
-)
+_LATER_RESULTS_ACTIONS = _RESULTS_ACTIONS.replace("next >", "next >, click < prev")
 _ITEM_ACTIONS = (
     "Actions: click buy now, click < prev, click description, click features, click reviews, "
     "click back to search, search <words>"
@@ -103,7 +98,8 @@ def clickables(visit: Visit, views: Views, mode: ObservationMode) -> tuple[str, 
     if visit.page is Page.START:
         return ("search",)
     if visit.page is Page.RESULTS:
-        buttons = _RESULTS_CLICKABLES if visit.page_number == 1 else _LATER_RESULTS_CLICKABLES
+        back = () if visit.page_number == 1 else ("< prev",)
+        buttons = ("back to search", *back, "next >")
         if mode is ObservationMode.COMPACT:
             first = visit.first_rank
             return buttons + tuple(map(str, range(first, first + len(visit.shown))))
