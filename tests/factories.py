@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import yaml
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from ragen_apo.agent.assembly import build_environments
@@ -235,6 +238,18 @@ def run(config: RunConfig, path: Path, *, progress: Progress | None = None) -> R
     with threads_restored():
         train(config, directory, progress=progress or SilentProgress())
     return directory
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """The path that `make` was called with, by one of the processes that share the folder."""
+    folder.parent.mkdir(exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder / "run")
+            (folder / "made").touch()
+    return folder / "run"
 
 
 def shipped_run(config: Path, folder: Path, *overrides: str) -> RunDirectory:
@@ -496,6 +511,6 @@ class AlgorithmRuns:
         )
 
     def finished(self, algorithm: str) -> RunDirectory:
-        """The run, made when it is first asked for; read only."""
-        path = self._folder / algorithm
-        return RunDirectory(path) if path.exists() else run(self.config(algorithm), path)
+        """The run, made when a process first asks for it; read only."""
+        made = made_once(self._folder / algorithm, partial(run, self.config(algorithm)))
+        return RunDirectory(made)

@@ -11,7 +11,6 @@ from typing import IO, Any
 import hypothesis
 import pytest
 import torch
-from filelock import FileLock
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
@@ -24,7 +23,7 @@ from ragen_apo.session import Session, open_session
 from tests import factories
 from tests.chat_templates import with_template
 from tests.command_line import Command, Result
-from tests.factories import TINY_CONFIG, AlgorithmRuns, threads_restored
+from tests.factories import TINY_CONFIG, AlgorithmRuns, made_once, threads_restored
 from tests.hub_cache import HubCache, use_cache
 
 # A busy machine makes single examples slow; that is no failure.
@@ -45,21 +44,20 @@ def imports_restored() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that run these tests, for what one of them makes."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def finished_run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the tiny configuration, trained and evaluated without interruption; read only.
 
     Of several processes that run tests one makes it, and each has a copy.
     """
     own = tmp_path_factory.mktemp("finished") / "run"
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
-    with FileLock(shared.with_suffix(".lock")):
-        if not (shared / "made").exists():
-            shutil.rmtree(shared, ignore_errors=True)
-            shared.mkdir()
-            _train_and_evaluate(shared / "run")
-            (shared / "made").touch()
-    shutil.copytree(shared / "run", own)
+    shutil.copytree(made_once(shared / "finished", _train_and_evaluate), own)
     return own
 
 
@@ -81,9 +79,10 @@ def session(finished_run: Path, tmp_path: Path) -> Iterator[Session]:
 
 
 @pytest.fixture(scope="session")
-def algorithm_runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> AlgorithmRuns:
+def algorithm_runs(shared: Path) -> AlgorithmRuns:
     """Configurations of all algorithms and their runs, from the finished run's reference."""
-    return AlgorithmRuns(finished_run / "references" / "0", tmp_path_factory.mktemp("algorithms"))
+    finished = made_once(shared / "finished", _train_and_evaluate)
+    return AlgorithmRuns(finished / "references" / "0", shared / "algorithms")
 
 
 @pytest.fixture(scope="session")

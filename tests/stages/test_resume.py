@@ -198,21 +198,21 @@ def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
 
 
 def test_a_run_with_a_context_window_killed_in_stage_two(
-    run_until_killed: Callable[..., int], tmp_path: Path
+    run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
-    window = "--agent.context={mode: last_turns, num_turns: 1}"
-    keys = [window, "--warm_start.copy.max_steps=2", "--training.max_steps=5"]
-    text = resolved_yaml(factories.config(*keys))
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    for folder, call in ((killed, 4), (whole, 10**9)):
-        folder.mkdir()
-        status = run_until_killed(folder, target=STEP, call=call, text=text)
-        assert os.WIFSIGNALED(status) is (folder is killed)
-    resume(killed / "run")
-    assert_same_run(killed / "run", whole / "run")
-    found = rows(RunDirectory(whole / "run").metrics)
-    assert all(row["gradient_norm"] > 0 for row in found), "or moments would not matter"
-    assert any('"restarts_context": true' in trajectory for trajectory in stored(whole / "run"))
+    config = algorithm_runs.config("apo", "--agent.context={mode: last_turns, num_turns: 1}")
+    whole = factories.run(config, tmp_path / "whole")
+    # In the last of four steps, after the checkpoint of the second.
+    status = run_until_killed(tmp_path, target=STEP, call=4, text=resolved_yaml(config))
+    assert_killed(status)
+    run = RunDirectory(tmp_path / "run")
+    train(run.path)
+    assert rows(run.metrics) == rows(whole.metrics)
+    assert rows(run.rollouts) == rows(whole.rollouts)
+    assert_same_tensors(run.policy, whole.policy)
+    assert samples(run.path) == samples(whole.path)
+    assert all(row["gradient_norm"] > 0 for row in rows(whole.metrics)), "or moments do not matter"
+    assert any('"restarts_context": true' in trajectory for trajectory in stored(whole.path))
 
 
 @pytest.mark.parametrize(

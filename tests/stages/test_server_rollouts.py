@@ -31,18 +31,19 @@ def server(finished_run: Path) -> Iterator[tuple[FakeVllm, str]]:
 
 
 def config(server: tuple[FakeVllm, str], *overrides: str) -> RunConfig:
-    """Three steps from the finished run's reference, with Stage 1 and evaluations."""
+    """Two steps from the finished run's reference, with Stage 1 and evaluations."""
     fake, url = server
     return factories.config(
         f"--policy.path={fake.first_folder}",
         "--warm_start.enabled=false",
+        "--agent.max_response_tokens=10",
         "--rollouts.engine=vllm",
         f"--rollouts.base_url={url}",
         "--rollouts.retries=0",
         "--reference.refresh_every_steps=null",
         "--values.adaptive=false",
         "--values.baseline=zero",  # returns may be equal here, and so would be they and V*
-        "--training.max_steps=3",
+        "--training.max_steps=2",
         "--training.max_tasks=4",
         "--training.tasks_per_step=4",
         "--training.checkpoint_every=1",
@@ -60,7 +61,7 @@ def test_each_step_samples_from_the_weights_of_the_step(
     said = Sayings()
     run = factories.run(config(server, *keys), tmp_path / "run", progress=said)
     rows = read_json_lines(run.metrics)
-    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows] == [1, 2]
     assert all(row["logprob_gap_max"] < ROUNDING for row in rows)
     assert all(row["gradient_norm"] > 0 for row in rows), "so the weights of the steps differ"
     assert any(line.startswith("rollouts by vLLM 0.32.0 at http://") for line in said.lines)
@@ -87,7 +88,7 @@ def test_a_server_that_fails_in_an_episode_ends_the_run_and_resume_goes_on(
     fake.restart()
     factories.run(asked, run.path)
     rows = read_json_lines(run.metrics)
-    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows] == [1, 2]
     assert all(row["logprob_gap_max"] < ROUNDING for row in rows)
 
 
@@ -99,7 +100,7 @@ def test_a_run_may_go_on_without_its_server(server: tuple[FakeVllm, str], tmp_pa
     closed = "--rollouts.base_url=http://127.0.0.1:9"
     local = factories.changed(config(server), "--rollouts.engine=local", closed)
     run = factories.run(local, tmp_path / "run")
-    assert len(read_json_lines(run.metrics)) == 3
+    assert len(read_json_lines(run.metrics)) == 2
 
 
 def _raise() -> None:
@@ -133,7 +134,7 @@ def test_a_run_goes_on_with_the_servers_that_are_left(
         said = Sayings()
         run = factories.run(asked, tmp_path / "run", progress=said)
     rows = read_json_lines(run.metrics)
-    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows] == [1, 2]
     assert all(row["logprob_gap_max"] < ROUNDING for row in rows)
     assert sum(line.startswith("rollouts by vLLM") for line in said.lines) == 2
     assert sum(line.startswith(f"{dying_url}: ") for line in said.lines) == 1
@@ -162,7 +163,7 @@ def test_the_key_of_a_server_is_sent_and_stands_in_no_file(
     asked = config(server, "--rollouts.api_key_env=SERVER_KEY", "--rollouts.retries=2")
     check_start(asked)
     run = factories.run(asked, tmp_path / "run", progress=said)
-    assert len(read_json_lines(run.metrics)) == 3
+    assert len(read_json_lines(run.metrics)) == 2
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert len(files) > 10
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ragen_apo.training.rollouts import MicroBatch, row_of
 from ragen_apo.training.trainer import StepResult, Trainer
 from ragen_apo.types import TrainingSample, Trajectory
 from ragen_apo.warm_start.supervised import SupervisedBatch, accumulate_supervised_gradients
-from tests.factories import trainer_of
+from tests.factories import trainer_of, with_return
 from tests.generating import respond
 from tests.pretend_gpu import GPU, Graph, OnGpu, PretendGpu, WrongDeviceError
 
@@ -404,12 +404,27 @@ def step_of(trainer: Trainer, trajectories: Sequence[Trajectory]) -> StepResult:
         return trainer.step(0)
 
 
-def played(trainer: Trainer) -> list[Trajectory]:
-    """The episodes of a step, with returns that differ."""
-    return [
-        replace(each, turns=(*each.turns[:-1], replace(each.turns[-1], reward=float(number % 3))))
-        for number, each in enumerate(trainer.step(0).trajectories)
-    ]
+Played = Callable[[Trainer], list[Trajectory]]
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    """The episodes of a step, with returns that differ.
+
+    They are the same for all algorithms that play a task equally often, and played once.
+    """
+    episodes: dict[int, list[Trajectory]] = {}
+
+    def played(trainer: Trainer) -> list[Trajectory]:
+        size = trainer.config.algorithm.rollouts_per_task
+        if size not in episodes:
+            episodes[size] = [
+                with_return(each, float(number % 3))
+                for number, each in enumerate(trainer.step(0).trajectories)
+            ]
+        return episodes[size]
+
+    return played
 
 
 @pytest.mark.slow
@@ -430,7 +445,9 @@ def played(trainer: Trainer) -> list[Trajectory]:
         ("grpo", ["--algorithm.kl_coefficient=0.01", "--rollout_filter.strategy=top_p"]),
     ],
 )
-def test_a_step_is_that_of_the_cpu(session: Session, algorithm: str, keys: list[str]) -> None:
+def test_a_step_is_that_of_the_cpu(
+    session: Session, played: Played, algorithm: str, keys: list[str]
+) -> None:
     trajectories = played(trainer_of(session, algorithm, *keys))
     on_cpu = trainer_of(session, algorithm, *keys)
     expected = step_of(on_cpu, trajectories)
@@ -449,9 +466,10 @@ def test_a_step_is_that_of_the_cpu(session: Session, algorithm: str, keys: list[
     assert actual.kept_episodes == expected.kept_episodes
 
 
-def waits_of_a_step(session: Session, algorithm: str, *, micro_batch_size: int) -> Counter[str]:
+def waits_of_a_step(
+    session: Session, algorithm: str, trajectories: list[Trajectory], *, micro_batch_size: int
+) -> Counter[str]:
     keys = [f"--training.micro_batch_size={micro_batch_size}", "--monitors.every_steps=null"]
-    trajectories = played(trainer_of(session, algorithm, *keys))
     with PretendGpu() as gpu:
         trainer = trainer_of(replace(session, device=torch.device("cuda")), algorithm, *keys)
         gpu.waits.clear()
@@ -461,12 +479,17 @@ def waits_of_a_step(session: Session, algorithm: str, *, micro_batch_size: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "oapl", "ppo", "grpo", "gigpo"])
-def test_no_micro_batch_waits_for_the_device(session: Session, algorithm: str) -> None:
-    """Of twice as many as the episodes make at least, none does; a step does some times."""
-    whole = waits_of_a_step(session, algorithm, micro_batch_size=4)
-    one_by_one = waits_of_a_step(session, algorithm, micro_batch_size=1)
+def test_no_micro_batch_waits_for_the_device(
+    session: Session, played: Played, algorithm: str
+) -> None:
+    """Of four times as many as one update needs, none does; a step does some times."""
+    episodes = played(trainer_of(session, algorithm))
+    whole, in_parts = (
+        waits_of_a_step(session, algorithm, episodes, micro_batch_size=size)
+        for size in (len(episodes), len(episodes) // 4)
+    )
     assert whole["to cpu"] > 0
-    assert one_by_one == whole
+    assert in_parts == whole
 
 
 def test_several_samples_of_an_episode_are_moved_into_rows_without_waiting() -> None:

@@ -122,8 +122,8 @@ def before_each_update(trainer: Trainer, call: Callable[[int], None]) -> Iterato
 
 @pytest.mark.parametrize(
     "keys",
-    [[], ["--monitors.every_steps=1"], ["--policy.lora.rank=2"], ["--training.num_rows=3"]],
-    ids=["all weights", "thoughts monitored", "adapters", "few rows"],
+    [[], ["--policy.lora.rank=2"], ["--monitors.every_steps=1", "--training.num_rows=3"]],
+    ids=["all weights", "adapters", "few rows and thoughts monitored"],
 )
 def test_trajectories_metrics_and_weights_are_those_of_a_trainer_that_waits(
     make_trainer: MakeTrainer, keys: list[str]
