@@ -56,6 +56,7 @@ def changed(settings: AlgorithmConfig) -> dict[str, object]:
     return values
 
 
+@pytest.mark.slow
 def test_configurations_and_the_words_of_reports_need_no_torch() -> None:
     finished = subprocess.run(
         [sys.executable, "-c", WORDS_WITHOUT_TORCH, json.dumps(list(ALGORITHMS))],

@@ -115,6 +115,7 @@ def test_episodes_of_a_run_without_evaluation(tmp_path: Path) -> None:
         ragen_apo.episodes(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_is_written(run: ragen_apo.Run) -> None:
     paths = ragen_apo.write_report(run)
@@ -127,6 +128,7 @@ def test_values_are_estimated(run: ragen_apo.Run) -> None:
     assert set(coverage["tasks_by_num_samples"].values()) == {coverage["num_tasks"]}
 
 
+@pytest.mark.slow
 def test_progress_is_shown_unless_it_is_turned_off(
     run: ragen_apo.Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def test_waits_that_come_one_after_another_are_counted(monkeypatch: pytest.Monke
     assert 4 + longest < alone <= 4 * (1 + longest)
 
 
+@pytest.mark.slow
 def test_both_sides_of_the_generation_benchmark_play_the_same_episodes(
     tiny_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +325,7 @@ def test_two_checkouts_are_told_apart_by_a_row_a_name_or_a_bit(
     assert str(outcome.weights).startswith("policy: ")
 
 
+@pytest.mark.slow
 def test_rounding_between_sampling_and_scoring_is_small_and_larger_in_bfloat16(
     tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +370,7 @@ def test_a_table_of_environments_has_a_row_a_policy_and_plays_no_row_twice(
     assert found["tiny"][3:] == ["100%", "0%"], "an untrained model writes no action"
 
 
+@pytest.mark.slow
 def test_the_page_on_models_has_every_architecture_and_what_is_measured_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -467,6 +470,7 @@ def test_an_update_is_four_forward_passes_and_fewer_products_with_a_frozen_vocab
         assert work.operations == passes * forward - spared
 
 
+@pytest.mark.slow
 def test_the_curve_of_webshop_counts_the_episodes_before_each_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from ragen_apo.files import read_json_lines
 from ragen_apo.warm_start import phases, supervised
 from tests.command_line import Command, Result, assert_refused, snapshot
 from tests.forks import forked_command
+from tests.sweeps import quick_first
 
 COMPARISON = Path(__file__).resolve().parents[1] / "configs" / "compare_shop.yaml"
 VERBS = (
@@ -127,6 +128,7 @@ def test_estimate_values_adds_samples_and_prints_the_coverage(command: Command, 
     assert coverage["tasks_by_num_samples"] == {"3": 21}
 
 
+@pytest.mark.slow
 def test_values_of_another_split_leave_the_report_on_training_tasks_alone(
     command: Command, run: Path
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_model_that_cannot_be_had_or_is_too_short_is_refused_before_a_run_is_m
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_value_store_of_another_reference_names_the_field_that_differs(
     command: Command, config: Path, run: Path, tmp_path: Path
 ) -> None:
@@ -254,7 +257,9 @@ def test_a_truncated_checkpoint_on_resume(command: Command, unfinished: Path) ->
 
 @pytest.mark.parametrize(
     ("line", "problem"),
-    [('{"step": 2, "loss"', "is not JSON"), ('{"stop": 2}', "does not say which step")],
+    quick_first(
+        [('{"step": 2, "loss"', "is not JSON"), ('{"stop": 2}', "does not say which step")]
+    ),
 )
 def test_a_damaged_line_of_the_metrics(
     line: str, problem: str, command: Command, unfinished: Path

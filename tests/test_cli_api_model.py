@@ -39,6 +39,7 @@ def test_a_model_is_evaluated_and_reported(command: Command) -> None:
     assert (out / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_command_that_a_hint_names_goes_on_without_asking_again(command: Command) -> None:
     options = ("--max-tokens", "9", "--temperature", "0.5", "--out", "a folder")
     with serving(perfect_shopper) as server:
@@ -57,6 +58,7 @@ def test_the_command_that_a_hint_names_goes_on_without_asking_again(command: Com
 EXTRA = '{"chat_template_kwargs": {"enable_thinking": false}}'
 
 
+@pytest.mark.slow
 def test_further_keys_of_requests_are_json_and_in_the_hint(command: Command) -> None:
     options = ("--out", "out", "--extra-body", EXTRA)
     with serving(perfect_shopper) as server:
@@ -100,6 +102,7 @@ class Meeting(ShopEnvironment):
 """
 
 
+@pytest.mark.slow
 def test_environments_act_at_the_same_time_where_they_are_told_to(command: Command) -> None:
     Path("meeting.py").write_text(MEETING)
     start = ("evaluate", "--api-model", "tiny", "--environment", "./meeting.py:Meeting")

@@ -181,6 +181,7 @@ def test_recordings_made_by_hand_are_named_and_not_used(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_of_a_directory_with_a_strange_or_a_long_name(command: Command, run: Path) -> None:
     for name in ("a\x01b\nc\x1b[31m", "x" * 255):

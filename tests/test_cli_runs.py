@@ -15,6 +15,7 @@ from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
 from ragen_apo.files import read_json_lines, write_checksums
 from ragen_apo.stages.origin import MAY_CHANGE
 from tests.command_line import Command, assert_refused, snapshot
+from tests.sweeps import quick_first
 
 # Resuming
 
@@ -44,6 +45,7 @@ def test_stage_two_whose_reference_was_replaced_is_not_resumed(
     assert_refused(result, f"references/{version} is another model", "Put the original folder back")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_added_to_a_model_of_the_run_is_found(command: Command, run: Path) -> None:
     (run / "policy" / ".DS_Store").touch()
     assert command("evaluate", run).status == 0
@@ -128,7 +130,7 @@ def forget(run: Path, section: str, key: str) -> None:
     notes.write_text(json.dumps(noted))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", quick_first(VERBS))
 def test_a_run_that_is_older_than_an_option_of_its_algorithm_goes_on_with_the_default(
     verb: str, command: Command, unfinished: Path
 ) -> None:
@@ -137,7 +139,7 @@ def test_a_run_that_is_older_than_an_option_of_its_algorithm_goes_on_with_the_de
     assert command(*going_on(verb, unfinished)).status == 0
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", quick_first(VERBS))
 def test_a_run_that_has_keys_that_are_gone_goes_on(
     verb: str, command: Command, unfinished: Path
 ) -> None:
@@ -156,7 +158,7 @@ def test_a_run_that_has_keys_that_are_gone_goes_on(
     assert_refused(result, "distillation.min_weight: unknown key; it has been removed")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", quick_first(VERBS))
 def test_a_key_that_an_older_run_lacks_is_added_with_its_default_and_with_no_other_value(
     verb: str, command: Command, unfinished: Path
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_strangers_run_does_not_get_its_code_run_by_saying_so_itself(
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_code_of_a_model_runs_where_the_command_line_trusts_it(
     command: Command, strangers_run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_an_environment_in_a_module_is_found_by_its_name(
     assert status == 0, err + out
 
 
+@pytest.mark.slow
 def test_files_beside_the_environment_can_be_imported_by_it(command: Command, folder: Path) -> None:
     (folder / "numbers_to_guess.py").write_text("TOP = 20\n")
     text = (folder / "guess.py").read_text()
@@ -206,6 +207,7 @@ def test_a_check_of_an_environment_that_exits_with_0_in_a_step_does_not_pass(
     assert "SystemExit(0)" in out
 
 
+@pytest.mark.slow
 def test_an_exit_that_only_the_table_of_scripted_policies_meets_does_not_pass(
     command: Command, folder: Path
 ) -> None:
@@ -219,6 +221,7 @@ def test_an_exit_that_only_the_table_of_scripted_policies_meets_does_not_pass(
     assert "NOT  scripted policies play the first training tasks" in out
 
 
+@pytest.mark.slow
 def test_a_check_prints_no_escape_sequence_of_an_environment(
     command: Command, folder: Path
 ) -> None:

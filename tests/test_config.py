@@ -501,12 +501,14 @@ def test_any_configuration_survives_being_resolved(
     assert parse(resolved_yaml(config)) == config
 
 
+@pytest.mark.slow
 @given(text=st.text())
 def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
     with contextlib.suppress(ConfigError):
         parse(text)
 
 
+@pytest.mark.slow
 @given(tokens=st.lists(st.text() | st.sampled_from(["--seed", "--apo", "--environment.x"])))
 def test_any_overrides_give_a_configuration_or_a_configuration_error(tokens: list[str]) -> None:
     with contextlib.suppress(ConfigError):

@@ -115,6 +115,7 @@ def test_a_file_of_the_users_with_partial_in_its_name_is_left_alone(tmp_path: Pa
     assert names(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
     target = tmp_path / "value.json"
     program = (

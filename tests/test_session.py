@@ -122,6 +122,7 @@ def test_a_run_notes_the_seconds_of_loading_and_of_the_evaluation_too(finished_r
     assert all(phases[name]["checkpoint_seconds"] < phases[name]["seconds"] for name in saving)
 
 
+@pytest.mark.slow
 def test_a_later_evaluation_is_none_of_what_the_run_took(
     finished_run: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@ from collections import Counter
 from fractions import Fraction
 from itertools import islice
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def test_weights_are_read_as_decimals() -> None:
     assert turns == turns[:3] * 1_000
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(weights=weights_by_name)
 def test_a_share_is_never_a_whole_turn_away_from_the_weights(weights: dict[str, float]) -> None:

@@ -45,6 +45,7 @@ merits = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     over=st.lists(merits, max_size=3),
     proposed=st.lists(

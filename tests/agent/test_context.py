@@ -14,6 +14,7 @@ from ragen_apo.types import Turn
 from tests import factories
 from tests.chat_templates import GEMMA, GLM, LLAMA_2, PHI, R1, UNTHINKING, with_template
 from tests.fixtures import CHATML
+from tests.sweeps import quick_first
 
 OBSERVATIONS = [
     "TASK: User wants to buy blue mug.\nAvailable: 497 products across 8 categories.",
@@ -175,7 +176,7 @@ def test_after_an_empty_thought_of_the_template_a_response_may_think_or_not(
     assert not context.parse("the mug</think><answer>buy 3</answer>").is_valid
 
 
-@pytest.mark.parametrize("template", [CHATML, GEMMA, R1, UNTHINKING])
+@pytest.mark.parametrize("template", quick_first([CHATML, GEMMA, R1, UNTHINKING]))
 @given(thought=st.text("ab <>/\n"), action=st.text("ab <>/\n"))
 def test_a_context_reads_what_it_writes(
     chatml_tokenizer, template: str, thought: str, action: str
@@ -291,6 +292,7 @@ TEXT_WITHOUT_TAGS = st.text().filter(
 )
 
 
+@pytest.mark.slow
 @given(thought=TEXT_WITHOUT_TAGS, action=TEXT_WITHOUT_TAGS)
 def test_parsing_inverts_rendering(thought: str, action: str) -> None:
     parsed = parse_response(render_response(thought=thought, action=action))

@@ -20,6 +20,7 @@ from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_samples
 from tests.chat_templates import GEMMA, R1, UNTHINKING, with_template
+from tests.sweeps import quick_first
 
 MAX_RESPONSE_TOKENS = 12
 MAX_TURNS = 3
@@ -90,7 +91,7 @@ def test_the_same_requests_give_the_same_bits(
     assert play(proxy(tiny_model, environments, num_rows=3), requests) == play(agent, requests)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 5])
+@pytest.mark.parametrize("num_rows", quick_first([1, 2, 5]))
 def test_few_rows_that_are_refilled_play_what_many_rows_play(
     tiny_model: LanguageModel,
     environments: EnvironmentManager,
@@ -221,6 +222,7 @@ def test_a_task_that_never_fits_is_refused_and_leaves_the_agent_usable(
     assert len(play(agent, requests)) == len(requests)
 
 
+@pytest.mark.slow
 def test_an_interrupted_rollout_leaves_the_agent_usable(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:

@@ -34,6 +34,7 @@ from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.types import Task, Trajectory
 from tests import factories
+from tests.sweeps import quick_first
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "adding_an_environment.md"
 NUM_WORKERS, MAX_TURNS = 4, 3
@@ -212,7 +213,7 @@ def test_the_documented_environment_asks_a_server_for_several_episodes_at_the_sa
 # The same results
 
 
-@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("lockstep", quick_first([False, True]))
 def test_the_number_of_workers_changes_no_bit_of_a_rollout(
     tiny_model: LanguageModel, lockstep: bool
 ) -> None:
@@ -221,6 +222,7 @@ def test_the_number_of_workers_changes_no_bit_of_a_rollout(
     assert many == alone
 
 
+@pytest.mark.slow
 def test_lockstep_plays_the_same_episodes_up_to_the_rounding_of_a_batch(
     tiny_model: LanguageModel,
 ) -> None:
@@ -266,6 +268,7 @@ def test_a_model_behind_an_api_plays_the_same_episodes_with_many_workers() -> No
     assert ask(shop(num_workers=NUM_WORKERS), 9) == ask(shop(num_workers=1), 9)
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_same_episodes_with_many_workers(tiny_model: LanguageModel) -> None:
     def found(*, num_workers: int) -> Any:
         proxy = agent(tiny_model, shop(num_workers=num_workers), num_rows=18)

@@ -372,6 +372,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[3:5])
 
 
+@pytest.mark.slow
 @NEEDS_PDF
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_of_a_comparison_has_each_run_and_is_printed_as_it_is(tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_another_configuration_is_not_continued(runs: Runs) -> None:
         play(runs)
 
 
+@pytest.mark.slow
 def test_pass_at_k_can_be_asked_for_when_all_runs_are_done(runs: Runs) -> None:
     play(runs)
     runs.calls.clear()

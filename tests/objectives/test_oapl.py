@@ -15,6 +15,7 @@ from hypothesis import assume, given
 
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
 from ragen_apo.values.estimator import soft_value
+from tests.sweeps import quick_first
 
 SHARES = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.1], dtype=torch.float64)
 RETURNS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
@@ -62,13 +63,14 @@ def reinforce(logprobs):
     return -((returns_B - returns_B.mean()) * logprobs[ARM_B]).mean()
 
 
-@pytest.mark.parametrize("beta", [0.3, 1.0])
+@pytest.mark.parametrize("beta", quick_first([0.3, 1.0]))
 def test_many_passes_over_the_same_samples_reach_the_optimum_with_one_beta(beta):
     policy = train(oapl(beta1=beta, beta2=beta))
     assert kl(policy, optimum(beta=beta)) < 1e-10
     assert kl(SHARES.log(), optimum(beta=beta)) > 0.05
 
 
+@pytest.mark.slow
 def test_an_estimator_for_new_samples_alone_runs_away_on_the_same_samples():
     # It has no minimum: what earns less than the mean is pushed down for ever.
     for beta in (0.3, 1.0):
@@ -77,6 +79,7 @@ def test_an_estimator_for_new_samples_alone_runs_away_on_the_same_samples():
     assert worst == sorted(worst, reverse=True) and worst[-1] < -100
 
 
+@pytest.mark.slow
 def test_a_smaller_beta2_sharpens_the_optimum_and_keeps_the_order_of_returns():
     # The numbers of docs/algorithm.md.
     policy = train(oapl(beta1=0.3, beta2=0.1)).exp()

@@ -409,6 +409,7 @@ def test_logits_that_are_not_finite_are_an_error(llama: LanguageModel, temperatu
         respond(engine, [row], [[9]], max_new_tokens=2, temperature=temperature)
 
 
+@pytest.mark.slow
 def test_a_model_in_half_precision_errs_no_more_than_separate_passes_do(
     llama: LanguageModel,
 ) -> None:

@@ -41,6 +41,7 @@ def test_one_function_and_one_row_are_a_file_and_a_picture_on_the_page(
     assert f'"turns": ReportFigure(turns, title="{documented_figure}")' in DOCUMENT.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_with_nothing_to_draw_has_no_such_file_not_even_an_old_one(
     documented_figure: str, build_run: Callable[..., Path]

@@ -103,6 +103,7 @@ def test_the_episodes_have_the_tokens_that_were_paid_for(run: RunData) -> None:
     assert (turn["num_prompt_tokens"], turn["num_response_tokens"]) == (7, 3)
 
 
+@pytest.mark.slow
 def test_all_files_of_a_report_are_written(folder: Path) -> None:
     paths = ragen_apo.write_report(folder)
     names = {path.name for path in paths}

@@ -36,6 +36,7 @@ def test_a_whole_run_gives_three_pictures_and_again_the_same_bytes(
     assert all_pictures(run) == pictures
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_are_absent_null_or_not_finite_are_left_out(
     build_run: Callable[..., Path],
@@ -56,6 +57,7 @@ def test_numbers_that_are_absent_null_or_not_finite_are_left_out(
         assert picture.startswith(PNG_SIGNATURE)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_names_with_markup_and_control_characters_are_drawn_as_they_are(
     build_run: Callable[..., Path],
@@ -86,6 +88,7 @@ def test_a_curve_of_two_points_is_not_smoothed_flat() -> None:
     assert plots.smoothed([1.0] * 10) == [1.0] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_text_in_the_pictures_is_ten_pixels_high_on_a_phone(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())

@@ -115,6 +115,7 @@ def test_returns_normalised_by_environment_are_those_by_category(
     assert settings.reward_normalization.grouping == "category"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_whole_report_is_written_in_the_words_of_its_algorithm(
     old_run: Callable[[str], Path],

@@ -145,6 +145,7 @@ def test_kept_calls_are_not_asked_for_again(out: Path) -> None:
 EXTRA = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
 
 
+@pytest.mark.slow
 def test_further_keys_are_in_every_request_and_part_of_the_evaluation(out: Path) -> None:
     with serving(perfect_shopper) as server:
         before = evaluate(server, out, extra_body=EXTRA)

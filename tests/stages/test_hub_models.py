@@ -93,6 +93,7 @@ def test_a_revision_needs_a_model_of_the_hub() -> None:
     assert digits == "12345678", "a short commit of digits alone is text all the same"
 
 
+@pytest.mark.slow
 def test_trusting_code_that_may_change_is_said_with_what_rules_it_out(tmp_path: Path) -> None:
     def said(name: str, *keys: str) -> str:
         session = session_of(hub_config(*keys), tmp_path / name)

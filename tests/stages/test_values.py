@@ -10,6 +10,7 @@ from ragen_apo.values.store import ValueStore
 from tests.factories import Sayings, reference, with_keys, with_progress
 
 
+@pytest.mark.slow
 def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
     session: Session,
 ) -> None:

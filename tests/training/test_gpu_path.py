@@ -293,6 +293,7 @@ def test_weights_that_have_changed_are_those_of_the_next_rollout(tiny_model: Lan
         assert play_twice(copy_on_gpu(tiny_model)) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_recording_that_gives_other_numbers_is_found_at_load(tiny_model: LanguageModel) -> None:
     replay = Graph.replay
 
@@ -347,6 +348,7 @@ def supervised_update(model: LanguageModel, optimizer: Optimizer) -> tuple[objec
     return result, optimizer.update(learning_rate=1e-2, max_grad_norm=0.5)
 
 
+@pytest.mark.slow
 def test_supervised_updates_and_a_checkpoint_are_those_of_the_cpu(
     tiny_model: LanguageModel, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_refresh_makes_a_new_reference_from_which_the_next_step_starts(session
     assert [row["log_ratio_max_abs"] < 1e-4 for row in rows] == [True, False, False] * 2
 
 
+@pytest.mark.slow
 def test_frozen_embeddings_stay_as_they_are_while_the_rest_learns(session: Session) -> None:
     policy = reference(session, 1)
     policy.model.requires_grad_(True)

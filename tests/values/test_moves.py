@@ -67,6 +67,7 @@ def test_what_leads_to_a_turn_without_a_state_has_no_known_gain() -> None:
     assert found == {Move("b", "go", True): pytest.approx(0.0)}
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.lists(st.sampled_from(["left", "right"]), min_size=3, max_size=3), min_size=1, max_size=6

@@ -254,6 +254,7 @@ def test_an_empty_file_becomes_a_store(path, conditions):
         assert store.returns_by_task(conditions) == {}
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space(
     connections, store, conditions
 ):
@@ -348,6 +349,7 @@ def test_conditions_with_a_flipped_byte_are_named(path, conditions):
         assert f"is damaged: conditions {conditions.digest}" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_pages_of_the_file_with_other_bytes_are_an_error_of_the_store_or_are_not_met(
     path, conditions
 ):

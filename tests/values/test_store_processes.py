@@ -58,6 +58,7 @@ def test_two_writers_that_make_the_same_new_store_lose_nothing(tmp_path, conditi
     assert sum(output.count("False") for output in outputs) == 20
 
 
+@pytest.mark.slow
 def test_many_processes_may_make_the_same_store_at_once(tmp_path, conditions):
     path, played = tmp_path / "values.sqlite", factories.played("a mug")
     writers = [
@@ -125,6 +126,7 @@ def read(path, conditions, task_ids, begin):
         print(json.dumps([store.values(conditions, task_ids, beta=0.5), returns]))
 
 
+@pytest.mark.slow
 def test_runs_that_share_a_store_read_it_at_the_same_time(tmp_path, conditions):
     path, begin = tmp_path / "values.sqlite", tmp_path / "begin"
     episodes = [factories.played(name, rewards=(0.1, 0.4)) for name in ("a mug", "a cup")]

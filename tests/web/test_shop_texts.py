@@ -92,6 +92,7 @@ def odd_webshop(tmp_path: Path) -> WebShopEnvironment:
     )
 
 
+@pytest.mark.slow
 def test_odd_options_of_webshop_stay_text_and_are_selected_exactly(
     odd_webshop: WebShopEnvironment, tmp_path: Path
 ) -> None:

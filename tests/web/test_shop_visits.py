@@ -30,6 +30,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 def test_many_people_at_once_do_not_see_each_others_visits(shop: Shop) -> None:
     visits, num_people = Visits(shop), 8
     together = threading.Barrier(num_people)

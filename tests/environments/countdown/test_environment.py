@@ -78,6 +78,7 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> str:
     return f"({left} {draw(st.sampled_from('+-*/'))} {right})"
 
 
+@pytest.mark.slow
 @given(expressions())
 def test_the_reader_agrees_with_python(text: str) -> None:
     exact = re.sub(r"\d+", r"Fraction(\g<0>)", text)

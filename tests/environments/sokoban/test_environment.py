@@ -361,6 +361,7 @@ def test_the_hasty_go_to_the_row_of_the_box_and_push_on_into_walls() -> None:
     assert hasty_way(behind_a_wall, num_turns=3) == ["Down", "Down", "Down"]
 
 
+@pytest.mark.slow
 def test_the_teacher_is_careful_or_hasty_for_a_whole_episode() -> None:
     environment = make_environment("sokoban", ONE_STEP_A_TURN)
     teacher = environment.scripted_policies()["teacher"]()

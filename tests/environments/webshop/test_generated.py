@@ -3,6 +3,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.generated import (
     generated_asin,
@@ -41,6 +43,7 @@ def test_ids_are_distinct_and_of_upstreams_length() -> None:
     assert {len(asin) for asin in asins} == {10}
 
 
+@pytest.mark.slow
 def test_products_share_words_and_titles_are_nearly_unique(make: Make) -> None:
     catalog = make(data="generated:1000").catalog
     words = Counter(

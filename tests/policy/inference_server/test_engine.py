@@ -29,6 +29,7 @@ from tests.served_responses import (
     respond,
     restart_once,
 )
+from tests.sweeps import quick_first
 
 KEY = "sk-very-secret-0123456789"
 
@@ -92,6 +93,7 @@ def test_a_context_that_does_not_fit_is_refused_and_changes_nothing(engine: Serv
         assert row.context == []
 
 
+@pytest.mark.slow
 def test_rows_are_shared_among_servers(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm, url: str
 ) -> None:
@@ -128,6 +130,7 @@ def test_weights_that_have_not_changed_are_not_sent_again(
     assert fake.paths().count("/collective_rpc") == 1
 
 
+@pytest.mark.slow
 def test_two_policies_take_turns_on_a_server(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, tiny_model: LanguageModel
 ) -> None:
@@ -137,6 +140,7 @@ def test_two_policies_take_turns_on_a_server(
         assert largest_gap(tiny_model, respond(two)) < ROUNDING
 
 
+@pytest.mark.slow
 def test_adapters_are_loaded_under_a_new_name_and_old_ones_go(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -152,6 +156,7 @@ def test_adapters_are_loaded_under_a_new_name_and_old_ones_go(
     assert fake.paths().count("/collective_rpc") == 1
 
 
+@pytest.mark.slow
 def test_what_lies_beside_the_weights_of_servers_is_left_alone(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, tmp_path: Path
 ) -> None:
@@ -166,6 +171,7 @@ def test_what_lies_beside_the_weights_of_servers_is_left_alone(
     assert own.read_text() == "somebody's"
 
 
+@pytest.mark.slow
 def test_the_policy_without_its_adapters_is_another_one(
     make_engine: Callable[..., ServerEngine], model: LanguageModel
 ) -> None:
@@ -176,6 +182,7 @@ def test_the_policy_without_its_adapters_is_another_one(
         assert largest_gap(policy, respond(make_engine(policy))) < ROUNDING
 
 
+@pytest.mark.slow
 def test_files_of_weights_do_not_stay(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, tmp_path: Any
 ) -> None:
@@ -188,6 +195,7 @@ def test_files_of_weights_do_not_stay(
     assert len(left) == 1, "the adapter in use: vLLM may read it again"
 
 
+@pytest.mark.slow
 def test_a_tied_projection_on_a_cpu_is_refused_once_it_has_changed(
     engine: ServerEngine, model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -205,13 +213,15 @@ def test_a_tied_projection_on_a_cpu_is_refused_once_it_has_changed(
 
 @pytest.mark.parametrize(
     ("error", "sentence"),
-    [
-        (HangupError(), "the connection failed"),
-        (RawError("<html>busy</html>"), "the answer is not JSON"),
-        (RawError('{"choices": []}'), "answered 0 choices, expected 1"),
-        (RawError('{"object": "error"}'), "choices: Field required"),
-        (RefusalError(500, "EngineDeadError"), "status 500: EngineDeadError"),
-    ],
+    quick_first(
+        [
+            (HangupError(), "the connection failed"),
+            (RawError("<html>busy</html>"), "the answer is not JSON"),
+            (RawError('{"choices": []}'), "answered 0 choices, expected 1"),
+            (RawError('{"object": "error"}'), "choices: Field required"),
+            (RefusalError(500, "EngineDeadError"), "status 500: EngineDeadError"),
+        ]
+    ),
     ids=["hangs up", "no JSON", "no choice", "another record", "dead engine"],
 )
 def test_a_failure_that_goes_on_ends_with_address_cause_and_advice(
@@ -230,7 +240,14 @@ def test_a_failure_that_goes_on_ends_with_address_cause_and_advice(
 
 @pytest.mark.parametrize(
     "error",
-    [HangupError(), RawError("{}"), RefusalError(503, "busy"), RefusalError(404, "no such model")],
+    quick_first(
+        [
+            HangupError(),
+            RawError("{}"),
+            RefusalError(503, "busy"),
+            RefusalError(404, "no such model"),
+        ]
+    ),
 )
 def test_a_failure_that_passes_is_not_noticed(
     engine: ServerEngine, model: LanguageModel, fake: FakeVllm, error: Exception
@@ -245,16 +262,18 @@ Choice = dict[str, Any]
 
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
-    [
-        (lambda c: c.pop("token_ids"), "choices.0.token_ids: Field required"),
-        (lambda c: c.pop("logprobs"), "choices.0.logprobs: Field required"),
-        (lambda c: c["logprobs"]["token_logprobs"].pop(), "token_logprobs"),
-        (lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, None), "valid number"),
-        (lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, float("nan")), "not finite"),
-        (lambda c: c["token_ids"].__setitem__(0, 10**6), "token 1000000, and the policy has"),
-        (lambda c: c["prompt_token_ids"].pop(), "to another context than it was sent"),
-        (lambda c: c["token_ids"].extend([5] * 50), "token_ids and"),
-    ],
+    quick_first(
+        [
+            (lambda c: c.pop("token_ids"), "choices.0.token_ids: Field required"),
+            (lambda c: c.pop("logprobs"), "choices.0.logprobs: Field required"),
+            (lambda c: c["logprobs"]["token_logprobs"].pop(), "token_logprobs"),
+            (lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, None), "valid number"),
+            (lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, float("nan")), "not finite"),
+            (lambda c: c["token_ids"].__setitem__(0, 10**6), "token 1000000, and the policy has"),
+            (lambda c: c["prompt_token_ids"].pop(), "to another context than it was sent"),
+            (lambda c: c["token_ids"].extend([5] * 50), "token_ids and"),
+        ]
+    ),
     ids=["no ids", "no logprobs", "one less", "null", "nan", "unknown token", "prompt", "too long"],
 )
 def test_numbers_that_cannot_be_right_are_not_believed(
@@ -278,6 +297,7 @@ def test_numbers_that_cannot_be_right_are_not_believed(
     assert sentence in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_response_that_ends_for_a_reason_of_the_server_is_not_believed(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -296,6 +316,7 @@ def test_a_response_that_ends_for_a_reason_of_the_server_is_not_believed(
         respond(engine)
 
 
+@pytest.mark.slow
 def test_what_was_sampled_past_the_end_of_a_response_is_cut_off(
     engine: ServerEngine, model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -313,6 +334,7 @@ def test_what_was_sampled_past_the_end_of_a_response_is_cut_off(
     assert all(response.stopped for response in respond(engine))
 
 
+@pytest.mark.slow
 def test_a_server_that_was_started_again_gets_its_weights_again(
     engine: ServerEngine, model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -322,6 +344,7 @@ def test_a_server_that_was_started_again_gets_its_weights_again(
     assert largest_gap(model, respond(engine)) < ROUNDING
 
 
+@pytest.mark.slow
 def test_a_response_of_other_weights_is_not_taken(
     engine: ServerEngine, model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -332,6 +355,7 @@ def test_a_response_of_other_weights_is_not_taken(
     assert largest_gap(model, respond(engine)) < ROUNDING
 
 
+@pytest.mark.slow
 def test_an_adapter_that_a_restart_has_lost_is_loaded_again(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -343,6 +367,7 @@ def test_an_adapter_that_a_restart_has_lost_is_loaded_again(
     assert largest_gap(model, respond(engine)) < ROUNDING
 
 
+@pytest.mark.slow
 def test_weights_that_the_server_does_not_take_over_are_noticed_before_an_episode_is_played(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -364,6 +389,7 @@ def test_log_probabilities_before_the_temperature_are_recognised(
         respond(engine, temperature=0.5)
 
 
+@pytest.mark.slow
 def test_servers_are_compared_at_the_temperature_of_training_before_an_episode_is_played(
     make_engine: Callable[..., ServerEngine], model: LanguageModel, fake: FakeVllm
 ) -> None:
@@ -427,6 +453,7 @@ def test_a_server_that_stalls_again_and_again_ends_in_one_error(
 # Keys
 
 
+@pytest.mark.slow
 def test_a_server_that_wants_a_key_gets_the_one_in_the_variable(
     make_engine: Callable[..., ServerEngine],
     model: LanguageModel,

@@ -13,11 +13,12 @@ from ragen_apo.training.algorithms.apo import ApoTargets
 from ragen_apo.training.algorithms.apo_turn import TurnTargets
 from ragen_apo.values.state_values import segments
 from tests.factories import config, sampled_logprobs, step_without_update, trainer, trainer_of
+from tests.sweeps import quick_first
 
 TRACE = 0.5
 
 
-@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
+@pytest.mark.parametrize("algorithm", quick_first(["apo", "apo_turn"]))
 def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_with(
     algorithm: str, session: Session
 ) -> None:
@@ -72,7 +73,7 @@ def first_offsets(targets: ApoTargets | TurnTargets) -> Tensor:
     return targets.offset_BS[:, 0] if isinstance(targets, TurnTargets) else targets.offset_B
 
 
-@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
+@pytest.mark.parametrize("algorithm", quick_first(["apo", "apo_turn"]))
 def test_a_fitted_step_subtracts_the_line_through_the_others(
     algorithm: str, session: Session
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_fitted_step_subtracts_the_line_through_the_others(
     assert first_offsets(seen.targets).tolist() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_without_the_key_nothing_is_subtracted(session: Session) -> None:
     assert not step_without_update(trainer(session)).targets.offset_B.any()
 

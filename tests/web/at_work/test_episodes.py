@@ -21,6 +21,7 @@ from ragen_apo.web.at_work.policies import policies_of
 from ragen_apo.web.at_work.worker import Workplace
 from ragen_apo.web.at_work.writer import Writer, draws_of_turn
 from tests import factories
+from tests.sweeps import quick_first
 from tests.web.watching import Watcher, workplace_of, workplace_with
 
 
@@ -46,6 +47,7 @@ def shown(turn: Turn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_greedy_episode_is_the_evaluated_episode_of_the_task(
     watcher: Watcher, finished_run: Path
 ) -> None:
@@ -63,7 +65,7 @@ def test_a_greedy_episode_is_the_evaluated_episode_of_the_task(
         assert played.episode.observation == row["final_observation"]
 
 
-@pytest.mark.parametrize("draw", [0, 2])
+@pytest.mark.parametrize("draw", quick_first([0, 2]))
 def test_a_sampled_episode_has_the_tokens_of_the_rollout_with_its_seed(
     draw: int, watcher: Watcher, session: Session
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_sampled_episode_has_the_tokens_of_the_rollout_with_its_seed(
         assert replace(mine, **same) == replace(theirs, **same)
 
 
+@pytest.mark.slow
 def test_after_the_way_back_the_policy_writes_the_same_again(watcher: Watcher) -> None:
     watcher.begin(temperature=1.0, task=1)
     watcher.send("/work/run")
@@ -129,6 +132,7 @@ def test_a_whole_response_is_read_as_the_policys(watcher: Watcher) -> None:
     assert turn.reward < 0
 
 
+@pytest.mark.slow
 def test_a_response_that_is_broken_off_leaves_the_writer_as_it_was(session: Session) -> None:
     model = session.load_model(session.run.policy)
     prompt = tuple(range(5, 45))
@@ -150,6 +154,7 @@ def test_a_response_that_is_broken_off_leaves_the_writer_as_it_was(session: Sess
     assert written(writer)[1] == tokens  # with the prompt in the cache
 
 
+@pytest.mark.slow
 def test_another_policy_answers_the_same_prompt_and_scores_the_turn(
     watcher: Watcher, session: Session
 ) -> None:
@@ -176,6 +181,7 @@ def test_another_policy_answers_the_same_prompt_and_scores_the_turn(
     assert f"of the turn: {log_ratio:+.2f}" in watcher.text
 
 
+@pytest.mark.slow
 def test_the_state_of_a_training_task_has_v_star_and_that_of_another_task_has_none(
     watcher: Watcher, session: Session
 ) -> None:
@@ -194,6 +200,7 @@ def test_the_state_of_a_training_task_has_v_star_and_that_of_another_task_has_no
     assert "The value store has no V* of this state under reference" in watcher.text
 
 
+@pytest.mark.slow
 def test_a_turn_by_hand_can_be_asked_about_too(watcher: Watcher) -> None:
     watcher.begin()
     watcher.send("/work/take", action="search story")

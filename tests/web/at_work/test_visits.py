@@ -59,6 +59,7 @@ class Held(ShopEnvironment):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_visitors_at_once_do_not_see_each_others_episodes(workplace: Workplace) -> None:
     together = threading.Barrier(4)
 
@@ -80,6 +81,7 @@ def test_visitors_at_once_do_not_see_each_others_episodes(workplace: Workplace) 
     assert len(workplace.visits) == 4
 
 
+@pytest.mark.slow
 def test_who_goes_away_while_he_waits_leaves_the_models_to_the_others(session: Session) -> None:
     gate = Gate()
     with workplace_with(gate.environment, session) as workplace:
@@ -101,6 +103,7 @@ def test_who_goes_away_while_he_waits_leaves_the_models_to_the_others(session: S
         assert (gone.played.turns, gone.writing) == ([], None)
 
 
+@pytest.mark.slow
 def test_who_comes_back_finds_the_turn_played(workplace: Workplace) -> None:
     watcher, second = Watcher(workplace), Watcher(workplace)
     watcher.begin()
@@ -110,6 +113,7 @@ def test_who_comes_back_finds_the_turn_played(workplace: Workplace) -> None:
     assert "Go back to turn 1" in watcher.look()
 
 
+@pytest.mark.slow
 def test_while_a_turn_is_written_nothing_else_changes_the_episode(session: Session) -> None:
     gate = Gate()
     with workplace_with(gate.environment, session) as workplace:
@@ -125,6 +129,7 @@ def test_while_a_turn_is_written_nothing_else_changes_the_episode(session: Sessi
         assert watcher.visit.played.by_hand == (False,)
 
 
+@pytest.mark.slow
 def test_what_is_stopped_while_it_waits_is_as_if_it_had_not_begun(session: Session) -> None:
     gate = Gate()
     with workplace_with(gate.environment, session) as workplace:
@@ -143,6 +148,7 @@ def test_what_is_stopped_while_it_waits_is_as_if_it_had_not_begun(session: Sessi
         assert watcher.visit.played.by_hand == (True, False)
 
 
+@pytest.mark.slow
 def test_nothing_is_played_to_the_end_for_nobody(session: Session) -> None:
     gate, clock = Gate(), Clock()
     with workplace_with(gate.environment, session, clock=clock) as workplace:
@@ -181,6 +187,7 @@ def test_a_form_of_an_older_page_changes_nothing(workplace: Workplace) -> None:
     assert watcher.visit.played.turns == turns
 
 
+@pytest.mark.slow
 def test_after_the_end_nothing_is_played(workplace: Workplace) -> None:
     watcher = Watcher(workplace)
     watcher.begin()
@@ -192,6 +199,7 @@ def test_after_the_end_nothing_is_played(workplace: Workplace) -> None:
     assert len(watcher.visit.played.turns) == num_turns
 
 
+@pytest.mark.slow
 def test_who_waits_for_the_end_does_not_see_a_moment_between_two_turns(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +308,7 @@ class Hostile(ShopEnvironment):
         return HOSTILE, reward, terminated, truncated, info
 
 
+@pytest.mark.slow
 def test_hostile_text_of_environment_and_visitor_stays_text(session: Session) -> None:
     with workplace_with(lambda: Hostile(**SHOP), session) as workplace:
         watcher = Watcher(workplace)

@@ -20,6 +20,7 @@ LINK = re.compile(r'href="(/[^"]*)"')
 MOST_OF_A_KIND = 15
 
 
+@pytest.mark.slow
 def test_every_link_of_every_kind_of_page_leads_somewhere_and_nothing_is_written(
     trained_runs: Path,
 ) -> None:

@@ -61,6 +61,7 @@ print(len(stored_values(Path(sys.argv[1]), sys.argv[2], beta=1).tasks))
 """
 
 
+@pytest.mark.slow
 def test_reading_a_store_that_another_process_writes_leaves_it_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "values.sqlite"
     with _store(path):
