@@ -54,7 +54,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --max
 test: setup ## run all tests, one process a core (about 8 minutes on two idle cores)
 	$(PYTEST)
 
-test-fast: setup ## run the quick tests, for every save (about two minutes on two cores)
+test-fast: setup ## run the quick tests, for every save (about a minute on two idle cores)
 	$(PYTEST) -m "not slow"
 
 $(VLLM_READY): tests/vllm/requirements.txt

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,10 +36,10 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def imports_restored() -> Iterator[None]:
     """An environment that a test takes from a file leaves neither its folder nor its module."""
-    folders, modules = list(sys.path), set(sys.modules)
+    folders, newest = list(sys.path), next(reversed(sys.modules))
     yield
     sys.path[:] = folders
-    for name in set(sys.modules) - modules:
+    for name in [*takewhile(lambda name: name != newest, reversed(sys.modules))]:
         if re.search(r"_[0-9a-f]{12}$", name):  # as `environments.foreign` names them
             del sys.modules[name]
 

@@ -123,6 +123,7 @@ def test_the_report_is_written(run: ragen_apo.Run) -> None:
     assert all(path.is_file() for path in paths)
 
 
+@pytest.mark.slow
 def test_values_are_estimated(run: ragen_apo.Run) -> None:
     coverage = ragen_apo.estimate_values(run, samples=2, progress=False)
     assert set(coverage["tasks_by_num_samples"].values()) == {coverage["num_tasks"]}

@@ -416,6 +416,7 @@ def test_the_walk_of_the_stopping_rule_equals_playing_every_sequence_of_results(
     assert stopping_rule.stops(schedule, p=p, delayed=delayed) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_page_on_the_algorithm_are_the_exact_ones() -> None:
     page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8").splitlines()
     assert {*stopping_rule.bias_table(), *stopping_rule.budget_table()} <= set(page)

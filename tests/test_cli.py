@@ -477,6 +477,7 @@ SHOP_OPTIONS = ("--max_turns", 3, "--num_products", 24)
 """Those of the tiny configuration."""
 
 
+@pytest.mark.slow
 def test_check_prints_each_promise_and_how_the_scripted_policies_fare(command: Command) -> None:
     result = command("check", "frozen_lake", "--slippery", "false", "--num-tasks", 4)
     assert result.status == 0
@@ -484,6 +485,7 @@ def test_check_prints_each_promise_and_how_the_scripted_policies_fare(command: C
     assert "oracle" in result.out and "100.0%" in result.out
 
 
+@pytest.mark.slow
 def test_check_of_an_environment_with_a_fault_says_so_and_ends_with_status_1(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

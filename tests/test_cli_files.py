@@ -68,6 +68,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_played(
     assert not played
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_written_is_one_line_whoever_says_so(
     command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,7 @@ def test_a_run_whose_configuration_was_emptied_or_cut_off_does_not_go_on_with_de
 
 
 @pytest.mark.parametrize(
-    "older", ["rollouts:\n(?: .*\n)+", "  ahead: .*\n", "  schedule: static\n"]
+    "older", quick_first(["rollouts:\n(?: .*\n)+", "  ahead: .*\n", "  schedule: static\n"])
 )
 def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(
     older: str, command: Command, unfinished: Path
@@ -182,13 +182,15 @@ def test_keys_that_an_older_run_lacks_are_keys_that_may_change() -> None:
 
 @pytest.mark.parametrize(
     ("line", "edited", "change"),
-    [
-        ("seed: 0", "seed: 1", "seed was 0 and is 1"),
-        ("  loss: regression", "  loss: weighted", 'loss was "regression" and is "weighted"'),
-        ("  num_products: 24", "  num_products: 23", "num_products was 24 and is 23"),
-        ("  num_products: 24\n", "", "environment.num_products was 24 and is null"),
-        ("  beta2: 0.05", "  beta2: 0.06", "algorithm.beta2 was 0.05 and is 0.06"),
-    ],
+    quick_first(
+        [
+            ("seed: 0", "seed: 1", "seed was 0 and is 1"),
+            ("  loss: regression", "  loss: weighted", 'loss was "regression" and is "weighted"'),
+            ("  num_products: 24", "  num_products: 23", "num_products was 24 and is 23"),
+            ("  num_products: 24\n", "", "environment.num_products was 24 and is null"),
+            ("  beta2: 0.05", "  beta2: 0.06", "algorithm.beta2 was 0.05 and is 0.06"),
+        ]
+    ),
 )
 def test_a_run_whose_configuration_was_edited_is_not_resumed(
     line: str, edited: str, change: str, command: Command, unfinished: Path

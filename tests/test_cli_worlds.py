@@ -17,6 +17,7 @@ from ragen_apo.environments.human.recordings import read_recordings
 from ragen_apo.errors import ConfigError
 from tests import factories
 from tests.command_line import Command
+from tests.sweeps import quick_first
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "adding_an_environment.md"
 
@@ -38,7 +39,7 @@ def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 # By file and by module
 
 
-@pytest.mark.parametrize("file", ["guess.py", "./guess.py", "{folder}/guess.py"])
+@pytest.mark.parametrize("file", quick_first(["guess.py", "./guess.py", "{folder}/guess.py"]))
 def test_an_environment_in_a_file_is_checked_without_being_a_package(
     file: str, command: Command, folder: Path
 ) -> None:
@@ -198,6 +199,7 @@ def world(folder: Path, **members: str) -> str:
     return "changed.py:make_guess_number"
 
 
+@pytest.mark.slow
 def test_a_check_of_an_environment_that_exits_with_0_in_a_step_does_not_pass(
     command: Command, folder: Path
 ) -> None:
@@ -232,6 +234,7 @@ def test_a_check_prints_no_escape_sequence_of_an_environment(
     assert len(out) < 10_000
 
 
+@pytest.mark.slow
 def test_what_an_environment_says_cannot_pass_for_a_line_of_the_check(
     command: Command, folder: Path
 ) -> None:

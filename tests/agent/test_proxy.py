@@ -113,6 +113,7 @@ def test_another_seed_gives_another_episode(
     assert one.turns[0].response_token_ids != other.turns[0].response_token_ids
 
 
+@pytest.mark.slow
 def test_finished_episodes_are_handed_over_once_and_early(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:
@@ -133,11 +134,13 @@ def test_no_requests_give_no_trajectories(
 
 @pytest.mark.parametrize(
     ("window", "num_samples"),
-    [
-        (ContextWindow(), 1),
-        (ContextWindow(num_turns=1), 2),
-        (ContextWindow(num_turns=0, num_actions=1), 3),
-    ],
+    quick_first(
+        [
+            (ContextWindow(), 1),
+            (ContextWindow(num_turns=1), 2),
+            (ContextWindow(num_turns=0, num_actions=1), 3),
+        ]
+    ),
 )
 def test_recorded_logprobs_equal_scored_ones(
     window: ContextWindow,
@@ -157,6 +160,7 @@ def test_recorded_logprobs_equal_scored_ones(
             )
 
 
+@pytest.mark.slow
 def test_a_window_keeps_an_episode_going_where_the_full_context_is_full(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:
@@ -235,6 +239,7 @@ def test_an_interrupted_rollout_leaves_the_agent_usable(
     assert_same(play(agent, requests), play(proxy(tiny_model, environments), requests))
 
 
+@pytest.mark.slow
 def test_recorded_tokens_are_those_that_were_sampled_and_read(
     tiny_model: LanguageModel,
     environments: EnvironmentManager,
@@ -302,7 +307,9 @@ def test_a_scripted_episode_has_the_tokens_that_the_model_would_have(
     assert play(agent, requests[:1]) == [scripted]
 
 
-@pytest.mark.parametrize("template", [GEMMA, R1, UNTHINKING], ids=["gemma", "r1", "unthinking"])
+@pytest.mark.parametrize(
+    "template", quick_first([GEMMA, R1, UNTHINKING]), ids=["gemma", "r1", "unthinking"]
+)
 def test_a_demonstration_is_what_a_policy_writes_under_templates_of_every_kind(
     tiny_model: LanguageModel,
     chatml_tokenizer,

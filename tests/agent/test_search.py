@@ -203,6 +203,7 @@ def test_a_beam_keeps_the_paths_of_the_textbook(world: World, width: int) -> Non
     assert [path_of(each) for each in found] == expected
 
 
+@pytest.mark.slow
 def test_a_beam_as_wide_as_the_world_finds_the_most_likely_path(world: World) -> None:
     requests = world.requests(1)
     (found,) = world.search(requests, width=ALL, candidates=MANY, rank_by="likelihood")
@@ -243,6 +244,7 @@ def every_episode(world: World, task: Task) -> list[Any]:
     return episodes
 
 
+@pytest.mark.slow
 def test_where_the_store_knows_all_moves_the_best_return_is_found_whatever_is_likely(
     world: World,
 ) -> None:
@@ -264,6 +266,7 @@ def test_many_votes_choose_the_more_probable_action_of_each_turn(world: World) -
         assert probability(path[:index], action) > 0.4
 
 
+@pytest.mark.slow
 def test_moves_that_the_store_does_not_know_are_chosen_by_likelihood(world: World) -> None:
     by_values = world.search(width=2, candidates=MANY, rank_by="values")
     by_likelihood = world.search(width=2, candidates=MANY, rank_by="likelihood")

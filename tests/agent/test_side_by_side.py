@@ -147,6 +147,7 @@ def meeting() -> Iterator[EnvironmentManager]:
     assert not own_threads()
 
 
+@pytest.mark.slow
 def test_environments_of_a_policys_episodes_act_at_the_same_time(
     tiny_model: LanguageModel, meeting: EnvironmentManager
 ) -> None:
@@ -304,6 +305,7 @@ class Faulty(ShopEnvironment):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_the_first_error_in_order_is_raised_as_with_one_worker(
     tiny_model: LanguageModel,
 ) -> None:

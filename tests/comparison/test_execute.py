@@ -109,6 +109,7 @@ def test_every_reference_comes_before_the_runs_that_start_from_it(
     assert runs.most_at_once <= parallel
 
 
+@pytest.mark.slow
 def test_runs_that_are_done_are_reused_and_a_lost_evaluation_is_made_up_for(runs: Runs) -> None:
     found = play(runs)
     runs.calls.clear()
@@ -141,6 +142,7 @@ def test_a_run_that_was_evaluated_otherwise_since_is_evaluated_again(
     assert results.read_text() == before
 
 
+@pytest.mark.slow
 def test_results_that_do_not_say_how_they_were_made_are_made_again(runs: Runs) -> None:
     found = play(runs)
     found["two", 0].results.write_text('{"success_rate": 0.5, "split": "test"}')
@@ -222,6 +224,7 @@ def test_a_comparison_that_was_moved_is_reused(runs: Runs) -> None:
         play(runs)
 
 
+@pytest.mark.slow
 def test_runs_that_share_values_wait_for_the_first_and_take_its_store(runs: Runs) -> None:
     (runs.out.parent / "compare.yaml").write_text(SHARING)
     found = play(runs, parallel=4)

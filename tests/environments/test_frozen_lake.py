@@ -51,6 +51,7 @@ def test_every_transition_is_gymnasiums(certainty: float) -> None:
                     assert ours[state] == pytest.approx(expected[state])
 
 
+@pytest.mark.slow
 def test_slips_happen_as_often_as_the_options_say() -> None:
     environment = make_environment("frozen_lake", {"success_rate": 0.5})
     places: Counter[str] = Counter()

@@ -115,6 +115,7 @@ def test_a_small_group_may_prefer_the_lower_mean_of_graded_returns(beta1, size, 
 groups = st.lists(st.floats(-2, 2), min_size=2, max_size=8)
 
 
+@pytest.mark.slow
 @given(groups, st.floats(0.2, 2), st.floats(1.1, 4))
 def test_the_targets_of_a_group_are_those_of_a_distribution_with_one_beta_alone(
     returns, beta, factor

@@ -262,6 +262,7 @@ def test_a_row_that_is_done_goes_on_while_others_still_write(llama: LanguageMode
     assert slow.sampling and len(slow.sampling.token_ids) > 3
 
 
+@pytest.mark.slow
 @given(lengths=st.lists(st.integers(1, 6000), min_size=1, max_size=30))
 def test_prompts_are_read_in_as_few_passes_as_their_order_allows(lengths: list[int]) -> None:
     rows = [Row(slot, np.random.default_rng(0), unread=[9] * n) for slot, n in enumerate(lengths)]
@@ -323,6 +324,7 @@ def test_the_last_row_leaves_its_memory_to_the_next(
     assert used_memory() == used
 
 
+@pytest.mark.slow
 def test_a_cache_that_grows_to_its_capacity_takes_one_spare_piece_of_memory(
     llama: LanguageModel, spare: list[SpareMemory]
 ) -> None:
@@ -723,6 +725,7 @@ def test_evenly_spaced_draws_reproduce_the_distribution() -> None:
     assert (shares - logprobs.exp()[0]).abs().max() < 1.5 / num_draws
 
 
+@pytest.mark.slow
 @given(
     logits=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30),
     uniform=st.floats(0, 1, exclude_max=True),

@@ -69,6 +69,7 @@ def folder(tiny_model: LanguageModel, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_a_saved_model_writes_the_same_text_in_plain_transformers(
     tiny_model: LanguageModel, tmp_path: Path
 ) -> None:

@@ -304,6 +304,7 @@ def sizes_of_a_pass(model: LanguageModel, *, num_targets: int) -> tuple[int, int
     return sizes.largest, kept
 
 
+@pytest.mark.slow
 def test_logits_take_no_more_memory_for_more_targets(
     llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

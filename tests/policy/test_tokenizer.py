@@ -69,6 +69,7 @@ def test_the_same_texts_give_the_same_tokenizer(shop_texts: list[str]) -> None:
     assert first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_at_most_as_large_as_asked(shop_texts: list[str]) -> None:
     assert len(train_tokenizer(shop_texts, vocab_size=700)) == 700
     assert len(train_tokenizer(["a b"], vocab_size=700)) < 700

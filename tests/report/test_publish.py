@@ -139,6 +139,7 @@ def test_adapters_go_along_and_name_no_folder_of_this_machine(
     assert f"folder `adapter`. They belong to {belong}." in card.text
 
 
+@pytest.mark.slow
 def test_the_command_names_the_license(
     published_run: Path, hub: Hub, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

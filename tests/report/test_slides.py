@@ -37,6 +37,7 @@ def pictures(slide: Any) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_there_are_two_slides_an_overview_and_the_results(build_run: Callable[..., Path]) -> None:
     overview, results = read_slides(load_run(build_run()))
     for station in ("Task", "Rollout", "Trajectory", "V*", "Advantage", "Loss", "Checkpoint",
@@ -71,6 +72,7 @@ def test_every_shape_lies_on_its_slide(build_run: Callable[..., Path]) -> None:
             assert shape.top + shape.height <= presentation.slide_height
 
 
+@pytest.mark.slow
 def test_an_untrained_run_has_no_curve_and_says_so(build_run: Callable[..., Path]) -> None:
     overview, results = read_slides(load_run(build_run(trained=False)))
     assert "Not trained in this run" in texts(overview)

@@ -102,6 +102,7 @@ class MeetingShop(ShopEnvironment):
         return super().reset(task, seed=seed)
 
 
+@pytest.mark.slow
 def test_environments_act_at_the_same_time_where_the_configuration_says_so(out: Path) -> None:
     """Those of the baselines as well; and it is no part of what is evaluated."""
     meeting = {**SHOP, "name": MeetingShop}
@@ -132,6 +133,7 @@ def test_a_shopper_that_calls_tools_solves_every_task(out: Path) -> None:
         assert (result["role"], result["tool_call_id"]) == ("tool", said["tool_calls"][0]["id"])
 
 
+@pytest.mark.slow
 def test_kept_calls_are_not_asked_for_again(out: Path) -> None:
     with serving(calling_shopper) as server:
         before = evaluate(server, out, **CALLS)
@@ -159,6 +161,7 @@ def test_further_keys_are_in_every_request_and_part_of_the_evaluation(out: Path)
             evaluate(server, out)
 
 
+@pytest.mark.slow
 def test_answers_are_kept_by_the_further_keys_as_well(out: Path, tmp_path: Path) -> None:
     with serving(perfect_shopper) as server:
         evaluate(server, out)
@@ -208,6 +211,7 @@ def test_further_keys_are_json(out: Path) -> None:
         evaluate("http://127.0.0.1:9/v1", out, extra_body={"top_p": float("nan")})
 
 
+@pytest.mark.slow
 def test_options_of_a_template_are_not_sent_unasked_and_that_is_said(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +266,7 @@ def test_a_call_that_the_server_has_left_in_the_text_is_read(out: Path) -> None:
     assert [(turn.thought, turn.action) for turn in episode.turns] == [("a", "buy 1")]
 
 
+@pytest.mark.slow
 def test_an_evaluation_from_before_there_were_tools_goes_on(out: Path) -> None:
     with serving(perfect_shopper) as server:
         before = evaluate(server, out)
@@ -336,6 +341,7 @@ def test_a_context_in_which_no_task_fits_is_an_error(out: Path) -> None:
 # One at a time or many, with faults or without
 
 
+@pytest.mark.slow
 def test_questions_side_by_side_change_no_result(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "many"]
     with serving(perfect_shopper) as server:
@@ -446,6 +452,7 @@ def test_at_a_temperature_an_episode_that_begins_again_is_asked_again(out: Path)
     assert len(server.requests) == 12
 
 
+@pytest.mark.slow
 def test_an_answer_depends_on_the_messages(out: Path) -> None:
     """Also where evaluation.yaml was edited."""
     with serving(perfect_shopper) as server:

@@ -55,6 +55,7 @@ def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
     origin.require_same_origin(open_session(config, run, SilentProgress()))
 
 
+@pytest.mark.slow
 def test_a_run_from_before_versions_of_the_environment_were_noted_goes_on(session: Session) -> None:
     shutil.rmtree(session.run.policy)  # a finished run is left as it is
     status = session.run.read_status()

@@ -186,6 +186,7 @@ def test_several_turns_are_those_of_the_cpu(tiny_model: LanguageModel, temperatu
     assert [each for _, each in actual] == pytest.approx([each for _, each in expected], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_pass_of_one_new_token_waits_for_its_result_alone(
@@ -257,6 +258,7 @@ def test_a_recorded_pass_is_started_as_one(tiny_model: LanguageModel) -> None:
     assert computed == [0, 1, moved, moved + 1]
 
 
+@pytest.mark.slow
 def test_prompts_of_many_rows_are_as_many_operators_as_those_of_two(
     tiny_model: LanguageModel,
 ) -> None:

@@ -278,6 +278,7 @@ def test_a_share_of_the_samples_is_relabelled() -> None:
     assert samples[0] not in relabel(samples, token_ids=numbers, seed=0, step=0)
 
 
+@pytest.mark.slow
 def test_keys_say_which_share_of_the_demonstrations_is_relabelled_and_what_it_spares(
     session: Session,
 ) -> None:

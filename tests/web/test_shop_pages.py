@@ -14,6 +14,7 @@ from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.types import Task
 from ragen_apo.web.shop.visits import Visits
+from tests.sweeps import quick_first
 from tests.web.shopping import LOCAL, Visitor, shop_of
 
 
@@ -237,7 +238,7 @@ def data(
     return {"data": request.param, "store": store, "split_scheme": "product"}
 
 
-@pytest.mark.parametrize("observation", ["compact", "text", "text_rich"])
+@pytest.mark.parametrize("observation", quick_first(["compact", "text", "text_rich"]))
 def test_webshop_is_shopped_with_its_options_and_every_page(
     observation: str, data: Mapping[str, Any], tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_more_attempts_do_not_earn_more_than_one() -> None:
     assert answers[2][4]["invalid_action"] is True
 
 
+@pytest.mark.slow
 def test_every_task_can_be_solved_within_its_limits() -> None:
     environment = make_environment("countdown", {"num_numbers": 4, "max_target": 50})
     for task in [*environment.tasks("train")[:50], *environment.tasks("test")[:20]]:

@@ -75,6 +75,7 @@ def test_every_text_is_a_number_or_none(text: str) -> None:
     assert isinstance(number_of(text), (Fraction, type(None)))
 
 
+@pytest.mark.slow
 @given(st.fractions(max_denominator=10**6))
 def test_a_fraction_is_read_as_python_writes_it(number: Fraction) -> None:
     assert number_of(str(number)) == number

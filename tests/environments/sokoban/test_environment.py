@@ -209,6 +209,7 @@ def test_demands_that_no_level_meets_are_an_error_that_says_so() -> None:
         make_environment("sokoban", {"min_pushes": 30})
 
 
+@pytest.mark.slow
 def test_the_same_level_in_every_rendering_is_the_same_task_and_another_version() -> None:
     renderings = ("grid", "words", "coordinates", "grid_and_coordinates")
     worlds = [make_environment("sokoban", {"observation": choice}) for choice in renderings]

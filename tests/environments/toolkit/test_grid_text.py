@@ -15,6 +15,7 @@ from ragen_apo.environments.toolkit.grid_text import (
     symmetric_key,
     view,
 )
+from tests.sweeps import quick_first
 
 RENDERINGS: list[Observation] = ["grid", "words", "coordinates", "grid_and_coordinates"]
 
@@ -30,7 +31,7 @@ def boards(draw: st.DrawFn, symbols: str, *, is_walled: bool) -> Board:
     return (wall, *(f"#{row}#" for row in rows), wall)
 
 
-@pytest.mark.parametrize("observation", RENDERINGS)
+@pytest.mark.parametrize("observation", quick_first(RENDERINGS))
 @given(data=st.data())
 def test_reading_is_the_inverse_of_rendering(observation: Observation, data: st.DataObject) -> None:
     for language in (SOKOBAN_LANGUAGE, LAKE_LANGUAGE):

@@ -32,6 +32,7 @@ def test_actions_are_read_part_by_part(
     assert parse_actions(text, names=NAMES, limit=3) == expected
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=9))
 def test_reading_is_the_inverse_of_joining(names: list[str]) -> None:
     parsed = parse_actions(join_actions(names), names=NAMES, limit=9)

@@ -15,6 +15,7 @@ from ragen_apo.environments.webshop.search import (
     length_of_byte,
 )
 from ragen_apo.environments.webshop.tokens import analyze
+from tests.sweeps import quick_first
 
 F = np.float32
 
@@ -90,7 +91,7 @@ def test_an_index_of_many_chunks_equals_one_of_a_single_chunk(tmp_path: Path) ->
     assert not list((tmp_path / "many").glob("chunk-*"))
 
 
-@pytest.mark.parametrize("num_seeds", [1, 60])
+@pytest.mark.parametrize("num_seeds", quick_first([1, 60]))
 def test_the_shortcut_for_many_postings_changes_nothing(
     num_seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def recomputed(first: str, second: str) -> int:
     return round(max(candidates))
 
 
+@pytest.mark.slow
 @given(TEXTS, TEXTS)
 def test_the_ratio_equals_an_independent_recomputation(first: str, second: str) -> None:
     assert token_set_ratio(first, second) == recomputed(first, second)

@@ -42,6 +42,7 @@ def test_tokens_come_with_the_log_probabilities_that_the_policy_gives_them(
     assert largest_gap(model, responses) < ROUNDING
 
 
+@pytest.mark.slow
 def test_another_temperature_is_sampled_and_reported(
     engine: ServerEngine, model: LanguageModel
 ) -> None:

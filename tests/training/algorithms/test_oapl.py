@@ -212,6 +212,7 @@ def test_rollouts_that_fail_leave_the_trained_policy_in_place(session: Session) 
     assert trainer.policy.fingerprint() == trained
 
 
+@pytest.mark.slow
 def test_with_adapters_they_alone_are_kept_and_exchanged(qwen_folder: Path) -> None:
     policy = load_language_model(qwen_folder, device=torch.device("cpu"))
     add_adapters(policy.model, LoraConfig(rank=2, alpha=4), seed=0)

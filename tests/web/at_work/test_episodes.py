@@ -100,6 +100,7 @@ def test_after_the_way_back_the_policy_writes_the_same_again(watcher: Watcher) -
     ]
 
 
+@pytest.mark.slow
 def test_a_turn_by_hand_is_executed_and_the_policy_goes_on_with_the_numbers_of_its_turn(
     watcher: Watcher, session: Session
 ) -> None:
