@@ -238,18 +238,20 @@ def test_lockstep_plays_the_same_episodes_up_to_the_rounding_of_a_batch(
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("shop", SHOP),
-        ("webshop", {"data": "generated:40", "max_turns": 6}),
-        ("sokoban", {"num_train_tasks": 8, "num_test_tasks": 4}),
-        ("frozen_lake", {"num_train_tasks": 8, "num_test_tasks": 4}),
-        ("bandit", {"kind": "bernoulli"}),
-        ("countdown", {"num_train_tasks": 8, "num_test_tasks": 4}),
-        ("questions", {"num_train_tasks": 8, "num_test_tasks": 4}),
-        ("mixture", {"parts": {"shop": SHOP, "frozen_lake": {}}}),
-    ],
+    quick_first(
+        [
+            ("shop", SHOP),
+            ("webshop", {"data": "generated:40", "max_turns": 6}),
+            ("sokoban", {"num_train_tasks": 8, "num_test_tasks": 4}),
+            ("frozen_lake", {"num_train_tasks": 8, "num_test_tasks": 4}),
+            ("bandit", {"kind": "bernoulli"}),
+            ("countdown", {"num_train_tasks": 8, "num_test_tasks": 4}),
+            ("questions", {"num_train_tasks": 8, "num_test_tasks": 4}),
+            ("mixture", {"parts": {"shop": SHOP, "frozen_lake": {}}}),
+        ]
+    ),
 )
-@pytest.mark.parametrize("policy", ["teacher", "random"])
+@pytest.mark.parametrize("policy", quick_first(["teacher", "random"]))
 def test_scripted_episodes_are_the_same_with_many_workers(
     name: str, options: dict[str, Any], policy: str
 ) -> None:

@@ -14,6 +14,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from tests.policy.test_architecture import build, longrope
 from tests.pretrained import needs_smollm2
+from tests.sweeps import quick_first
 
 
 def test_every_supported_architecture_computes_a_conversation_alike(
@@ -25,7 +26,7 @@ def test_every_supported_architecture_computes_a_conversation_alike(
     probe_conversation(any_model)
 
 
-@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", quick_first([torch.float32, torch.bfloat16]))
 def test_rounding_to_bfloat16_is_within_its_tolerance(
     any_model: LanguageModel, weights: torch.dtype
 ) -> None:

@@ -18,6 +18,7 @@ from ragen_apo.policy.lora import add_adapters
 from ragen_apo.policy.scoring import TokenScores, score_tokens, token_logprobs
 from ragen_apo.seeding import generator
 from tests.generating import respond
+from tests.sweeps import quick_first
 
 
 def sampled_batch(
@@ -233,8 +234,8 @@ def in_pieces_of(num_rows: int, model: LanguageModel, monkeypatch: pytest.Monkey
     monkeypatch.setattr(language_model, "MAX_LOGITS", largest + model.vocabulary_size // 2)
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 39])
-@pytest.mark.parametrize("entropy_gradients", [False, True])
+@pytest.mark.parametrize("num_rows", quick_first([1, 7, 39]))
+@pytest.mark.parametrize("entropy_gradients", quick_first([False, True]))
 def test_pieces_have_the_scores_and_gradients_of_all_logits(
     any_model: LanguageModel,
     num_rows: int,

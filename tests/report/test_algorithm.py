@@ -22,6 +22,7 @@ from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import page
 from ragen_apo.report.slides import pipeline, slides
 from ragen_apo.report.tables import monitor_rows, summary_csv
+from tests.sweeps import quick_first
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -90,7 +91,7 @@ def test_every_algorithm_has_its_traits_and_a_sentence_that_begins_with_its_name
         assert traits.sentence.startswith(f"{traits.label} ")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", quick_first(ALGORITHMS))
 def test_the_report_names_the_algorithm_of_the_run_and_has_its_panels_and_never_another(
     algorithm: str, build_run: Callable[..., Path]
 ) -> None:

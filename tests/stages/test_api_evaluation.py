@@ -39,6 +39,7 @@ from tests.chat_server import (
 )
 from tests.command_line import snapshot
 from tests.forks import Fork
+from tests.sweeps import quick_first
 
 KEY = "sk-very-secret-0123456789"
 LOST = "<think>?</think><answer>search zzz</answer>"
@@ -468,14 +469,16 @@ def test_an_answer_depends_on_the_messages(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [
-        ({"max_tokens": 5}, "api.max_tokens was 512 and is 5"),
-        ({"evaluation": {"temperature": 0.5}}, "evaluation.temperature was 0.0 and is 0.5"),
-        ({"evaluation": {"split": "test"}}, 'evaluation.split was "all" and is "test"'),
-        ({"environment": {**SHOP, "max_turns": 2}}, "environment.max_turns was 3 and is 2"),
-        ({"seed": 3}, "seed was 0 and is 3"),
-        ({"agent": {"system_prompt": "Buy."}}, 'is "Buy."'),
-    ],
+    quick_first(
+        [
+            ({"max_tokens": 5}, "api.max_tokens was 512 and is 5"),
+            ({"evaluation": {"temperature": 0.5}}, "evaluation.temperature was 0.0 and is 0.5"),
+            ({"evaluation": {"split": "test"}}, 'evaluation.split was "all" and is "test"'),
+            ({"environment": {**SHOP, "max_turns": 2}}, "environment.max_turns was 3 and is 2"),
+            ({"seed": 3}, "seed was 0 and is 3"),
+            ({"agent": {"system_prompt": "Buy."}}, 'is "Buy."'),
+        ]
+    ),
 )
 def test_other_settings_need_another_folder(changes: dict[str, Any], told: str, out: Path) -> None:
     with serving(perfect_shopper) as server:

@@ -36,6 +36,7 @@ from ragen_apo.training.algorithms.gigpo import Gigpo
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
 from ragen_apo.values.reference_values import ReferenceValues
 from tests import factories
+from tests.sweeps import quick_first
 
 REWARDS = [(1.0,), (0.0, 0.3), (0.0, 0.0, 0.1), (0.25, 0.25), (0.9,), (0.0, 0.2)]
 """Of two tasks with three episodes each."""
@@ -216,21 +217,23 @@ def test_options_of_a_clipped_ratio(
 
 @pytest.mark.parametrize(
     ("option", "value", "others"),
-    [
-        ("clip_high", 0.05, {}),
-        ("importance_cap", 1.2, {}),
-        ("kl_in", "reward", IN_LOSS),
-        ("value_clip", 0.05, {}),
-        ("value_clip", None, {}),
-        ("gamma", 0.7, {}),
-        ("gae_lambda", 0.6, {}),
-        ("gae_lambda", 0.6, {"gamma": 0.7}),
-        ("bi_level_gae", True, {}),
-        ("gamma", 0.7, {"bi_level_gae": True}),
-        ("gae_lambda", 0.6, {"bi_level_gae": True}),
-        ("gamma_turn", 0.5, {"bi_level_gae": True}),
-        ("lambda_turn", 0.4, {"bi_level_gae": True}),
-    ],
+    quick_first(
+        [
+            ("clip_high", 0.05, {}),
+            ("importance_cap", 1.2, {}),
+            ("kl_in", "reward", IN_LOSS),
+            ("value_clip", 0.05, {}),
+            ("value_clip", None, {}),
+            ("gamma", 0.7, {}),
+            ("gae_lambda", 0.6, {}),
+            ("gae_lambda", 0.6, {"gamma": 0.7}),
+            ("bi_level_gae", True, {}),
+            ("gamma", 0.7, {"bi_level_gae": True}),
+            ("gae_lambda", 0.6, {"bi_level_gae": True}),
+            ("gamma_turn", 0.5, {"bi_level_gae": True}),
+            ("lambda_turn", 0.4, {"bi_level_gae": True}),
+        ]
+    ),
 )
 def test_options_of_ppo(
     option: str, value: Any, others: Options, step: Rollouts, tiny_model: LanguageModel
