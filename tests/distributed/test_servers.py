@@ -34,12 +34,13 @@ from ragen_apo.run_directory import RunDirectory, create_run
 from ragen_apo.session import open_session
 from ragen_apo.stages.inputs import check_run_inputs
 from ragen_apo.types import Task, Trajectory
-from tests import factories, ticketed_shop
+from tests import factories
 from tests.distributed.processes import answers, in_ranks
 from tests.distributed.runs import assert_same_rows, assert_same_weights, go_on, stored_tokens
 from tests.factories import Sayings
 from tests.fake_vllm import FakeVllm, HangupError, content_seed, serving
 from tests.served_responses import COMPLETIONS, keep_weights
+from tests.worlds import ticketed_shop
 
 CLOSED = "http://127.0.0.1:9"
 MAX_TOKENS = 8

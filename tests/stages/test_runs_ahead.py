@@ -15,9 +15,10 @@ import pytest
 from ragen_apo.config import RunConfig, resolved_yaml
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
-from tests import factories, ticketed_shop
+from tests import factories
 from tests.factories import assert_same_tensors, rows
 from tests.fake_vllm import FakeVllm, StallError, content_seed, serving
+from tests.worlds import ticketed_shop
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,10 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.errors import ServerError
 from ragen_apo.session import Session
 from ragen_apo.training.trainer import StepResult, Trainer
-from tests import factories, ticketed_shop
+from tests import factories
 from tests.factories import with_keys
 from tests.fake_vllm import FakeVllm, HangupError, StallError, content_seed, serving
+from tests.worlds import ticketed_shop
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,8 @@
 """A shop in which no two episodes have the same context, and no two of a group the same return.
 
 So a server whose draws are a function of the context (`fake_vllm.content_seed`) answers each
-episode the same, whenever it is played.
+episode the same, whenever it is played. It is taken by its path, so its folder comes onto
+`sys.path`. Nothing else is in that folder: `tests/vllm` would pass for vLLM.
 """
 
 from __future__ import annotations
