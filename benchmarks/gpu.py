@@ -73,10 +73,11 @@ OURS: Mapping[str, tuple[str, bool]] = {
 TRL = "questions, TRL"
 ROWS = (*OURS, TRL)
 GIB = 2**30
-NOTES = f"""{BATCH} tasks a step, {MICRO_BATCH} a pass, the mean of the {STEPS - 1} steps after the
-first. `episodes` are 10 turns of 32 tokens in the catalogue shop, `questions` one turn of
-{QUESTION_TOKENS} tokens. Memory is the peak of the allocator on a GPU, and beside it the most that
-the run's own plan expected. The docstring of the script says the rest."""
+NOTES = f"""`episodes` are 10 turns of 32 tokens in the catalogue shop. `questions` are one turn of
+{QUESTION_TOKENS} tokens. A step has {BATCH} tasks, and a pass has {MICRO_BATCH}.
+A row is the mean of the {STEPS - 1} steps after the first. Memory is the peak of the allocator on a
+GPU. Beside it stands the most that the run's own plan expected. The docstring of the script says
+the rest."""
 HEADER = (
     "model",
     "workload",
