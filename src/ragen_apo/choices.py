@@ -53,7 +53,8 @@ the step; or of tasks of the same category, which in a mixture is the environmen
 inductive)."""
 
 NormalizationMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
-"""What is done with returns; see `objectives.reward_normalization`."""
+"""What is done with returns: nothing; minus the mean; also divided by the standard deviation; also
+clamped to [-1, 3]."""
 
 Relabel = Literal["none", "numbers", "copied"]
 """Which tokens of a sequence are exchanged at random before a model imitates it: none, all numbers,

@@ -13,36 +13,30 @@ batch: it drifts, sometimes by luck to the right arm, so it is the mean over thr
 stay clear of the optimum.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
-from ragen_apo.objectives.group_relative import (
-    dr_grpo_advantages,
-    gigpo_advantages,
-    grpo_advantages,
-    rloo_advantages,
-)
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
     penalize_rewards,
 )
 from ragen_apo.objectives.ppo import bi_level_gae, clipped_value_loss, gae
-from ragen_apo.objectives.reinforce import (
-    brpo_advantages,
-    reinforce_plus_plus_advantages,
-)
-from ragen_apo.objectives.reward_normalization import normalize_returns
 from ragen_apo.objectives.tensors import (
-    discounted_sum,
-    spread_over_tokens,
-    spread_turns_over_tokens,
+    sampled_or_zero,
     token_log_ratio,
     whiten,
 )
+from ragen_apo.training.algorithms.brpo import Brpo
+from ragen_apo.training.algorithms.dr_grpo import DrGrpo
+from ragen_apo.training.algorithms.gigpo import Gigpo
+from ragen_apo.training.algorithms.grpo import Grpo
+from ragen_apo.training.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from ragen_apo.training.algorithms.rloo import Rloo
 from ragen_apo.values.estimator import soft_value
 
 NUM_SEQUENCES, GROUP_SIZE, NUM_STEPS, NUM_EPOCHS, RATE = 64, 8, 25, 2, 0.15
@@ -97,97 +91,80 @@ class Rollouts:
     old_logprobs_BT: torch.Tensor
     values_BT: torch.Tensor
     turn_index_BT: torch.Tensor
-    rewards_BH: torch.Tensor
+    returns_B: torch.Tensor
     state_BH: torch.Tensor
+    group_B = GROUP_B
+
+    def __len__(self):
+        return NUM_SEQUENCES
 
     @property
-    def mask(self):
+    def mask_BT(self):
         return self.turn_index_BT >= 0
 
     @property
-    def returns(self):
-        return self.rewards_BH.sum(1)
+    def trajectories(self):
+        states = [[SimpleNamespace(state_key=key) for key in row] for row in self.state_BH.tolist()]
+        return [SimpleNamespace(turns=turns) for turns in states]
 
     def spread(self, advantages_B):
-        return spread_over_tokens(advantages_B, mask_BT=self.mask)
+        return sampled_or_zero(advantages_B[:, None], self.mask_BT)
+
+    def with_returns(self, returns_B):
+        return replace(self, returns_B=returns_B)
 
 
 def from_gae(rollouts):
     estimate = gae(
         rollouts.rewards_BT,
         values_BT=rollouts.values_BT,
-        mask_BT=rollouts.mask,
+        mask_BT=rollouts.mask_BT,
         gae_lambda=0.95,
     )
-    return whiten(estimate.advantages_BT, mask_BT=rollouts.mask), estimate.returns_BT
+    return whiten(estimate.advantages_BT, mask_BT=rollouts.mask_BT), estimate.returns_BT
 
 
 def from_bi_level_gae(rollouts):
     estimate = bi_level_gae(
         rollouts.rewards_BT,
         values_BT=rollouts.values_BT,
-        mask_BT=rollouts.mask,
+        mask_BT=rollouts.mask_BT,
         turn_index_BT=rollouts.turn_index_BT,
         gamma_turn=0.95,
         lambda_turn=0.9,
     )
-    return whiten(estimate.advantages_BT, mask_BT=rollouts.mask), estimate.returns_BT
-
-
-def from_groups(advantages, **options):
-    return lambda rollouts: rollouts.spread(
-        advantages(rollouts.returns, group_B=GROUP_B, **options)
-    )
-
-
-def from_gigpo(rollouts):
-    num_turns = rollouts.rewards_BH.shape[1]
-    everything_BH = torch.ones_like(rollouts.rewards_BH, dtype=torch.bool)
-    to_go_BH = discounted_sum(rollouts.rewards_BH, mask_BT=everything_BH, decay=0.95)
-    sequence_N = torch.arange(NUM_SEQUENCES).repeat_interleave(num_turns)
-    advantages_N = gigpo_advantages(
-        rollouts.returns,
-        group_B=GROUP_B,
-        returns_to_go_N=to_go_BH.flatten(),
-        trajectory_N=sequence_N,
-        state_N=rollouts.state_BH.flatten(),
-    )
-    return spread_turns_over_tokens(
-        advantages_N,
-        sequence_N=sequence_N,
-        turn_N=torch.arange(num_turns).repeat(NUM_SEQUENCES),
-        turn_index_BT=rollouts.turn_index_BT,
-    )
+    return whiten(estimate.advantages_BT, mask_BT=rollouts.mask_BT), estimate.returns_BT
 
 
 def from_reinforce(rollouts):
     baseline_B = torch.full((NUM_SEQUENCES,), 0.5)
-    return rollouts.spread(rollouts.returns - baseline_B)
+    return rollouts.spread(rollouts.returns_B - baseline_B)
 
 
 def from_reinforce_plus_plus(rollouts):
     uniform_BT = torch.full_like(rollouts.old_logprobs_BT, 1 / 3).log()
     reference_BT = torch.where(rollouts.old_logprobs_BT == 0, 0.0, uniform_BT)
-    kl_BT = token_log_ratio(rollouts.old_logprobs_BT, reference_BT, rollouts.mask)
+    kl_BT = token_log_ratio(rollouts.old_logprobs_BT, reference_BT, rollouts.mask_BT)
     rewards_BT = penalize_rewards(
-        rollouts.rewards_BT, kl_BT=kl_BT, mask_BT=rollouts.mask, coefficient=0.01
+        rollouts.rewards_BT, kl_BT=kl_BT, mask_BT=rollouts.mask_BT, coefficient=0.01
     )
-    return reinforce_plus_plus_advantages(rewards_BT, mask_BT=rollouts.mask)
+    return ReinforcePlusPlus().advantages(replace(rollouts, rewards_BT=rewards_BT))
 
 
 def from_normalized(rollouts):
-    options = {"grouping": "batch", "method": "asym_clip"}
-    return rollouts.spread(normalize_returns(rollouts.returns, **options))
+    settings = {"grouping": "batch", "method": "asym_clip"}
+    algorithm = Grpo.model_validate({"reward_normalization": settings})
+    return rollouts.spread(algorithm.normalized(rollouts).returns_B)
 
 
 def from_oapl(rollouts):
-    values = [soft_value(each, beta=BETA) for each in rollouts.returns.view(-1, GROUP_SIZE)]
-    return rollouts.spread(rollouts.returns - torch.tensor(values).repeat_interleave(GROUP_SIZE))
+    values = [soft_value(each, beta=BETA) for each in rollouts.returns_B.view(-1, GROUP_SIZE)]
+    return rollouts.spread(rollouts.returns_B - torch.tensor(values).repeat_interleave(GROUP_SIZE))
 
 
 def policy_loss(name, rollouts, logprobs_BT, *, advantages_BT, aggregation):
     """Clipped, but for those that have a loss of their own."""
-    mask_BT = rollouts.mask
+    mask_BT = rollouts.mask_BT
     if name == "OAPL":
         return apo_loss(
             logprobs_BT,
@@ -224,16 +201,13 @@ ONE_PASS = ("REINFORCE", "OAPL")
 ESTIMATORS = {
     "PPO": (from_gae, "token_mean"),
     "PPO, bi-level": (from_bi_level_gae, "token_mean"),
-    "GRPO": (from_groups(grpo_advantages), "sequence_mean_token_mean"),
-    "Dr. GRPO": (from_groups(dr_grpo_advantages), "constant"),
-    "RLOO": (from_groups(rloo_advantages), "sequence_mean_token_sum"),
-    "GiGPO": (from_gigpo, "token_mean"),
+    "GRPO": (Grpo().advantages, "sequence_mean_token_mean"),
+    "Dr. GRPO": (DrGrpo().advantages, "constant"),
+    "RLOO": (Rloo().advantages, "sequence_mean_token_sum"),
+    "GiGPO": (Gigpo().advantages, "token_mean"),
     "REINFORCE": (from_reinforce, "sequence_mean_token_sum"),
     "REINFORCE++": (from_reinforce_plus_plus, "token_mean"),
-    "BRPO": (
-        lambda rollouts: rollouts.spread(brpo_advantages(rollouts.returns)),
-        "token_mean",
-    ),
+    "BRPO": (Brpo().advantages, "token_mean"),
     "OAPL": (from_oapl, None),
     "asymmetric clip": (from_normalized, "token_mean"),
 }
@@ -278,7 +252,7 @@ def train(task, name, *, seed=0, shuffled=False):
             old_logprobs_BT=logprobs(state_BH, action_BH).detach(),
             values_BT=values(state_BH).detach(),
             turn_index_BT=turn_index_BT,
-            rewards_BH=rewards_BH,
+            returns_B=rewards_BH.sum(1),
             state_BH=state_BH,
         )
         estimate = estimator(rollouts)

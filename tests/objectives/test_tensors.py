@@ -15,8 +15,6 @@ from ragen_apo.objectives.tensors import (
     discounted_sum,
     group_statistics,
     next_sampled,
-    spread_over_tokens,
-    spread_turns_over_tokens,
     whiten,
 )
 
@@ -84,38 +82,6 @@ def test_whitened_tokens_have_mean_zero_and_deviation_one():
 def test_whitening_nothing_or_one_token_gives_zeros(num_sampled):
     mask_BT = torch.arange(6).reshape(2, 3) < num_sampled
     assert whiten(torch.rand(2, 3), mask_BT=mask_BT).count_nonzero() == 0
-
-
-def test_numbers_of_sequences_and_of_turns_come_to_their_tokens():
-    turn_index_BT = torch.tensor([[0, 0, -1, 1], [-1, 0, -1, -1]])
-    mask_BT = turn_index_BT >= 0
-    sequences_BT = spread_over_tokens(torch.tensor([5.0, 7.0]), mask_BT=mask_BT)
-    assert sequences_BT.tolist() == [[5, 5, 0, 5], [0, 7, 0, 0]]
-    turns_BT = spread_turns_over_tokens(
-        torch.tensor([3.0, 1.0, 2.0]),
-        sequence_N=torch.tensor([1, 0, 0]),
-        turn_N=torch.tensor([0, 0, 1]),
-        turn_index_BT=turn_index_BT,
-    )
-    assert turns_BT.tolist() == [[1, 1, 0, 2], [0, 3, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("sequence", "turn", "message"),
-    [
-        ([0, 0], [0, 0], "given twice"),
-        ([0, 1], [0, 0], "turn 1 of sequence 0 has sampled tokens"),
-        ([0, 2], [0, 1], r"must lie in \[0, 2\)"),
-    ],
-)
-def test_turns_that_do_not_fit_the_tokens_are_an_error(sequence, turn, message):
-    with pytest.raises(ValueError, match=message):
-        spread_turns_over_tokens(
-            torch.tensor([1.0, 2.0]),
-            sequence_N=torch.tensor(sequence),
-            turn_N=torch.tensor(turn),
-            turn_index_BT=torch.tensor([[0, 1], [0, -1]]),
-        )
 
 
 def test_refusals_name_the_tensor_and_what_was_expected():

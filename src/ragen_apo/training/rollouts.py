@@ -25,7 +25,7 @@ from torch import Tensor
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.objectives.filters import filter_trajectories
-from ragen_apo.objectives.tensors import sampled_or_zero, spread_over_tokens
+from ragen_apo.objectives.tensors import sampled_or_zero
 from ragen_apo.policy.passes import indices_of, to_device
 from ragen_apo.training.batching import (
     TokenBatch,
@@ -87,7 +87,7 @@ class Rollouts:
 
     def spread(self, values_B: Tensor) -> Tensor:
         """Each episode's number at all of its sampled tokens [B, T]; 0 elsewhere."""
-        return spread_over_tokens(values_B, mask_BT=self.mask_BT)
+        return sampled_or_zero(values_B[:, None], self.mask_BT)
 
     def take(self, keep_B: Tensor) -> Rollouts:
         """The episodes where the mask is True."""

@@ -17,7 +17,6 @@ from torch import Tensor
 from ragen_apo.config import RunConfig
 from ragen_apo.objectives import ppo
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
-from ragen_apo.objectives.group_relative import gigpo_advantages, rloo_advantages
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
@@ -26,13 +25,15 @@ from ragen_apo.objectives.policy_gradient import (
     kl_loss,
     penalize_rewards,
 )
-from ragen_apo.objectives.tensors import token_log_ratio, whiten
+from ragen_apo.objectives.tensors import group_statistics, token_log_ratio, whiten
 from ragen_apo.objectives.turn_level import TurnLevelSettings, turn_level_loss
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.apo_turn import TurnTargets
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.algorithms.gigpo import Gigpo
+from ragen_apo.training.algorithms.grpo import Grpo
+from ragen_apo.training.algorithms.rloo import Rloo
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
 from ragen_apo.values.reference_values import ReferenceValues
 from tests import factories
@@ -183,9 +184,9 @@ def policy_term(
 
 def rloo_loss(step: Rollouts, **options: Any) -> Tensor:
     _, returns_B = penalized(step, **options)
-    advantages_B = rloo_advantages(returns_B, group_B=step.group_B)
+    advantages_BT = Rloo().advantages(replace(step, returns_B=returns_B))
     options = {"aggregation": "sequence_mean_token_sum", **options}
-    return policy_term(step, step.spread(advantages_B), **options)
+    return policy_term(step, advantages_BT, **options)
 
 
 IN_LOSS, IN_REWARD = {"kl_coefficient": 0.3}, {"kl_coefficient": 0.3, "kl_in": "reward"}
@@ -368,19 +369,15 @@ def test_options_of_gigpo(step: Rollouts) -> None:
             sum(gamma**later * reward for later, reward in enumerate(REWARDS[row][k:]))
             for row, k in turns
         ]
-        advantages_N = gigpo_advantages(
-            step.returns_B,
-            group_B=step.group_B,
-            returns_to_go_N=torch.tensor(to_go),
-            trajectory_N=torch.tensor([row for row, _ in turns]),
-            state_N=torch.tensor([STATES.index(STATES[k]) for _, k in turns]),
-        )
-        by_turn = dict(zip(turns, advantages_N.tolist(), strict=True))
+        # Two tasks, each with a first state and another one for all later turns.
+        anchors = torch.tensor([2 * (row // 3) + min(k, 1) for row, k in turns])
+        of_turn_N = group_statistics(torch.tensor(to_go), group_N=anchors).standardized()
+        by_turn = dict(zip(turns, of_turn_N.tolist(), strict=True))
         rows = [
             [by_turn[row, k] if k >= 0 else 0.0 for k in indices]
             for row, indices in enumerate(step.turn_index_BT.tolist())
         ]
-        return torch.tensor(rows)
+        return Grpo().advantages(step) + torch.tensor(rows)
 
     actual_BT = Gigpo(gamma=0.5).advantages(step)
     torch.testing.assert_close(actual_BT, expected_BT(0.5), rtol=1e-5, atol=1e-6)

@@ -34,6 +34,8 @@ class Brpo(PolicyGradientConfig):
         return 2
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        from ragen_apo.objectives.reinforce import brpo_advantages
+        from ragen_apo.objectives.tensors import check_comparable, group_statistics, one_group
 
-        return rollouts.spread(brpo_advantages(rollouts.returns_B))
+        step = group_statistics(rollouts.returns_B, group_N=one_group(rollouts.returns_B))
+        check_comparable(step)
+        return rollouts.spread(step.standardized())

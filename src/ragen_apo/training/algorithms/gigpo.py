@@ -8,7 +8,7 @@
 Feng et al., arXiv 2505.10978, with omega = 1. Assumes that equal states have equal keys; a
 turn whose state is met once has A_turn = 0.
 
-Axes: N turns of all trajectories, one after another.
+Axes: N turns of all trajectories, one after another; K turns of a trajectory.
 """
 
 from __future__ import annotations
@@ -45,53 +45,32 @@ class Gigpo(GroupConfig):
     def advantages(self, rollouts: Rollouts) -> Tensor:
         import torch
 
-        from ragen_apo.objectives.group_relative import gigpo_advantages
-        from ragen_apo.objectives.tensors import spread_turns_over_tokens
+        from ragen_apo.objectives.tensors import discounted_sum, group_statistics, sampled_or_zero
+        from ragen_apo.objectives.turn_level import segment_sums
 
-        turns = [
-            (row, index, turn.state_key)
-            for row, trajectory in enumerate(rollouts.trajectories)
-            for index, turn in enumerate(trajectory.turns)
-        ]
-        ids: dict[str, int] = {}
-        # A turn whose state is unknown shares it with no other.
-        states = [
-            -number - 1 if key is None else ids.setdefault(key, len(ids))
-            for number, (_, _, key) in enumerate(turns)
-        ]
+        rows, turns, anchors = [], [], []
+        ids: dict[object, int] = {}
+        tasks = rollouts.group_B.tolist()
+        for row, trajectory in enumerate(rollouts.trajectories):
+            for number, turn in enumerate(trajectory.turns):
+                # A turn whose state is unknown shares it with no other.
+                state = (row, number) if turn.state_key is None else turn.state_key
+                rows.append(row)
+                turns.append(number)
+                anchors.append(ids.setdefault((tasks[row], state), len(ids)))
         device = rollouts.group_B.device
-        row_N = torch.tensor([row for row, _, _ in turns], device=device)
-        turn_N = torch.tensor([index for _, index, _ in turns], device=device)
-        to_go_BK = _returns_to_go(rollouts, gamma=self.gamma)
-        advantages_N = gigpo_advantages(
-            rollouts.returns_B,
-            group_B=rollouts.group_B,
-            returns_to_go_N=to_go_BK[row_N, turn_N],
-            trajectory_N=row_N,
-            state_N=torch.tensor(states, device=device),
+        row_N, turn_N, anchor_N = torch.tensor([rows, turns, anchors], device=device)
+
+        zeros_BK = torch.zeros((len(rollouts), max(turns) + 1), device=device)
+        mask_BT, turn_BT = rollouts.mask_BT, rollouts.turn_index_BT
+        rewards_BK = segment_sums(
+            rollouts.rewards_BT, mask_BT=mask_BT, segment_BT=turn_BT, like=zeros_BK
         )
-        return spread_turns_over_tokens(
-            advantages_N,
-            sequence_N=row_N,
-            turn_N=turn_N,
-            turn_index_BT=rollouts.turn_index_BT,
-        )
+        everywhere_BK = torch.ones_like(zeros_BK, dtype=torch.bool)
+        to_go_BK = discounted_sum(rewards_BK, mask_BT=everywhere_BK, decay=self.gamma)
 
-
-def _returns_to_go(rollouts: Rollouts, *, gamma: float) -> Tensor:
-    """What each turn and those after it earned, discounted by turns [B, K]."""
-    import torch
-
-    from ragen_apo.objectives.tensors import discounted_sum
-    from ragen_apo.objectives.turn_level import segment_sums
-
-    num_turns = [len(trajectory.turns) for trajectory in rollouts.trajectories]
-    zeros_BK = torch.zeros((len(num_turns), max(num_turns)), device=rollouts.group_B.device)
-    rewards_BK = segment_sums(
-        rollouts.rewards_BT,
-        mask_BT=rollouts.mask_BT,
-        segment_BT=rollouts.turn_index_BT,
-        like=zeros_BK,
-    )
-    everywhere_BK = torch.ones_like(zeros_BK, dtype=torch.bool)
-    return discounted_sum(rewards_BK, mask_BT=everywhere_BK, decay=gamma)
+        of_episode = group_statistics(rollouts.returns_B, group_N=rollouts.group_B)
+        of_turn = group_statistics(to_go_BK[row_N, turn_N], group_N=anchor_N)
+        advantages_BK = torch.zeros_like(to_go_BK)
+        advantages_BK[row_N, turn_N] = of_episode.standardized()[row_N] + of_turn.standardized()
+        return sampled_or_zero(advantages_BK.gather(1, turn_BT.clamp(min=0)), mask_BT)

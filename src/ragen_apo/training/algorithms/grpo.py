@@ -34,7 +34,7 @@ class Grpo(GroupConfig):
     """How token losses become one number; the default is what the algorithm's paper does."""
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        from ragen_apo.objectives.group_relative import grpo_advantages
+        from ragen_apo.objectives.tensors import group_statistics
 
-        advantages_B = grpo_advantages(rollouts.returns_B, group_B=rollouts.group_B)
-        return rollouts.spread(advantages_B)
+        tasks = group_statistics(rollouts.returns_B, group_N=rollouts.group_B)
+        return rollouts.spread(tasks.standardized())

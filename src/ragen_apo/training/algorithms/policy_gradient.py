@@ -112,25 +112,29 @@ class PolicyGradientConfig(AlgorithmConfig):
             )
 
     def normalized(self, rollouts: Rollouts) -> Rollouts:
-        """The rollouts with normalised returns."""
-        settings = self.reward_normalization
-        if settings.method == "identity":
+        """The rollouts with normalised returns, as in RAGEN (arXiv 2504.20073).
+
+        Equal returns, and those of a group of one, become 0.
+        """
+        method, grouping = self.reward_normalization.method, self.reward_normalization.grouping
+        if method == "identity":
             return rollouts
         import torch
 
-        from ragen_apo.objectives.reward_normalization import normalize_returns
+        from ragen_apo.objectives.tensors import check_comparable, group_statistics, one_group
 
-        names = [trajectory.task.category for trajectory in rollouts.trajectories]
-        categories = [sorted(set(names)).index(name) for name in names]
-        return rollouts.with_returns(
-            normalize_returns(
-                rollouts.returns_B,
-                grouping=settings.grouping,
-                method=settings.method,
-                task_B=rollouts.group_B,
-                category_B=torch.tensor(categories, device=rollouts.group_B.device),
-            )
-        )
+        group_B = rollouts.group_B if grouping == "state" else one_group(rollouts.returns_B)
+        if grouping == "category":
+            names = [trajectory.task.category for trajectory in rollouts.trajectories]
+            ids = [sorted(set(names)).index(name) for name in names]
+            group_B = torch.tensor(ids, device=rollouts.group_B.device)
+        groups = group_statistics(rollouts.returns_B, group_N=group_B)
+        check_comparable(groups)
+        returns_B = groups.deviation if method == "mean" else groups.standardized()
+        if method == "asym_clip":
+            # Limits how hard a failure is punished, and leaves a rare success its size.
+            returns_B = returns_B.clamp(min=-1.0, max=3.0)
+        return rollouts.with_returns(returns_B)
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """An advantage for each sampled token [B, T], 0 elsewhere; no gradient."""

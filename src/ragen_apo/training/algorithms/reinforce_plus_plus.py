@@ -30,6 +30,8 @@ class ReinforcePlusPlus(PolicyGradientConfig):
     name: str = "reinforce_plus_plus"
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        from ragen_apo.objectives.reinforce import reinforce_plus_plus_advantages
+        from ragen_apo.objectives.tensors import discounted_sum, whiten
 
-        return reinforce_plus_plus_advantages(rollouts.rewards_BT, mask_BT=rollouts.mask_BT)
+        mask_BT = rollouts.mask_BT
+        to_go_BT = discounted_sum(rollouts.rewards_BT, mask_BT=mask_BT, decay=1.0)
+        return whiten(to_go_BT, mask_BT=mask_BT)

@@ -34,7 +34,8 @@ class Rloo(GroupConfig):
     """How token losses become one number; the default is what the algorithm's paper does."""
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        from ragen_apo.objectives.group_relative import rloo_advantages
+        from ragen_apo.objectives.tensors import group_statistics
 
-        advantages_B = rloo_advantages(rollouts.returns_B, group_B=rollouts.group_B)
-        return rollouts.spread(advantages_B)
+        tasks = group_statistics(rollouts.returns_B, group_N=rollouts.group_B)
+        # R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1)
+        return rollouts.spread(tasks.deviation * (tasks.size / (tasks.size - 1)))
