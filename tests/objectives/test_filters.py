@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from ragen_apo.choices import FilterStrategy
 from ragen_apo.config.training import RolloutFilterConfig
-from ragen_apo.objectives.filters import (
-    filter_trajectories,
-    select_groups,
-)
+from ragen_apo.objectives.filters import filter_groups, select_groups
 
 SCORES = torch.tensor([0.1, 0.4, 0.2, 0.3])  # sum 1; best first: groups 1, 3, 2, 0
 
@@ -87,19 +84,19 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_fraction(scores, p):
 
 # Whole trajectories.
 
-GROUP_B = torch.tensor([30, 10, 30, 20, 10, 20])
+GROUP_B = torch.tensor([0, 1, 0, 2, 1, 2])
 RETURNS_B = torch.tensor(
     [0.0, 0.1, 1.0, 0.1, 0.9, 0.1], dtype=torch.float64
-)  # group 20 has no variance
+)  # group 2 has no variance
 
 
 def run(returns_B=RETURNS_B, **options):
     settings = RolloutFilterConfig(**{"strategy": "top_p", **options})
-    return filter_trajectories(returns_B, group_B=GROUP_B, settings=settings)
+    return filter_groups(returns_B, group_B=GROUP_B, settings=settings)
 
 
 def test_top_p_weighs_by_standard_deviations():
-    # Groups 30, 10, 20: std 0.707, 0.566, 0. As variances, 0.5 of 0.82, one group would hold 58%.
+    # Groups 0, 1, 2: std 0.707, 0.566, 0. As variances, 0.5 of 0.82, one group would hold 58%.
     for share, kept_G in (
         (0.5, [True, False, False]),
         (0.58, [True, True, False]),  # 0.707 / 1.273 = 0.56
@@ -108,34 +105,33 @@ def test_top_p_weighs_by_standard_deviations():
         assert run(value=share, zero_variance="keep").keep_G.tolist() == kept_G
 
 
-def test_a_group_is_kept_or_dropped_as_a_whole():
+def test_half_of_three_groups_is_one_of_the_two_that_vary():
     result = run(strategy="top_fraction", value=0.5)
     assert result.keep_G.tolist() == [True, False, False]
-    assert result.keep_B.tolist() == [True, False, True, False, False, False]
     assert result.constant_G.tolist() == [False, False, True]
 
 
 def test_groups_without_variance_are_dropped_or_kept_as_asked():
     assert run(value=1.0, zero_variance="drop").keep_G.tolist() == [True, True, False]
-    assert run(value=1.0, zero_variance="keep").keep_B.all()
+    assert run(value=1.0, zero_variance="keep").keep_G.all()
+    assert run(strategy="none").keep_G.all()
 
 
 def test_everything_is_dropped_where_nothing_varies():
     result = run(returns_B=torch.full((6,), 0.1, dtype=torch.float32))
-    assert not result.keep_B.any()
     assert not result.keep_G.any()
     kept_anyway = run(returns_B=torch.full((6,), 0.1), zero_variance="keep", value=0.5)
     assert kept_anyway.keep_G.tolist() == [True, True, False]
 
 
 def test_a_group_of_one_has_no_variance():
-    result = filter_trajectories(
+    result = filter_groups(
         torch.tensor([3.0]),
         group_B=torch.tensor([0]),
         settings=RolloutFilterConfig(strategy="top_p"),
     )
     assert result.constant_G.tolist() == [True]
-    assert not result.keep_B.any()
+    assert not result.keep_G.any()
 
 
 def test_refusals():

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ragen_apo.config.training import RolloutFilterConfig
-from ragen_apo.objectives.filters import filter_trajectories
+from ragen_apo.objectives.filters import filter_groups
 from ragen_apo.plural import counted
 from ragen_apo.types import Task
 from ragen_apo.values.conditions import SamplingConditions
@@ -71,8 +71,6 @@ def select_stored_tasks(
     settings: RolloutFilterConfig,
 ) -> TaskSelection:
     """Applies the filter to all samples that the store has of the tasks, at least one of each."""
-    if settings.strategy == "none":
-        return TaskSelection(tuple(tasks), SelectionCounts(kept=len(tasks)))
     return select_tasks(
         tasks,
         returns=store.returns_by_task(conditions),
@@ -88,23 +86,20 @@ def select_tasks(
     successes: Mapping[str, Sequence[bool]],
     settings: RolloutFilterConfig,
 ) -> TaskSelection:
-    """The tasks that the filter keeps, by task id in the mappings.
-
-    Every task has at least one sample; a strategy other than `none` is given.
-    """
-    index_of = {task.task_id: index for index, task in enumerate(tasks)}
+    """The tasks that the filter keeps, by task id in the mappings; every task has a sample."""
+    task_ids = list(dict.fromkeys(task.task_id for task in tasks))
     group_B, returns_B = [], []
-    for task_id, index in index_of.items():
+    for index, task_id in enumerate(task_ids):
         group_B += [index] * len(returns[task_id])
         returns_B += returns[task_id]
     # In float32, as Stage 2 computes: sums of the same rewards in another order are equal there.
-    result = filter_trajectories(
+    result = filter_groups(
         torch.tensor(returns_B, dtype=torch.float32),
         group_B=torch.tensor(group_B),
         settings=settings,
     )
     kept, reasons = set(), Counter()
-    verdicts = zip(index_of, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
+    verdicts = zip(task_ids, result.keep_G.tolist(), result.constant_G.tolist(), strict=True)
     for task_id, keep, constant in verdicts:
         if keep:
             kept.add(task_id)

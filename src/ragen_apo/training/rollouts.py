@@ -22,9 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
-from ragen_apo.objectives.filters import filter_trajectories
 from ragen_apo.objectives.tensors import sampled_or_zero
 from ragen_apo.policy.passes import indices_of, to_device
 from ragen_apo.training.batching import (
@@ -270,12 +268,3 @@ def gather_rollouts(
     )
     own_B = torch.tensor([trajectory.episode_return for trajectory in trajectories])
     return rollouts if torch.equal(own_B, returns_B) else rollouts.with_returns(rollouts.returns_B)
-
-
-def kept_by_filter(rollouts: Rollouts, settings: RolloutFilterConfig) -> Tensor:
-    """Which episodes [B] to train on; none where all were dropped for having no variance."""
-    if settings.strategy == "none":
-        return torch.ones_like(rollouts.group_B, dtype=torch.bool)
-    return filter_trajectories(
-        rollouts.returns_B, group_B=rollouts.group_B, settings=settings
-    ).keep_B

@@ -39,6 +39,7 @@ import torch
 
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
+from ragen_apo.objectives.filters import filter_groups
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import TokenScores, score_tokens, token_logprobs
 from ragen_apo.seeding import derive_seed, generator
@@ -53,7 +54,6 @@ from ragen_apo.training.rollouts import (
     Rollouts,
     best_of_each,
     gather_rollouts,
-    kept_by_filter,
 )
 from ragen_apo.training.rollouts_ahead import RolloutsAhead
 from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
@@ -212,7 +212,10 @@ class Trainer:
         keep_B = self.algorithm.keeps(rollouts)
         if self.config.needs_values:
             return keep_B
-        return keep_B & kept_by_filter(rollouts, self.config.rollout_filter)
+        groups = filter_groups(
+            rollouts.returns_B, group_B=rollouts.group_B, settings=self.config.rollout_filter
+        )
+        return keep_B & groups.keep_G[rollouts.group_B]
 
     def _returns(self, trajectories: Sequence[Trajectory], step: int) -> torch.Tensor:
         """R of each trajectory [B]; the control experiment hands them out at random."""
