@@ -200,7 +200,6 @@ def rollouts(trajectories: Sequence[Trajectory], **fields: Any) -> Rollouts:
     defaults = {
         "step": 0,
         "group_size": 1,
-        "returns_B": torch.tensor([float(each.episode_return) for each in trajectories]),
         "values": ReferenceValues(),
         "pad_id": 0,
         "device": torch.device("cpu"),

@@ -225,7 +225,6 @@ def gather_rollouts(
     *,
     step: int,
     group_size: int,
-    returns_B: Tensor,
     values: ReferenceValues,
     pad_id: int,
     device: torch.device,
@@ -234,9 +233,6 @@ def gather_rollouts(
     """The rollouts of a step, task after task; the reference is still to be scored (zeros).
 
     log pi_old is what the sampler recorded.
-
-    `returns_B` differs from the trajectories' own in the control experiment that hands returns out
-    at random.
     """
     samples = tuple(training_samples(trajectory) for trajectory in trajectories)
     rows = [row_of(each) for each in samples]
@@ -251,7 +247,8 @@ def gather_rollouts(
             start, end = end, end + len(turn.response_token_ids)
             turn_index_BT[index, sampled[start:end]] = number
             rewards_BT[index, sampled[end - 1]] = turn.reward
-    rollouts = Rollouts(
+    returns_B = torch.tensor([float(trajectory.episode_return) for trajectory in trajectories])
+    return Rollouts(
         step=step,
         trajectories=tuple(trajectories),
         samples=samples,
@@ -266,5 +263,3 @@ def gather_rollouts(
         values=values,
         ranks=ranks,
     )
-    own_B = torch.tensor([trajectory.episode_return for trajectory in trajectories])
-    return rollouts if torch.equal(own_B, returns_B) else rollouts.with_returns(rollouts.returns_B)

@@ -1,29 +1,29 @@
 """Stage 2: one step of any algorithm of the family. `stages.training` repeats it.
 
-Sampling and scoring both run in evaluation mode: dropout would make them two different policies.
+`Trainer.step` goes from top to bottom, and the methods below it stand in this order:
 
-    for each step:
-        tasks         a slice of this epoch's random order of those worth training on (in a mixture,
-                      of each part by its weight)
-        rollouts      of the present policy, or of what the algorithm puts in its place, one or a
-                      group for each task; servers may have played them ahead; of several for each
-                      one the best, if configured
-        monitors      of thoughts, in some steps, with the same weights; they change nothing
-        filter        tasks that are worth an update, with normalised returns, if configured, and
-                      those that the algorithm can learn from
-        reference     log-probabilities of the same tokens under the frozen reference; and under the
-                      policy, for an algorithm with a ratio whose sampler rounds otherwise
-        prepare       the algorithm's advantages, from all rollouts
-        for each pass, for each minibatch:
-            loss      over micro-batches, whose gradients add up
-            update    one optimizer step
-
-Several ranks play and score a share each (`ragen_apo.distributed`). All of them have all of the
-step's trajectories, and the same weights.
+    tasks         a slice of this epoch's random order of those worth training on (in a mixture,
+                  of each part by its weight)
+    rollouts      of the present policy, or of what the algorithm puts in its place, one or a
+                  group for each task; servers may have played them ahead; of several for each
+                  one the best, if configured
+    monitors      of thoughts, in some steps, with the same weights; they change nothing
+    filter        tasks that are worth an update, with normalised returns, if configured, and
+                  those that the algorithm can learn from
+    reference     log-probabilities of the same tokens under the frozen reference; and under the
+                  policy, for an algorithm with a ratio whose sampler rounds otherwise
+    prepare       the algorithm's advantages, from all rollouts
+    for each pass, for each minibatch:
+        loss      over micro-batches, whose gradients add up
+        update    one optimizer step
 
 A*-PO (`algorithms.apo`) plays each task once and makes one pass with one update. The others differ
 in what `prepare` and `loss` do, and in how often rollouts are used. The trainer does not know which
 algorithm it runs.
+
+Several ranks play and score a share each (`ragen_apo.distributed`). All of them have all of the
+step's trajectories, and the same weights. Sampling and scoring both run in evaluation mode: dropout
+would make them two different policies.
 """
 
 from __future__ import annotations
@@ -95,27 +95,9 @@ class Trainer:
         self.ranks = proxy.ranks
         self.algorithm, self.optimizer = algorithm, optimizer
         self._ahead = ahead
-        self.take_reference(reference, tasks=tasks, values=values)
         self._micro_batch_size = config.training.micro_batch_size
+        self.take_reference(reference, tasks=tasks, values=values)
         policy.model.eval()
-
-    def take_reference(
-        self, reference: LanguageModel, *, tasks: Sequence[Task], values: ReferenceValues
-    ) -> None:
-        """Goes on from this reference with its values, on these tasks, drawn anew from the seed."""
-        if self._ahead:
-            self._ahead.forget()
-        self.reference, self.tasks, self.values = reference, tasks, values
-        self.order = DrawOrder(
-            [task.category for task in tasks],
-            weights=self.proxy.environments.properties.category_weights,
-            seed=self.config.seed,
-            purpose="task-order",
-        )
-
-    def drop_reference(self) -> None:
-        """Makes room for the next one, without which no step can be made."""
-        del self.reference
 
     def step(self, step: int) -> StepResult:
         """Step number `step` (from 0): a function of the weights, the moments and `step`."""
@@ -123,19 +105,20 @@ class Trainer:
         self.ranks.forget_seconds()
         trajectories, ahead_seconds = self._roll_out(step, started)
         rolled_out = time.perf_counter()
-        chosen = best_of_each(trajectories, size=self.config.training.best_of)
-        rollouts = self._gather(chosen, step)
-        keep_B = self._filtered(rollouts)
-        learning_rate = self._learning_rate(step)
+        rollouts = self._chosen(trajectories, step)
+
         metrics = rollout_metrics(trajectories, opening=self.policy.template.opening)
         metrics |= self._monitor_thoughts(trajectories, step)
-        scored: Rollouts | None = None
+        keep_B = self._keeps(rollouts)
+        learning_rate = self._learning_rate(step)
+        trained_on: Rollouts | None = None
         if keep_B.any():
-            scored = self._with_reference(self.config.algorithm.normalized(rollouts).take(keep_B))
-            scored = self._with_old_policy(scored)
-            metrics |= self._improve(scored, learning_rate=learning_rate)
+            kept = self.config.algorithm.normalized(rollouts).take(keep_B)
+            trained_on = self._with_old_policy(self._with_reference(kept))
+            metrics |= self._improve(trained_on, learning_rate=learning_rate)
         else:
-            metrics |= StepMetrics().metrics()
+            metrics["num_updates"] = 0
+
         metrics |= {
             "step": step + 1,
             "kept_share": int(keep_B.sum()) / len(rollouts),
@@ -147,20 +130,20 @@ class Trainer:
             **ahead_seconds,
             **self.ranks.take_seconds(),
         }
-        kept = kept_episodes(
-            rollouts, scored=scored, num_episodes=self.config.training.keep_episodes
+        episodes = kept_episodes(
+            rollouts, scored=trained_on, num_episodes=self.config.training.keep_episodes
         )
-        return StepResult(metrics, trajectories, kept)
+        return StepResult(metrics, trajectories, episodes)
 
-    def pause_rollouts(self) -> None:
-        """Until the next step no server plays for the trainer; to be called before others do."""
-        if self._ahead:
-            self._ahead.pause()
-
-    def close(self) -> None:
-        """Ends what is played ahead."""
-        if self._ahead:
-            self._ahead.close()
+    def _requests(self, step: int) -> list[EpisodeRequest]:
+        """Tasks of the step's epoch, each as often as it is played."""
+        indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
+        repeats = self.config.algorithm.rollouts_per_task * self.config.training.best_of
+        tasks = [self.tasks[index] for index in indices for _ in range(repeats)]
+        return [
+            EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, index))
+            for index, task in enumerate(tasks)
+        ]
 
     def _roll_out(self, step: int, started: float) -> tuple[list[Trajectory], dict[str, float]]:
         """All episodes of the step, task after task; and for how long they were played ahead."""
@@ -186,28 +169,41 @@ class Trainer:
         with self.algorithm.sampling():
             yield self.policy
 
-    def _requests(self, step: int) -> list[EpisodeRequest]:
-        indices = self.order.items(step, batch_size=self.config.training.tasks_per_step)
-        repeats = self.config.algorithm.rollouts_per_task * self.config.training.best_of
-        tasks = [self.tasks[index] for index in indices for _ in range(repeats)]
-        return [
-            EpisodeRequest(task, derive_seed(self.config.seed, "stage-2", step, index))
-            for index, task in enumerate(tasks)
-        ]
-
-    def _gather(self, trajectories: Sequence[Trajectory], step: int) -> Rollouts:
-        return gather_rollouts(
-            trajectories,
+    def _chosen(self, trajectories: Sequence[Trajectory], step: int) -> Rollouts:
+        """The episodes to learn from; the control experiment hands out returns at random."""
+        rollouts = gather_rollouts(
+            best_of_each(trajectories, size=self.config.training.best_of),
             step=step,
             group_size=self.config.algorithm.rollouts_per_task,
-            returns_B=self._returns(trajectories, step),
             values=self.values,
             pad_id=self.policy.pad_id,
             device=self.policy.device,
             ranks=self.ranks,
         )
+        if self.config.training.shuffle_returns:
+            order = generator(self.config.seed, "shuffled-returns", step).permutation(len(rollouts))
+            shuffled_B = rollouts.returns_B[torch.from_numpy(order)]
+            if not torch.equal(shuffled_B, rollouts.returns_B):
+                return rollouts.with_returns(shuffled_B)
+        return rollouts
 
-    def _filtered(self, rollouts: Rollouts) -> torch.Tensor:
+    def _monitor_thoughts(
+        self, trajectories: Sequence[Trajectory], step: int
+    ) -> dict[str, float | int]:
+        every = self.config.monitors.every_steps
+        if every is None or step % every != 0:
+            return {}
+        with self._sampling() as sampler:
+            return cross_scoring_metrics(
+                sampler,
+                trajectories,
+                num_thoughts=self.config.monitors.num_thoughts,
+                temperature=self.config.sampling.temperature,
+                micro_batch_size=self._micro_batch_size,
+                rng=generator(self.config.seed, "monitored-tasks", step),
+            )
+
+    def _keeps(self, rollouts: Rollouts) -> torch.Tensor:
         """Which episodes [B] to train on. A*-PO's tasks were chosen after Stage 1."""
         keep_B = self.algorithm.keeps(rollouts)
         if self.config.needs_values:
@@ -216,14 +212,6 @@ class Trainer:
             rollouts.returns_B, group_B=rollouts.group_B, settings=self.config.rollout_filter
         )
         return keep_B & groups.keep_G[rollouts.group_B]
-
-    def _returns(self, trajectories: Sequence[Trajectory], step: int) -> torch.Tensor:
-        """R of each trajectory [B]; the control experiment hands them out at random."""
-        returns = torch.tensor([trajectory.episode_return for trajectory in trajectories])
-        if self.config.training.shuffle_returns:
-            order = generator(self.config.seed, "shuffled-returns", step)
-            return returns[torch.from_numpy(order.permutation(len(returns)))]
-        return returns
 
     def _learning_rate(self, step: int) -> float:
         settings = self.config.optimizer
@@ -234,6 +222,25 @@ class Trainer:
             warmup_steps=settings.warmup_steps,
             schedule=settings.schedule,
         )
+
+    def _with_reference(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with log pi_ref of their tokens."""
+        score = functools.partial(self._logprobs, self.reference)
+        logprobs_BT = rollouts.scored(score, size=self._micro_batch_size, what="reference")
+        return replace(rollouts, reference_logprobs_BT=logprobs_BT)
+
+    def _with_old_policy(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with log pi_old as the loss computes it, where the sampler's differs.
+
+        Before the first update of the step, so that its ratios are 1.
+        """
+        is_local = self.config.rollouts.engine == "local"
+        rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
+        if rounds_alike or not self.algorithm.has_ratio:
+            return rollouts
+        score = functools.partial(self._logprobs, self.policy)
+        logprobs_BT = rollouts.scored(score, size=self._micro_batch_size, what="old policy")
+        return replace(rollouts, old_logprobs_BT=logprobs_BT)
 
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
         """The updates of one step, by all ranks together; returns what they report."""
@@ -264,41 +271,6 @@ class Trainer:
         collected = collected.of_all(self.ranks)
         return collected.metrics() | algorithm.metrics(rollouts, targets, collected)
 
-    def _with_reference(self, rollouts: Rollouts) -> Rollouts:
-        """The rollouts with log pi_ref of their tokens."""
-        logprobs_BT = rollouts.scored(
-            functools.partial(self._logprobs, self.reference),
-            size=self._micro_batch_size,
-            what="reference",
-        )
-        return replace(rollouts, reference_logprobs_BT=logprobs_BT)
-
-    def _with_old_policy(self, rollouts: Rollouts) -> Rollouts:
-        """The rollouts with log pi_old as the loss computes it, where the sampler's differs.
-
-        Before the first update of the step, so that its ratios are 1.
-        """
-        is_local = self.config.rollouts.engine == "local"
-        rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
-        if rounds_alike or not self.algorithm.has_ratio:
-            return rollouts
-        logprobs_BT = rollouts.scored(
-            functools.partial(self._logprobs, self.policy),
-            size=self._micro_batch_size,
-            what="old policy",
-        )
-        return replace(rollouts, old_logprobs_BT=logprobs_BT)
-
-    def _logprobs(self, model: LanguageModel, micro: MicroBatch) -> torch.Tensor:
-        """What a model says about the sampled tokens [B, T]."""
-        logprobs_ML = token_logprobs(
-            model,
-            micro.samples.token_ids_RT,
-            micro.targets_ML,
-            temperature=self.config.sampling.temperature,
-        )
-        return micro.in_rows(logprobs_ML)
-
     def _scores(self, micro: MicroBatch, *, first_pass: bool) -> TokenScores:
         """What the policy says about the sampled tokens, in the rows of their episodes.
 
@@ -319,21 +291,42 @@ class Trainer:
             entropy_BT=micro.in_rows(scores.entropy_BT),
         )
 
-    def _is_monitored(self, step: int) -> bool:
-        every = self.config.monitors.every_steps
-        return every is not None and step % every == 0
+    def _logprobs(self, model: LanguageModel, micro: MicroBatch) -> torch.Tensor:
+        """What a model says about the sampled tokens [B, T]."""
+        logprobs_ML = token_logprobs(
+            model,
+            micro.samples.token_ids_RT,
+            micro.targets_ML,
+            temperature=self.config.sampling.temperature,
+        )
+        return micro.in_rows(logprobs_ML)
 
-    def _monitor_thoughts(
-        self, trajectories: Sequence[Trajectory], step: int
-    ) -> dict[str, float | int]:
-        if not self._is_monitored(step):
-            return {}
-        with self._sampling() as sampler:
-            return cross_scoring_metrics(
-                sampler,
-                trajectories,
-                num_thoughts=self.config.monitors.num_thoughts,
-                temperature=self.config.sampling.temperature,
-                micro_batch_size=self._micro_batch_size,
-                rng=generator(self.config.seed, "monitored-tasks", step),
-            )
+    # Between steps.
+
+    def take_reference(
+        self, reference: LanguageModel, *, tasks: Sequence[Task], values: ReferenceValues
+    ) -> None:
+        """Goes on from this reference with its values, on these tasks, drawn anew from the seed."""
+        if self._ahead:
+            self._ahead.forget()
+        self.reference, self.tasks, self.values = reference, tasks, values
+        self.order = DrawOrder(
+            [task.category for task in tasks],
+            weights=self.proxy.environments.properties.category_weights,
+            seed=self.config.seed,
+            purpose="task-order",
+        )
+
+    def drop_reference(self) -> None:
+        """Makes room for the next one, without which no step can be made."""
+        del self.reference
+
+    def pause_rollouts(self) -> None:
+        """Until the next step no server plays for the trainer; to be called before others do."""
+        if self._ahead:
+            self._ahead.pause()
+
+    def close(self) -> None:
+        """Ends what is played ahead."""
+        if self._ahead:
+            self._ahead.close()
