@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from ragen_apo.evaluation.failures import failure_pattern, reports_target
 from ragen_apo.evaluation.summary import episode_row
 from ragen_apo.training.rollouts import Rollouts
-from ragen_apo.types import Trajectory, Turn
+from ragen_apo.types import Trajectory
 from ragen_apo.values.reference_values import ReferenceValues
 
 NUM_DIGITS = 4
@@ -44,11 +42,15 @@ def kept_episodes(
         row = episode_row(
             trajectory, episode=index, policy=trajectory.policy_version, pattern=pattern
         )
-        reference = _reference_logprobs(trajectory, scored)
         row["step"] = rollouts.step + 1
+        reference = _reference_logprobs(trajectory, scored)
         for number, turn in enumerate(trajectory.turns):
-            row["turns"][number] |= _tokens(turn, reference[number])
-            row["turns"][number]["v_star"] = _value(trajectory, number, rollouts.values)
+            row["turns"][number] |= {
+                "token_ids": list(turn.response_token_ids),
+                "logprobs": _rounded(turn.logprobs),
+                "reference_logprobs": reference[number],
+                "v_star": _value(trajectory, number, rollouts.values),
+            }
         rows.append(row)
     return rows
 
@@ -60,14 +62,6 @@ def chosen(returns: Sequence[float], *, num_episodes: int) -> list[int]:
     return sorted(list(dict.fromkeys([best, worst, *indices]))[:num_episodes])
 
 
-def _tokens(turn: Turn, reference: list[float]) -> dict[str, Any]:
-    return {
-        "token_ids": list(turn.response_token_ids),
-        "logprobs": [round(logprob, NUM_DIGITS) for logprob in turn.logprobs],
-        "reference_logprobs": reference,
-    }
-
-
 def _reference_logprobs(trajectory: Trajectory, scored: Rollouts | None) -> list[list[float]]:
     """Of each turn's tokens; of none for an episode that the step did not train on."""
     trained_on = () if scored is None else scored.trajectories
@@ -75,11 +69,12 @@ def _reference_logprobs(trajectory: Trajectory, scored: Rollouts | None) -> list
     if scored is None or row is None:
         return [[] for _ in trajectory.turns]
     turn_T, logprobs_T = scored.turn_index_BT[row].cpu(), scored.reference_logprobs_BT[row].cpu()
-    return [_rounded(logprobs_T[turn_T == number]) for number in range(len(trajectory.turns))]
+    of_turns = [logprobs_T[turn_T == number].tolist() for number in range(len(trajectory.turns))]
+    return [_rounded(logprobs) for logprobs in of_turns]
 
 
-def _rounded(values_T: Tensor) -> list[float]:
-    return [round(value, NUM_DIGITS) for value in values_T.tolist()]
+def _rounded(logprobs: Sequence[float]) -> list[float]:
+    return [round(logprob, NUM_DIGITS) for logprob in logprobs]
 
 
 def _value(trajectory: Trajectory, number: int, values: ReferenceValues) -> float | None:

@@ -39,10 +39,10 @@ class StepMetrics:
     """Collects them; what belongs to an episode is taken from the first pass over the rollouts."""
 
     updates: list[Mapping[str, float]] = field(default_factory=list)
-    entropy_sum: float = 0.0
     logprob_gap_max: float = 0.0
     """Over the micro-batches before the first update."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Those of the loss parts, and of what is noted of every algorithm."""
     _parts: list[dict[str, Tensor]] = field(default_factory=list)
     """Numbers of the micro-batches of the update in progress, on the device: reading one would wait
     until all that was queued before it is computed."""
@@ -73,7 +73,7 @@ class StepMetrics:
                 **part.per_sequence,
             }
             assert scores.entropy_BT is not None
-            numbers["entropy"] = scores.entropy_BT.detach().sum()
+            numbers["sums/entropy"] = scores.entropy_BT.detach().sum()
             self._rows.append(micro.rows)
             for name, vector in vectors.items():
                 self._vectors[name].append(vector)
@@ -89,8 +89,6 @@ class StepMetrics:
             kind, _, of = name.partition("/")
             if kind == "loss":
                 loss += value
-            elif kind == "entropy":
-                self.entropy_sum += value
             elif kind == "gap":
                 self.logprob_gap_max = max(self.logprob_gap_max, value)
             else:
@@ -112,7 +110,6 @@ class StepMetrics:
                 {**update, "loss": loss}
                 for update, loss in zip(self.updates, losses_U, strict=True)
             ],
-            entropy_sum=sum(part["entropy_sum"].item() for part in parts),
             logprob_gap_max=max(part["logprob_gap_max"].item() for part in parts),
         )
         for part in parts:
@@ -128,12 +125,14 @@ class StepMetrics:
     def _as_tensors(self) -> dict[str, Tensor]:
         """What differs from rank to rank."""
         vectors = {f"vectors/{name}": _joined(each) for name, each in self._vectors.items()}
-        numbers = {f"sums/{name}": value for name, value in self.sums.items()}
-        numbers |= {"entropy_sum": self.entropy_sum, "logprob_gap_max": self.logprob_gap_max}
+        numbers = {
+            "losses": [each["loss"] for each in self.updates],
+            "logprob_gap_max": self.logprob_gap_max,
+            **{f"sums/{name}": value for name, value in self.sums.items()},
+        }
         return {
             **vectors,
             **{name: torch.tensor(each, dtype=torch.float64) for name, each in numbers.items()},
-            "losses": torch.tensor([each["loss"] for each in self.updates], dtype=torch.float64),
             "rows": _joined(self._rows) if self._rows else torch.empty(0, dtype=torch.int64),
         }
 
@@ -151,7 +150,7 @@ class StepMetrics:
             names = self.updates[0]
             metrics |= {name: fmean(update[name] for update in self.updates) for name in names}
             num_tokens_B = self.vector("num_tokens")
-            metrics["entropy"] = self.entropy_sum / int(num_tokens_B.sum())
+            metrics["entropy"] = self.sums["entropy"] / int(num_tokens_B.sum())
             metrics["logprob_gap_max"] = self.logprob_gap_max
             metrics["logprob_gap_mean"] = self.sums["logprob_gap"] / self.sums["logprob_gap_tokens"]
             metrics |= divergence_metrics(
