@@ -92,7 +92,8 @@ def test_rloo_equals_its_definition(entries):
     for i, (group, x) in enumerate(entries):
         others = [y for j, (member, y) in enumerate(entries) if member == group and j != i]
         expected.append(x - statistics.fmean(others))
-    assert advantages_of(Rloo(), returns_B, group_B).tolist() == pytest.approx(expected, abs=1e-9)
+    # n / (n - 1) is in float32, as the returns of a step are.
+    assert advantages_of(Rloo(), returns_B, group_B).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
