@@ -6,7 +6,7 @@ of an argument; nothing here imports torch.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal
 
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"
@@ -79,10 +79,3 @@ see."""
 
 ZeroVariance = Literal["drop", "keep"]
 """What happens to tasks whose returns are all equal, before the strategy is applied."""
-
-
-def check_choice(name: str, value: Any, choice: Any) -> None:
-    """Raises ValueError unless `value` is one of a choice above."""
-    if value not in get_args(choice):
-        expected = ", ".join(map(repr, get_args(choice)))
-        raise ValueError(f"{name} must be one of {expected}, got {value!r}")
