@@ -48,7 +48,7 @@ from ragen_apo.session import open_session
 from ragen_apo.stages.memory import plan_memory
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.trainer import Trainer
-from ragen_apo.values.reference_values import ReferenceValues
+from ragen_apo.values.state_values import ReferenceValues
 from ragen_apo.warm_start.batches import tokenizer_texts
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {

@@ -40,7 +40,7 @@ from ragen_apo.training.rollouts_ahead import rollouts_ahead
 from ragen_apo.training.trainer import StepResult, Trainer
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, make_task, training_samples
 from ragen_apo.values.conditions import SamplingConditions
-from ragen_apo.values.reference_values import ReferenceValues
+from ragen_apo.values.state_values import ReferenceValues
 
 TINY_ARCHITECTURE: dict[str, Any] = {
     "hidden_size": 32,

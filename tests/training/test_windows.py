@@ -7,7 +7,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory, Turn, TurnFlag, training_samples
-from ragen_apo.values.reference_values import ReferenceValues
+from ragen_apo.values.state_values import ReferenceValues
 from tests import factories
 from tests.factories import flat_gradient, step_without_update, with_keys
 

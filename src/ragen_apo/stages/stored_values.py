@@ -17,8 +17,7 @@ from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.task_order import missing_categories
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.conditions import SamplingConditions
-from ragen_apo.values.reference_values import ReferenceValues
-from ragen_apo.values.state_values import state_values
+from ragen_apo.values.state_values import ReferenceValues, state_values
 from ragen_apo.values.store import ValueStore
 
 

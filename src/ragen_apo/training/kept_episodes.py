@@ -19,7 +19,7 @@ from ragen_apo.evaluation.failures import failure_pattern, reports_target
 from ragen_apo.evaluation.summary import episode_row
 from ragen_apo.training.rollouts import Rollouts
 from ragen_apo.types import Trajectory
-from ragen_apo.values.reference_values import ReferenceValues
+from ragen_apo.values.state_values import ReferenceValues
 
 NUM_DIGITS = 4
 """Of log-probabilities: enough to look at, and half of the file."""

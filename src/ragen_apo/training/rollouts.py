@@ -34,7 +34,7 @@ from ragen_apo.training.batching import (
     shortest,
 )
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
-from ragen_apo.values.reference_values import ReferenceValues
+from ragen_apo.values.state_values import ReferenceValues
 
 
 @dataclass(frozen=True)

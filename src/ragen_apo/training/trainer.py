@@ -58,7 +58,7 @@ from ragen_apo.training.rollouts import (
 from ragen_apo.training.rollouts_ahead import RolloutsAhead
 from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
 from ragen_apo.types import Task, Trajectory
-from ragen_apo.values.reference_values import ReferenceValues
+from ragen_apo.values.state_values import ReferenceValues
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,20 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ragen_apo.types import Trajectory
 from ragen_apo.values.estimator import soft_value
+
+
+@dataclass(frozen=True)
+class ReferenceValues:
+    """What Stage 2 reads of Stage 1: V* under the reference; empty for algorithms without V*."""
+
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    """V* by task id."""
+    states: Mapping[str, float] = field(default_factory=dict)
+    """V* by state key, of states that were visited often enough."""
 
 
 @dataclass(frozen=True)

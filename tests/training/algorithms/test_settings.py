@@ -34,7 +34,7 @@ from ragen_apo.training.algorithms.gigpo import Gigpo
 from ragen_apo.training.algorithms.grpo import Grpo
 from ragen_apo.training.algorithms.rloo import Rloo
 from ragen_apo.training.rollouts import MicroBatch, Rollouts
-from ragen_apo.values.reference_values import ReferenceValues
+from ragen_apo.values.state_values import ReferenceValues
 from tests import factories
 from tests.sweeps import quick_first
 
