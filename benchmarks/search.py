@@ -24,13 +24,12 @@ from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import load_config
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
-from ragen_apo.evaluation.search import play_search
 from ragen_apo.evaluation.summary import outcome_summary
 from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
-from ragen_apo.stages.search import stored_advantages
+from ragen_apo.stages.search import play_search, stored_advantages
 from ragen_apo.values.moves import Move
 
 NUM_SEEDS = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import fmean
 from typing import Any
 
 from ragen_apo.config import RunConfig
@@ -15,14 +16,13 @@ from ragen_apo.evaluation.evaluate import (
     play_evaluation,
     sampled_pass_at,
 )
-from ragen_apo.evaluation.search import search_summary, summary_with_tokens
 from ragen_apo.evaluation.summary import episode_rows, outcome_summary, results_document
 from ragen_apo.files import check_writable
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.origin import require_same_origin
-from ragen_apo.stages.search import require_searchable, search_episodes
+from ragen_apo.stages.search import require_searchable, search_episodes, search_summary
 
 
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
@@ -61,7 +61,9 @@ def _evaluate(session: Session) -> dict[str, Any]:
     trajectories = play_evaluation(proxy, plan, policy_version="trained")
     searched = None
     if section.search is not None:
-        baselines[WITHOUT_SEARCH] = summary_with_tokens(trajectories)
+        # What to compare with: a search samples more tokens.
+        tokens = fmean(trajectory.num_response_tokens for trajectory in trajectories)
+        baselines[WITHOUT_SEARCH] = outcome_summary(trajectories) | {"avg_tokens": tokens}
         found = search_episodes(session, proxy, plan, section.search)
         searched = search_summary(found, section.search)
         trajectories = [each.trajectory for each in found]
