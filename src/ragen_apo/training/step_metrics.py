@@ -17,8 +17,8 @@ from torch import Tensor
 from ragen_apo.distributed.ranks import Ranks
 from ragen_apo.objectives.apo import divergence_metrics, sequence_kl, sequence_log_ratio
 from ragen_apo.policy.scoring import TokenScores
-from ragen_apo.training.monitors.thoughts import thought_shares
 from ragen_apo.training.rollouts import MicroBatch
+from ragen_apo.training.thoughts import thought_shares
 from ragen_apo.types import Trajectory, Turn, TurnFlag
 
 

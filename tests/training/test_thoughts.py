@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
-from ragen_apo.training.monitors.thoughts import (
+from ragen_apo.training.thoughts import (
     cross_scores,
     cross_scoring_metrics,
     first_turns,
