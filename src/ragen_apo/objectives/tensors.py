@@ -107,12 +107,17 @@ def next_sampled(values_BT: Tensor, *, mask_BT: Tensor, end: int) -> Tensor:
     return torch.cat([values_BT, end_B1], dim=1).gather(1, next_BT)
 
 
-def discounted_sum(values_BT: Tensor, *, mask_BT: Tensor, decay: float | Tensor) -> Tensor:
+def discounted_sum(
+    values_BT: Tensor, *, decay: float | Tensor, mask_BT: Tensor | None = None
+) -> Tensor:
     """y_t = x_t + decay_t y_{t'} with t' the next sampled token, backwards; 0 where not sampled.
 
     `decay` is a number or has shape [B, T]; a decay of 0 at a token cuts off what comes after it.
     With rewards and decay = gamma this is the discounted return-to-go, of tokens as of turns.
+    Without a mask every entry counts.
     """
+    if mask_BT is None:
+        mask_BT = torch.ones_like(values_BT, dtype=torch.bool)
     values_BT = sampled_or_zero(at_least_float32(values_BT.detach()), mask_BT)
     decay_BT = torch.as_tensor(decay, dtype=values_BT.dtype, device=values_BT.device)
     decay_BT = decay_BT.expand_as(values_BT)

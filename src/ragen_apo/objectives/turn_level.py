@@ -31,7 +31,12 @@ import torch
 from torch import Tensor
 
 from ragen_apo.objectives.apo import ApoLoss
-from ragen_apo.objectives.tensors import check_tokens, sampled_or_zero, token_log_ratio
+from ragen_apo.objectives.tensors import (
+    check_tokens,
+    discounted_sum,
+    sampled_or_zero,
+    token_log_ratio,
+)
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,4 @@ def segment_residuals(
 
 def traced(residual_BS: Tensor, *, trace: float) -> Tensor:
     """sum_{l >= 0} trace^l residual_{h+l} [B, S]: this segment's residual and those after it."""
-    following_B = torch.zeros_like(residual_BS[:, 0])
-    columns: list[Tensor] = []
-    for residual_B in reversed(residual_BS.unbind(dim=1)):
-        following_B = residual_B + trace * following_B
-        columns.append(following_B)
-    return torch.stack(columns[::-1], dim=1)
+    return discounted_sum(residual_BS, decay=trace)

@@ -66,8 +66,7 @@ class Gigpo(GroupConfig):
         rewards_BK = segment_sums(
             rollouts.rewards_BT, mask_BT=mask_BT, segment_BT=turn_BT, like=zeros_BK
         )
-        everywhere_BK = torch.ones_like(zeros_BK, dtype=torch.bool)
-        to_go_BK = discounted_sum(rewards_BK, mask_BT=everywhere_BK, decay=self.gamma)
+        to_go_BK = discounted_sum(rewards_BK, decay=self.gamma)
 
         of_episode = group_statistics(rollouts.returns_B, group_N=rollouts.group_B)
         of_turn = group_statistics(to_go_BK[row_N, turn_N], group_N=anchor_N)
