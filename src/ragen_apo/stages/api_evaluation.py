@@ -29,11 +29,7 @@ from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ApiError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines
 from ragen_apo.evaluation.summary import episode_rows, results_document
-from ragen_apo.files import (
-    check_writable,
-    partial_files,
-    write_text_atomically,
-)
+from ragen_apo.files import check_writable, partial_files, write_text_atomically
 from ragen_apo.plural import counted
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer

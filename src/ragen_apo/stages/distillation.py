@@ -34,11 +34,7 @@ from ragen_apo.values.estimator import optimal_policy_weights
 from ragen_apo.values.state_values import state_values, turn_weights
 from ragen_apo.values.store import ValueStore
 from ragen_apo.warm_start.batches import relabel, renamed_token_ids, sample_batches
-from ragen_apo.warm_start.supervised import (
-    SupervisedBatch,
-    SupervisedPhase,
-    run_supervised_phase,
-)
+from ragen_apo.warm_start.supervised import SupervisedBatch, SupervisedPhase, run_supervised_phase
 
 WARMUP_STEPS = 3
 LEAST_DIFFERENCE = 1e-9

@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.policy import PolicyConfig
-from ragen_apo.config.training import ReferenceConfig, TrainingConfig
+from ragen_apo.config.training import TrainingConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import MAX_LOGITS, LanguageModel
 from ragen_apo.policy.lora import has_adapters, merged_bytes
@@ -135,7 +135,8 @@ def plan_memory(
     own = weights * num_trained + (learned if algorithm.keeps_a_copy else 0)
     adam = 2 * learned * num_trained
     first_reference = 0 if has_adapters(model) else weights
-    is_refreshed = _makes_new_references(config.reference, max_steps=config.training.max_steps)
+    rules, max_steps = config.reference, config.training.max_steps
+    is_refreshed = rules.num_after_steps(max_steps) > 0 or rules.refresh_max_kl is not None
     held = own + (weights if is_refreshed else first_reference)
     rollout = _rollout(policy, config.training, config.agent)
     activations, logits = _training_pass(policy, config.training, config.agent, max_turns=max_turns)
@@ -173,10 +174,6 @@ def saved_sizes(config: PolicyConfig, model: PreTrainedModel) -> Sizes:
     if has_adapters(model):
         return Sizes(weights - learned, kept=learned, learned=learned)
     return Sizes(weights, kept=weights, learned=learned)
-
-
-def _makes_new_references(rules: ReferenceConfig, *, max_steps: int) -> bool:
-    return rules.num_after_steps(max_steps) > 0 or rules.refresh_max_kl is not None
 
 
 def _learned_bytes(model: PreTrainedModel, *, frozen: bool) -> int:

@@ -236,23 +236,17 @@ def _resume(session: Session, policy: LanguageModel) -> Position:
 
 
 def _cut_back_curves(run: RunDirectory, position: Position, progress: Progress) -> None:
-    reached = (PHASES.index(position.phase), position.step)
     if not run.reference(0).exists():
+        reached = (PHASES.index(position.phase), position.step)
         _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)
     version = position.counters.get("reference_version", 0)
-    last = position.step if position.phase == DISTILLATION else math.inf
-    if PHASES.index(position.phase) < PHASES.index(DISTILLATION):
-        last = 0
+    last = {DISTILLATION: position.step, STAGE_TWO: math.inf}.get(position.phase, 0)
     _keep_rows(
         run.distillation, lambda row: row["reference_version"] <= version and row["step"] <= last
     )
-
-    def is_reached(row: dict[str, Any]) -> bool:
-        return (PHASES.index(STAGE_TWO), row["step"]) <= reached
-
-    num_rows = _keep_rows(run.metrics, is_reached)
-    _keep_rows(run.rollouts, is_reached)
     steps = position.step if position.phase == STAGE_TWO else 0
+    num_rows = _keep_rows(run.metrics, lambda row: row["step"] <= steps)
+    _keep_rows(run.rollouts, lambda row: row["step"] <= steps)
     if num_rows < steps:
         progress.say(
             f"{run.metrics} has rows of {num_rows} of the {counted(steps, 'step')} so far: what "

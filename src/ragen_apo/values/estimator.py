@@ -32,8 +32,7 @@ def soft_value(returns: ArrayLike, *, beta: float) -> float:
     on their order, and falls as beta grows. Raises ValueError for no returns, a return that is not
     finite, and a beta that is negative or NaN.
     """
-    values = _checked_returns(returns)
-    _check_beta(beta)
+    values = _checked(returns, beta)
     if math.isinf(beta):
         return float(values.mean())
     highest = float(values.max())
@@ -52,8 +51,7 @@ def optimal_policy_weights(returns: ArrayLike, *, beta: float) -> NDArray[np.flo
     1. At `beta = inf` all are 1; at `beta = 0` the highest returns share the weight N. Raises
     ValueError where `soft_value` does.
     """
-    values = _checked_returns(returns)
-    _check_beta(beta)
+    values = _checked(returns, beta)
     weights = _relative_weights(values, beta)
     return weights / weights.mean()
 
@@ -65,8 +63,7 @@ def effective_sample_size(returns: ArrayLike, *, beta: float) -> float:
     `beta` as in `soft_value`: at `beta = inf` it is N, at `beta = 0` the number of highest returns.
     Raises ValueError where `soft_value` does.
     """
-    values = _checked_returns(returns)
-    _check_beta(beta)
+    values = _checked(returns, beta)
     weights = _relative_weights(values, beta)
     return float(weights.sum() ** 2 / (weights**2).sum())
 
@@ -80,18 +77,15 @@ def _relative_weights(values: NDArray[np.float64], beta: float) -> NDArray[np.fl
         return np.exp(below / beta)
 
 
-def _checked_returns(returns: ArrayLike) -> NDArray[np.float64]:
+def _checked(returns: ArrayLike, beta: float) -> NDArray[np.float64]:
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"expected at least one return in one dimension, got shape {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError(f"returns must be finite, got {values[~np.isfinite(values)].tolist()}")
-    return values
-
-
-def _check_beta(beta: float) -> None:
     if math.isnan(beta) or beta < 0:
         raise ValueError(f"beta must be 0, positive or inf, got {beta}")
+    return values
 
 
 MAX_ERROR = 0.5
