@@ -48,12 +48,7 @@ from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.batching import minibatches
 from ragen_apo.training.kept_episodes import kept_episodes
 from ragen_apo.training.optimization import Optimizer, learning_rate_at
-from ragen_apo.training.rollouts import (
-    MicroBatch,
-    Rollouts,
-    best_of_each,
-    gather_rollouts,
-)
+from ragen_apo.training.rollouts import MicroBatch, Rollouts, best_of_each, gather_rollouts
 from ragen_apo.training.rollouts_ahead import RolloutsAhead
 from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
 from ragen_apo.training.thoughts import cross_scoring_metrics

@@ -17,21 +17,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from ragen_apo.choices import (
-    Aggregation,
-    KlPlace,
-    NormalizationGrouping,
-    NormalizationMethod,
-)
+from ragen_apo.choices import Aggregation, KlPlace, NormalizationGrouping, NormalizationMethod
 from ragen_apo.config.algorithms import AlgorithmConfig, Monitor
-from ragen_apo.config.section import (
-    LARGEST,
-    Count,
-    GroupSize,
-    NonNegative,
-    Section,
-    Size,
-)
+from ragen_apo.config.section import LARGEST, Count, GroupSize, NonNegative, Section, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
