@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from dataclasses import asdict
 
 import pytest
 
@@ -82,7 +81,7 @@ def test_where_no_state_has_a_value_it_is_said_that_by_turn_is_by_trajectory(
     keys = [(f"{task}:1", f"{task}:2") for task in "ab" for _ in range(num_samples)]
     episodes = [episode(*[turn(state_key=key) for key in both]) for both in keys]
     coverage = state_coverage(episodes, min_visits=min_visits)
-    result = report(*[[True] * num_samples] * 2) | asdict(coverage)
+    result = report(*[[True] * num_samples] * 2) | coverage
     assert ("A*-PO by trajectory" in coverage_sentence(result)) == is_said
 
 

@@ -46,17 +46,17 @@ def test_a_state_that_an_episode_comes_back_to_counts_once_from_the_first_visit(
 def test_coverage_counts_states_and_the_later_turns_that_others_make_known() -> None:
     coverage = state_coverage(EPISODES, min_visits=2)
     # Visits: start 4, found 3, lost 2.
-    assert (coverage.num_states, coverage.num_known_states) == (3, 3)
+    assert (coverage["num_states"], coverage["num_known_states"]) == (3, 3)
     # Later turns: three found, two lost. Without its own visit a turn in lost finds only one other.
-    assert coverage.share_turns_known == pytest.approx(3 / 5)
-    assert state_coverage(EPISODES, min_visits=1).share_turns_known == 1.0
-    assert state_coverage(EPISODES, min_visits=3).share_turns_known == 0.0
+    assert coverage["share_turns_known"] == pytest.approx(3 / 5)
+    assert state_coverage(EPISODES, min_visits=1)["share_turns_known"] == 1.0
+    assert state_coverage(EPISODES, min_visits=3)["share_turns_known"] == 0.0
 
 
 def test_a_later_turn_without_a_key_is_unknown_and_without_later_turns_nothing_is_said() -> None:
     loop = [episode(("start", 0.0), (None, 0.0), ("start", 0.0))] * 2
-    assert state_coverage(loop, min_visits=1).share_turns_known == pytest.approx(0.5)
-    assert state_coverage([episode(("start", 1.0))], min_visits=1).share_turns_known is None
+    assert state_coverage(loop, min_visits=1)["share_turns_known"] == pytest.approx(0.5)
+    assert state_coverage([episode(("start", 1.0))], min_visits=1)["share_turns_known"] is None
 
 
 def test_segments_end_at_known_states_and_telescope() -> None:

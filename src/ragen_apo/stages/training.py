@@ -88,7 +88,10 @@ def _take_steps(
         distilled = refreshed and config.distillation.enabled
         if distilled or _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
             _save(session, trainer, position)
-    stopped = watch.stopped if trainer.tasks else _all_solved(position.step)
+    stopped = watch.stopped
+    if not trainer.tasks:
+        reason = "the new reference solved every task in all its samples (rollout_filter)"
+        stopped = EarlyStop("rollout_filter", position.step, reason)
     if stopped and stopped.step < config.training.max_steps and ranks.is_first:
         _note_early_stop(session, stopped)
 
@@ -139,11 +142,6 @@ def _save(session: Session, trainer: Trainer, position: Position) -> None:
             keep=session.config.training.keep_checkpoints,
             ranks=session.ranks,
         )
-
-
-def _all_solved(step: int) -> EarlyStop:
-    reason = "the new reference solved every task in all its samples (rollout_filter)"
-    return EarlyStop("rollout_filter", step, reason)
 
 
 def _note_early_stop(session: Session, stopped: EarlyStop) -> None:

@@ -55,8 +55,8 @@ def estimate_run_values(
     Raises RunDirectoryError if the run has no such reference.
     """
     session = open_session(config, run, progress)
-    asked = ("values.num_samples", "values.adaptive", "reference.num_samples")
-    require_same_origin(session, but_for=(*asked, "evaluation"))
+    free = ("values.num_samples", "values.adaptive", "reference.num_samples", "evaluation")
+    require_same_origin(session, but_for=free)
     if not run.reference(version).exists():
         raise RunDirectoryError(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
@@ -147,7 +147,7 @@ def _coverage(
     )
     if (min_visits := config.algorithm.min_state_visits) is not None:
         trajectories = stored_trajectories(store, conditions, tasks)
-        report |= asdict(state_coverage(trajectories, min_visits=min_visits))
+        report |= state_coverage(trajectories, min_visits=min_visits)
     # Without V* the filter chooses among the rollouts of each step, not among tasks.
     chosen = config.rollout_filter if config.needs_values else RolloutFilterConfig()
     selection = select_stored_tasks(store, conditions, tasks, chosen)

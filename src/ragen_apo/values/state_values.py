@@ -68,21 +68,14 @@ def state_values(
     }
 
 
-@dataclass(frozen=True)
-class StateCoverage:
-    """How many of the visited states have a value."""
+def state_coverage(
+    trajectories: Iterable[Trajectory], *, min_visits: int
+) -> dict[str, int | float | None]:
+    """How many of the visited states `state_values` gives a value, as JSON values.
 
-    num_states: int
-    """States that the trajectories visited."""
-    num_known_states: int
-    """Those with enough visits for a value."""
-    share_turns_known: float | None
-    """Of the turns after each episode's first: the share in states that enough *other* episodes
-    visited, an estimate for new episodes. None without such turns."""
-
-
-def state_coverage(trajectories: Iterable[Trajectory], *, min_visits: int) -> StateCoverage:
-    """The coverage of `state_values` with the same `min_visits`."""
+    `share_turns_known` is over the turns after each episode's first: the share in states that
+    enough *other* episodes visited, an estimate for new episodes. None without such turns.
+    """
     num_visits: Counter[str] = Counter()
     num_later_turns: Counter[str | None] = Counter()
     for trajectory in trajectories:
@@ -96,11 +89,11 @@ def state_coverage(trajectories: Iterable[Trajectory], *, min_visits: int) -> St
         for state_key, visits in num_visits.items()
         if visits - 1 >= min_visits
     )
-    return StateCoverage(
-        num_states=len(num_visits),
-        num_known_states=sum(visits >= min_visits for visits in num_visits.values()),
-        share_turns_known=known / total if total else None,
-    )
+    return {
+        "num_states": len(num_visits),
+        "num_known_states": sum(visits >= min_visits for visits in num_visits.values()),
+        "share_turns_known": known / total if total else None,
+    }
 
 
 def segments(
