@@ -1,11 +1,11 @@
-"""The trainer's side of every algorithm with a clipped ratio: its loss, and GRPO's like as a whole.
+"""The trainer's side of every algorithm with a clipped ratio.
 
 Formulas and sources: `objectives.policy_gradient`; settings: `policy_gradient`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -25,41 +25,23 @@ from ragen_apo.training.step_metrics import LossPart, StepMetrics
 
 
 class ClippedRatio(Algorithm[Tensor]):
-    """An algorithm without a critic; its targets are advantages [B, T]."""
+    """An algorithm without a critic; its targets are advantages [B, T]. PPO adds a critic to it."""
 
     has_ratio = True
 
     def __init__(self, settings: PolicyGradientConfig, *, max_tokens: int) -> None:
-        self._settings = settings
-        self._term = PolicyTerm(settings, max_tokens)
+        """`max_tokens`, the most that one context can hold, is what `constant` divides by."""
+        self._settings, self._max_tokens = settings, max_tokens
         self.num_epochs = settings.num_epochs
         self.num_minibatches = settings.num_minibatches
         self.entropy_gradients = settings.entropy_coefficient > 0
 
     def prepare(self, rollouts: Rollouts) -> Tensor:
-        return self._settings.advantages(self._term.with_kl_penalty(rollouts))
-
-    def loss(self, targets: Tensor, micro: MicroBatch, scores: TokenScores) -> LossPart:
-        return self._term.loss(micro, scores, advantages_BT=micro.cut(targets))
-
-    def metrics(
-        self, rollouts: Rollouts, targets: Tensor, collected: StepMetrics
-    ) -> dict[str, float]:
-        metrics = advantage_metrics(targets, rollouts, collected)
-        return metrics | self._settings.metrics(rollouts)
-
-
-@dataclass(frozen=True)
-class PolicyTerm:
-    """What all algorithms with a ratio do with advantages."""
-
-    settings: PolicyGradientConfig
-    max_tokens: int
-    """What the aggregation `constant` divides by: the most that one context can hold."""
+        return self._settings.advantages(self.with_kl_penalty(rollouts))
 
     def with_kl_penalty(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with the KL of each token taken off its reward, if that is configured."""
-        if self.settings.kl_in != "reward" or self.settings.kl_coefficient == 0:
+        if self._settings.kl_in != "reward" or self._settings.kl_coefficient == 0:
             return rollouts
         kl_BT = token_log_ratio(
             rollouts.old_logprobs_BT, rollouts.reference_logprobs_BT, rollouts.mask_BT
@@ -68,18 +50,18 @@ class PolicyTerm:
             rollouts.rewards_BT,
             kl_BT=kl_BT,
             mask_BT=rollouts.mask_BT,
-            coefficient=self.settings.kl_coefficient,
+            coefficient=self._settings.kl_coefficient,
         )
-        penalty_B = self.settings.kl_coefficient * kl_BT.sum(dim=1)
+        penalty_B = self._settings.kl_coefficient * kl_BT.sum(dim=1)
         return replace(rollouts, rewards_BT=rewards_BT, returns_B=rollouts.returns_B - penalty_B)
 
-    def loss(self, micro: MicroBatch, scores: TokenScores, *, advantages_BT: Tensor) -> LossPart:
+    def loss(self, targets: Tensor, micro: MicroBatch, scores: TokenScores) -> LossPart:
         """Clipped surrogate, KL and entropy of a micro-batch."""
-        settings, mask_BT = self.settings, micro.mask_BT
+        settings, mask_BT = self._settings, micro.mask_BT
         policy = clipped_policy_loss(
             scores.logprobs_BT,
             old_logprobs_BT=micro.old_logprobs_BT,
-            advantages_BT=advantages_BT,
+            advantages_BT=micro.cut(targets),
             mask_BT=mask_BT,
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
@@ -110,18 +92,20 @@ class PolicyTerm:
                 aggregation=settings.aggregation,
                 num_sequences=micro.num_sequences,
                 num_tokens=micro.num_tokens,
-                max_tokens=self.max_tokens,
+                max_tokens=self._max_tokens,
             ),
             sums={"clipped_tokens": policy.clipped_BT.sum(), "tokens": mask_BT.sum()},
         )
 
-
-def advantage_metrics(
-    advantages_BT: Tensor, rollouts: Rollouts, collected: StepMetrics
-) -> dict[str, float]:
-    """Monitors of all algorithms with a ratio."""
-    clipped = collected.sums["clipped_tokens"] / max(collected.sums["tokens"], 1)
-    return {**advantage_spread(advantages_BT, rollouts), "clip_fraction": clipped}
+    def metrics(
+        self, rollouts: Rollouts, targets: Tensor, collected: StepMetrics
+    ) -> dict[str, float]:
+        clipped = collected.sums["clipped_tokens"] / max(collected.sums["tokens"], 1)
+        return {
+            **advantage_spread(targets, rollouts),
+            "clip_fraction": clipped,
+            **self._settings.metrics(rollouts),
+        }
 
 
 def advantage_spread(advantages_BT: Tensor, rollouts: Rollouts) -> dict[str, float]:

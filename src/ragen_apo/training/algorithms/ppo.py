@@ -94,11 +94,11 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
 
     def __init__(self, settings: Ppo, config: RunConfig, policy: LanguageModel) -> None:
         from ragen_apo.policy.critic import Critic
-        from ragen_apo.training.algorithms.clipped_ratio import PolicyTerm
+        from ragen_apo.training.algorithms.clipped_ratio import ClippedRatio
         from ragen_apo.training.optimization import Optimizer
 
         self._settings = settings
-        self._term = PolicyTerm(settings, max_tokens=config.agent.max_context_tokens)
+        self._ratio = ClippedRatio(settings, max_tokens=config.agent.max_context_tokens)
         self._critic = Critic(policy, freeze_embeddings=config.policy.freeze_embeddings)
         self._micro_batch_size = config.training.micro_batch_size
         self._optimizer = Optimizer(self._critic, weight_decay=config.optimizer.weight_decay)
@@ -117,7 +117,7 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         values_BT = rollouts.scored(
             self._critic_values, size=self._micro_batch_size, what="values of the critic"
         )
-        estimate = self._estimate(self._term.with_kl_penalty(rollouts), values_BT)
+        estimate = self._estimate(self._ratio.with_kl_penalty(rollouts), values_BT)
         return PpoTargets(
             advantages_BT=whiten(estimate.advantages_BT, mask_BT=rollouts.mask_BT),
             old_values_BT=values_BT,
@@ -144,7 +144,7 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
             num_sequences=micro.num_sequences,
             num_tokens=micro.num_tokens,
         )
-        policy = self._term.loss(micro, scores, advantages_BT=micro.cut(targets.advantages_BT))
+        policy = self._ratio.loss(targets.advantages_BT, micro, scores)
         sums = {**policy.sums, "value_loss": value_loss_BT.detach().sum()}
         # Without the policy's term no gradient reaches the policy, and its update changes nothing.
         loss = policy.loss + value_loss if targets.trains_policy else value_loss
@@ -161,9 +161,8 @@ class PpoAlgorithm(Algorithm[PpoTargets]):
         self, rollouts: Rollouts, targets: PpoTargets, collected: StepMetrics
     ) -> dict[str, float]:
         from ragen_apo.objectives.ppo import explained_variance
-        from ragen_apo.training.algorithms.clipped_ratio import advantage_metrics
 
-        metrics = advantage_metrics(targets.advantages_BT, rollouts, collected)
+        metrics = self._ratio.metrics(rollouts, targets.advantages_BT, collected)
         metrics["value_loss"] = collected.sums["value_loss"] / max(collected.sums["tokens"], 1)
         explained = explained_variance(
             targets.old_values_BT, returns_BT=targets.returns_BT, mask_BT=rollouts.mask_BT
