@@ -50,7 +50,7 @@ from ragen_apo.agent.assembly import build_environments, build_proxy
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.api import read_config
 from ragen_apo.config import RunConfig
-from ragen_apo.objectives.apo import apo_loss
+from ragen_apo.objectives.apo import ApoSettings, apo_loss
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.precision import chosen_precision
 from ragen_apo.policy.scoring import score_tokens, token_logprobs
@@ -188,7 +188,7 @@ def apo_update(
     optimizer: Optimizer,
 ) -> None:
     """One Stage 2 update as the trainer makes it, with made-up returns and values."""
-    settings = Apo().objective()
+    settings = ApoSettings(beta2=Apo().beta2)
     for indices in micro_batches([(s,) for s in samples], size=config.training.micro_batch_size):
         batch = collate(
             [samples[index] for index in indices], pad_id=policy.pad_id, device=policy.device

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ragen_apo.config import RunConfig
-    from ragen_apo.objectives.apo import ApoSettings
     from ragen_apo.policy.language_model import LanguageModel
     from ragen_apo.policy.scoring import TokenScores
     from ragen_apo.training.rollouts import MicroBatch, Rollouts
@@ -117,18 +116,6 @@ class Apo(ValueConfig):
         """The algorithm; it trains nothing but the policy."""
         return ApoAlgorithm(self)
 
-    def objective(self) -> ApoSettings:
-        """The part of these settings that the loss reads."""
-        from ragen_apo.objectives.apo import ApoSettings
-
-        return ApoSettings(
-            beta2=self.beta2,
-            loss=self.loss,
-            length_normalization=self.length_normalization,
-            advantage_clamp=self.advantage_clamp,
-            kl_coefficient=self.kl_coefficient,
-        )
-
 
 @dataclass(frozen=True)
 class ApoTargets:
@@ -144,8 +131,16 @@ class ApoAlgorithm(Algorithm[ApoTargets]):
     """One pass over the step's trajectories, with one update."""
 
     def __init__(self, settings: Apo) -> None:
+        from ragen_apo.objectives.apo import ApoSettings
+
         self._settings = settings
-        self._objective = settings.objective()
+        self._objective = ApoSettings(
+            beta2=settings.beta2,
+            loss=settings.loss,
+            length_normalization=settings.length_normalization,
+            advantage_clamp=settings.advantage_clamp,
+            kl_coefficient=settings.kl_coefficient,
+        )
 
     def prepare(self, rollouts: Rollouts) -> ApoTargets:
         import torch
