@@ -5,9 +5,9 @@
     tasks         a slice of this epoch's random order of those worth training on (in a mixture,
                   of each part by its weight)
     rollouts      of the present policy, or of what the algorithm puts in its place, one or a
-                  group for each task; servers may have played them ahead; of several for each
-                  one the best, if configured
+                  group for each task; servers may have played them ahead
     monitors      of thoughts, in some steps, with the same weights; they change nothing
+    choice        of several rollouts for each one the best, if configured
     filter        tasks that are worth an update, with normalised returns, if configured, and
                   those that the algorithm can learn from
     reference     log-probabilities of the same tokens under the frozen reference; and under the
@@ -100,16 +100,15 @@ class Trainer:
         self.ranks.forget_seconds()
         trajectories, ahead_seconds = self._roll_out(step, started)
         rolled_out = time.perf_counter()
-        rollouts = self._chosen(trajectories, step)
 
         metrics = rollout_metrics(trajectories, opening=self.policy.template.opening)
         metrics |= self._monitor_thoughts(trajectories, step)
+        rollouts = self._chosen(trajectories, step)
         keep_B = self._keeps(rollouts)
         learning_rate = self._learning_rate(step)
         trained_on: Rollouts | None = None
         if keep_B.any():
-            kept = self.config.algorithm.normalized(rollouts).take(keep_B)
-            trained_on = self._with_old_policy(self._with_reference(kept))
+            trained_on = self._scored(self.config.algorithm.normalized(rollouts).take(keep_B))
             metrics |= self._improve(trained_on, learning_rate=learning_rate)
         else:
             metrics["num_updates"] = 0
@@ -164,6 +163,22 @@ class Trainer:
         with self.algorithm.sampling():
             yield self.policy
 
+    def _monitor_thoughts(
+        self, trajectories: Sequence[Trajectory], step: int
+    ) -> dict[str, float | int]:
+        every = self.config.monitors.every_steps
+        if every is None or step % every != 0:
+            return {}
+        with self._sampling() as sampler:
+            return cross_scoring_metrics(
+                sampler,
+                trajectories,
+                num_thoughts=self.config.monitors.num_thoughts,
+                temperature=self.config.sampling.temperature,
+                micro_batch_size=self._micro_batch_size,
+                rng=generator(self.config.seed, "monitored-tasks", step),
+            )
+
     def _chosen(self, trajectories: Sequence[Trajectory], step: int) -> Rollouts:
         """The episodes to learn from; the control experiment hands out returns at random."""
         rollouts = gather_rollouts(
@@ -181,22 +196,6 @@ class Trainer:
             if not torch.equal(shuffled_B, rollouts.returns_B):
                 return rollouts.with_returns(shuffled_B)
         return rollouts
-
-    def _monitor_thoughts(
-        self, trajectories: Sequence[Trajectory], step: int
-    ) -> dict[str, float | int]:
-        every = self.config.monitors.every_steps
-        if every is None or step % every != 0:
-            return {}
-        with self._sampling() as sampler:
-            return cross_scoring_metrics(
-                sampler,
-                trajectories,
-                num_thoughts=self.config.monitors.num_thoughts,
-                temperature=self.config.sampling.temperature,
-                micro_batch_size=self._micro_batch_size,
-                rng=generator(self.config.seed, "monitored-tasks", step),
-            )
 
     def _keeps(self, rollouts: Rollouts) -> torch.Tensor:
         """Which episodes [B] to train on. A*-PO's tasks were chosen after Stage 1."""
@@ -218,24 +217,25 @@ class Trainer:
             schedule=settings.schedule,
         )
 
-    def _with_reference(self, rollouts: Rollouts) -> Rollouts:
-        """The rollouts with log pi_ref of their tokens."""
-        score = functools.partial(self._logprobs, self.reference)
-        logprobs_BT = rollouts.scored(score, size=self._micro_batch_size, what="reference")
-        return replace(rollouts, reference_logprobs_BT=logprobs_BT)
+    def _scored(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with log pi_ref of their tokens, and log pi_old where the sampler's differs.
 
-    def _with_old_policy(self, rollouts: Rollouts) -> Rollouts:
-        """The rollouts with log pi_old as the loss computes it, where the sampler's differs.
-
-        Before the first update of the step, so that its ratios are 1.
+        Ratios to a sampler that rounds otherwise would be of its rounding. So the policy scores the
+        tokens as the loss does, before the first update of the step, and its ratios begin at 1.
         """
+
+        def logprobs_under(model: LanguageModel, what: str) -> torch.Tensor:
+            score = functools.partial(self._logprobs, model)
+            return rollouts.scored(score, size=self._micro_batch_size, what=what)
+
+        scored = replace(
+            rollouts, reference_logprobs_BT=logprobs_under(self.reference, "reference")
+        )
         is_local = self.config.rollouts.engine == "local"
         rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
         if rounds_alike or not self.algorithm.has_ratio:
-            return rollouts
-        score = functools.partial(self._logprobs, self.policy)
-        logprobs_BT = rollouts.scored(score, size=self._micro_batch_size, what="old policy")
-        return replace(rollouts, old_logprobs_BT=logprobs_BT)
+            return scored
+        return replace(scored, old_logprobs_BT=logprobs_under(self.policy, "old policy"))
 
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
         """The updates of one step, by all ranks together; returns what they report."""
