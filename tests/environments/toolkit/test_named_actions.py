@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_apo.environments.toolkit.named_actions import ParsedActions, join_actions, parse_actions
-from ragen_apo.environments.toolkit.task_draws import draw_distinct, split_of
+from ragen_apo.environments.toolkit.task_draws import Description, draw_tasks, split_of
 from ragen_apo.errors import ConfigError
 
 NAMES = ("Up", "Down")
@@ -45,8 +45,15 @@ def draw_number(generator: np.random.Generator) -> int | None:
 
 
 def drawn(num_train: int, num_test: int) -> dict[str, list[int]]:
-    counts = {"train": num_train, "test": num_test}
-    return draw_distinct("numbers", draw_number, content=str, counts=counts, seed=0)
+    tasks = draw_tasks(
+        "numbers",
+        draw_number,
+        (),
+        content=str,
+        describe=lambda number: Description("", "", {"number": number}),
+        counts=(num_train, num_test, 0),
+    )
+    return {split: [task.payload["number"] for task in drawn] for split, drawn in tasks.items()}
 
 
 def test_draws_go_to_the_split_of_their_content_and_smaller_splits_begin_larger_ones() -> None:

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 from pydantic import Field
 
 from ragen_apo.config.section import Section
@@ -50,39 +49,6 @@ def split_of(environment: str, content: str) -> str:
     return "test" if derive_seed(environment, "split", content) % 5 == 0 else "train"
 
 
-def draw_distinct(
-    environment: str,
-    draw: Callable[[np.random.Generator], _Draw | None],
-    *,
-    content: Callable[[_Draw], str],
-    counts: Mapping[str, int],
-    seed: int,
-) -> dict[str, list[_Draw]]:
-    """Different draws for each split, in the numbers of `counts`.
-
-    `draw` returns None for an unusable draw. Draws of equal `content` count as one. Raises
-    ConfigError if the options do not give enough.
-    """
-    chosen: dict[str, list[_Draw]] = {split: [] for split in counts}
-    seen: set[str] = set()
-    max_draws = _MIN_DRAWS + _DRAWS_PER_TASK * sum(counts.values())
-    for number in range(max_draws):
-        if all(len(chosen[split]) >= count for split, count in counts.items()):
-            return chosen
-        drawn = draw(generator(seed, environment, "task", number))
-        if drawn is None or (text := content(drawn)) in seen:
-            continue
-        seen.add(text)
-        split = split_of(environment, text)
-        if len(chosen[split]) < counts[split]:
-            chosen[split].append(drawn)
-    found = ", ".join(f"{len(drawn)} for {split}" for split, drawn in chosen.items())
-    raise ConfigError(
-        f"environment: {max_draws} draws gave only {found} different tasks of {environment}; ask "
-        "for fewer tasks, or for larger or less restricted ones"
-    )
-
-
 class Description(NamedTuple):
     """The fields of a task that describe a draw."""
 
@@ -101,22 +67,30 @@ def draw_tasks(
     describe: Callable[[_Draw], Description],
     counts: tuple[int, int, int],
 ) -> dict[str, tuple[Task, ...]]:
-    """The tasks of both splits, different draws of `draw(*arguments, generator)` (`draw_distinct`).
+    """The tasks of both splits, in the numbers of `counts`, which is that of `DrawnTasks`.
 
-    `counts` is that of `DrawnTasks`. Equal arguments give the same object.
+    Each describes a draw of `draw(*arguments, generator)`, which returns None for an unusable one.
+    Draws of equal `content` count as one. Equal arguments give the same object. Raises ConfigError
+    if the options do not give enough.
     """
     num_train, num_test, seed = counts
-    drawn = draw_distinct(
-        environment,
-        functools.partial(draw, *arguments),
-        content=content,
-        counts={"train": num_train, "test": num_test},
-        seed=seed,
+    wanted = {"train": num_train, "test": num_test}
+    tasks: dict[str, list[Task]] = {split: [] for split in wanted}
+    seen: set[str] = set()
+    max_draws = _MIN_DRAWS + _DRAWS_PER_TASK * (num_train + num_test)
+    for number in range(max_draws):
+        if all(len(tasks[split]) >= count for split, count in wanted.items()):
+            return {split: tuple(of_split) for split, of_split in tasks.items()}
+        drawn = draw(*arguments, generator(seed, environment, "task", number))
+        if drawn is None or (text := content(drawn)) in seen:
+            continue
+        seen.add(text)
+        split = split_of(environment, text)
+        if len(tasks[split]) < wanted[split]:
+            described = describe(drawn)._asdict()
+            tasks[split].append(make_task(environment=environment, split=split, **described))
+    found = ", ".join(f"{len(of_split)} for {split}" for split, of_split in tasks.items())
+    raise ConfigError(
+        f"environment: {max_draws} draws gave only {found} different tasks of {environment}; ask "
+        "for fewer tasks, or for larger or less restricted ones"
     )
-    return {
-        split: tuple(
-            make_task(environment=environment, split=split, **describe(each)._asdict())
-            for each in of_split
-        )
-        for split, of_split in drawn.items()
-    }
