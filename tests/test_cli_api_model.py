@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen_apo.cli.api_model import default_folder
+from ragen_apo.cli.evaluation import default_folder
 from tests.chat_server import perfect_shopper, refuses, serving
 from tests.command_line import Command, assert_one_line, assert_refused
 

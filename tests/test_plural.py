@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo import api
-from ragen_apo.cli.common import print_evaluation
+from ragen_apo.cli.evaluation import print_evaluation
 from ragen_apo.plural import counted
 from tests import factories
 

@@ -1,11 +1,11 @@
 """The command `ragen-apo`. Each verb parses, calls one function of the library, and prints.
 
-    common.py   the application, its console, arguments that are checked
-    runs.py     train, warm-start, estimate-values, evaluate, report, compare, show-prompt
-    api_model.py  evaluate with a model behind an API
-    worlds.py   play, check, data
-    models.py   model, push
-    pages.py    view, serve
+    common.py      the application, its console, arguments that are checked
+    runs.py        train, warm-start, estimate-values, report, compare, show-prompt
+    evaluation.py  evaluate
+    worlds.py      play, check, data
+    models.py      model, push
+    pages.py       view, serve
 
 What this package raises on purpose is shown as one message without a traceback, exit status 2. An
 interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import CycloptsError
 
-from ragen_apo.cli import models, pages, runs, worlds  # noqa: F401 - they define commands
+from ragen_apo.cli import evaluation, models, pages, runs, worlds  # noqa: F401 - they define commands
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole, write_line
 from ragen_apo.distributed.torchrun import this_worker
@@ -28,7 +28,6 @@ from ragen_apo.errors import EnvironmentFaultError, RagenApoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from inspect import BoundArguments
 
 __all__ = ["app", "main"]
 
@@ -36,8 +35,10 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
     try:
-        command, arguments = _parsed()
+        command, arguments, _ = app.parse_args(exit_on_error=False)
         status = _without_exits(command, *arguments.args, **arguments.kwargs)
+    except CycloptsError:
+        sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
     except RagenApoError as error:
         _fail(str(error), status=2)
     except KeyboardInterrupt:
@@ -55,15 +56,6 @@ def main() -> None:
     else:
         if isinstance(status, int):
             sys.exit(status)
-
-
-def _parsed() -> tuple[Callable[..., Any], BoundArguments]:
-    """What the command line asks for."""
-    try:
-        command, arguments, _ = app.parse_args(exit_on_error=False)
-    except CycloptsError:
-        sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
-    return command, arguments
 
 
 def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -92,15 +84,12 @@ def _problem_of_a_file(error: OSError) -> str:
 
 
 def _fail(message: str, *, status: int) -> None:
-    if _speaks():
+    """Says what went wrong, of torchrun's processes the first that fails, and ends this one."""
+    speaks = True
+    if this_worker().size > 1:
+        from ragen_apo.distributed.start import is_first_to_fail
+
+        speaks = is_first_to_fail()
+    if speaks:
         write_line(PrintableConsole(stderr=True), f"error: {message}", style="red")
     sys.exit(status)
-
-
-def _speaks() -> bool:
-    """Whether this process says what went wrong: of those of torchrun, the first that fails."""
-    if this_worker().size == 1:
-        return True
-    from ragen_apo.distributed.start import is_first_to_fail
-
-    return is_first_to_fail()

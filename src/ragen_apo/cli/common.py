@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
@@ -11,7 +11,6 @@ import ragen_apo
 from ragen_apo.console import PrintableConsole, write_line
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import ConfigError
-from ragen_apo.plural import counted
 from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
@@ -69,36 +68,6 @@ Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """Any number of `--key value`, whose names are checked later."""
 TrustRemoteCode = Annotated[bool, Parameter(negative=())]
 """Trust is said on the command line: a run directory may come from somebody else."""
-
-
-def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> None:
-    """The table of an evaluation's results.json, and the interval of whose success it is."""
-    print_policies(
-        f"{counted(results['episodes'], 'episode')} of split {results['split']!r}",
-        {
-            name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
-            for name, row in {policy: results, **results["baselines"]}.items()
-        },
-    )
-    low, high = results["success_ci95"]
-    say(f"95% interval of the {whose}: {low:.1%} to {high:.1%}")
-
-
-def print_search(search: Mapping[str, Any], *, without: float) -> None:
-    """What a search took, beside the tokens of an episode without it."""
-    lines = [
-        f"tokens sampled for an episode: {search['avg_tokens']:.0f}, without search {without:.0f}",
-        f"moves that the value store knew: {search['known_move_share']:.1%}",
-    ]
-    if search["max_tokens"] is not None:
-        lines.append(
-            f"episodes that had sampled {counted(search['max_tokens'], 'token')} and "
-            f"went on greedily: {search['cut_share']:.1%}"
-        )
-    if search["uses_reward"]:
-        lines.append("The reward chose: an upper bound, which no deployed agent can reach so.")
-    for line in lines:
-        say(line)
 
 
 def print_policies(title: str, rows: Mapping[str, tuple[float, float, float]]) -> None:

@@ -1,4 +1,4 @@
-"""The commands for runs: `train`, `warm-start`, `estimate-values`, `evaluate`, `report`, `compare`,
+"""The commands for runs: `train`, `warm-start`, `estimate-values`, `report`, `compare`,
 and `show-prompt` for what a run will read.
 
 Each is a function of `ragen_apo.api` with its arguments checked and its result printed.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragen_apo.choices import RunEnd
-from ragen_apo.cli.api_model import ApiOptions, evaluate_model_of_api, refuse_api_options
 from ragen_apo.cli.common import (
     Number,
     NumberOrZero,
@@ -20,11 +19,9 @@ from ragen_apo.cli.common import (
     app,
     console,
     examples,
-    print_evaluation,
-    print_search,
     say,
 )
-from ragen_apo.cli.search import SearchOptions, refuse_search_options, require_method
+from ragen_apo.cli.evaluation import evaluate_run
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
@@ -32,9 +29,6 @@ from ragen_apo.printable import printable
 
 if TYPE_CHECKING:
     from ragen_apo.api import Run
-
-NO_API = ApiOptions()
-NO_SEARCH = SearchOptions()
 
 
 @app.command(
@@ -70,7 +64,7 @@ def train(
     run = _train(overrides, run_dir, config, resume, trust_remote_code, until="policy")
     say(f"trained policy: {run.files.policy}")
     if evaluate:
-        _evaluate(run)
+        evaluate_run(run)
         if this_worker().rank == 0:
             report(run_dir)
 
@@ -156,8 +150,6 @@ def estimate_values(
         trust_remote_code: Run Python code that the run names: its model's, and an environment's
             (path.py:function).
     """
-    import json
-
     from ragen_apo import api
 
     coverage = api.estimate_values(
@@ -168,67 +160,6 @@ def estimate_values(
         trust_remote_code=trust_remote_code,
     )
     console.print_json(json.dumps(coverage))
-
-
-@app.command(
-    help_epilogue=examples(
-        "evaluate runs/mine --split all --episodes 497 --pass-k 4",
-        "evaluate runs/mine --search beam --width 4",
-        "evaluate --api-model NAME --base-url URL --environment shop",
-    )
-)
-def evaluate(
-    run: Path | None = None,
-    *,
-    split: str | None = None,
-    episodes: Number | None = None,
-    pass_k: Number | None = None,
-    trust_remote_code: TrustRemoteCode = False,
-    search: SearchOptions = NO_SEARCH,
-    api: ApiOptions = NO_API,
-) -> None:
-    """Play a split with the trained policy, the reference and the baselines.
-
-    Writes RUN/evaluation/results.json and episodes.jsonl. With --api-model, a model behind an
-    OpenAI-compatible API plays instead: docs/evaluating_models.md.
-
-    Args:
-        run: A run directory; leave it out with --api-model.
-        split: Tasks to play: for the shop train, test or all. Default: the configuration's.
-        episodes: Number of episodes, in the split's order. Default: evaluation.num_episodes.
-        pass_k: Also sample each task this often and give pass@k.
-        trust_remote_code: Run Python code that the run names: its model's, and an environment's
-            (path.py:function).
-        search: The options of a search over turns.
-        api: The options of a model behind an API.
-    """
-    if run is None:
-        if pass_k is not None:
-            raise ConfigError(
-                "--pass-k goes with a run; a model behind an API plays each task once"
-            )
-        refuse_search_options(search)
-        evaluate_model_of_api(api, split=split, episodes=episodes)
-        return
-    refuse_api_options(api)
-    from ragen_apo.api import open_run
-
-    opened = open_run(run, trust_remote_code=trust_remote_code)
-    require_method(search, is_configured=opened.config.evaluation.search is not None)
-    asked = {"split": split, "episodes": episodes, "pass_k": pass_k, "search": search.section()}
-    _evaluate(opened, **asked)
-
-
-def _evaluate(run: Run, **asked: Any) -> None:
-    from ragen_apo import api
-
-    results = api.evaluate(run, **asked)
-    method = f"{run.config.algorithm.traits.label} (trained)"
-    if (search := results.get("search")) is not None:
-        method += f", {search['label']}"
-    print_evaluation(results, policy=method, whose="trained policy")
-    if search is not None:
-        print_search(search, without=results["baselines"]["without search"]["avg_tokens"])
 
 
 @app.command(help_epilogue=examples("report runs/mine", "report runs/mine --pdf"))
