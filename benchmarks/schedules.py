@@ -128,12 +128,11 @@ def played(proxy: AgentProxy, requests: Sequence[EpisodeRequest]) -> Rollout:
         return start(task, seed=seed)
 
     ranks.total(0.0, what="the start")
-    ranks.forget_seconds()
-    began = time.perf_counter()
+    began, exchanged = time.perf_counter(), ranks.seconds
     with patch.object(proxy.environments, "start", counted):
         trajectories = proxy.rollout(requests, temperature=1.0, policy_version="benchmark")
     seconds = time.perf_counter() - began
-    waiting = ranks.take_seconds()["waiting_seconds"]
+    waiting = ranks.mean_seconds(since=exchanged)["waiting_seconds"]
     num_played = [int(each) for each in ranks.gather(str(num_own).encode(), "counts")]
     return Rollout(seconds, waiting, num_played, tokens(trajectories))
 

@@ -114,10 +114,11 @@ def test_a_rank_that_is_missing_is_named_with_where_it_was_last(how: str) -> Non
 
 
 def seconds(ranks: Ranks) -> dict[str, float]:
+    began = ranks.seconds
     ranks.total(1.0, what="losses")
-    spent = ranks.take_seconds()
-    ranks.forget_seconds()
-    return spent | {"afterwards": ranks.take_seconds()["waiting_seconds"]}
+    spent = ranks.mean_seconds(since=began)
+    afterwards = ranks.mean_seconds(since=ranks.seconds)
+    return spent | {"afterwards": afterwards["waiting_seconds"]}
 
 
 def test_the_seconds_of_waiting_and_of_communication_are_means_over_the_ranks() -> None:
@@ -136,5 +137,5 @@ def test_one_process_gets_back_what_it_gave() -> None:
     assert ALONE.gather(b"x", "letters") == [b"x"]
     assert ALONE.total(1.0, 2, what="numbers") == (1.0, 2)
     assert ALONE.from_first(lambda: (1, 2), "a pair") == (1, 2)
-    assert ALONE.take_seconds() == {}
+    assert ALONE.mean_seconds(since=ALONE.seconds) == {}
     assert list(range(3))[ALONE.share] == [0, 1, 2]

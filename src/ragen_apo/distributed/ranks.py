@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,6 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from ragen_apo.distributed.patience import answer_within
 from ragen_apo.distributed.torchrun import Worker
 from ragen_apo.errors import RagenApoError, RanksError
 
@@ -54,8 +54,6 @@ class _Log:
     num_meetings: int = 0
     waiting_seconds: float = 0.0
     communication_seconds: float = 0.0
-    forgotten: tuple[float, float] = (0.0, 0.0)
-    """How much of both `take_seconds` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -233,18 +231,14 @@ class Ranks:
         """How long this rank has waited for others so far, and communicated with them."""
         return self._log.waiting_seconds, self._log.communication_seconds
 
-    def forget_seconds(self) -> None:
-        """From here on `take_seconds` counts."""
-        self._log.forgotten = self.seconds
-
-    def take_seconds(self) -> dict[str, float]:
-        """Means over the ranks of the seconds since `forget_seconds`; nothing for one process.
+    def mean_seconds(self, *, since: tuple[float, float]) -> dict[str, float]:
+        """Means over the ranks of what `seconds` has grown by since; nothing for one process.
 
         `waiting` is for ranks that came later to a meeting, `communication` the meeting itself.
         """
         if self.size == 1:
             return {}
-        spent = (now - then for now, then in zip(self.seconds, self._log.forgotten, strict=True))
+        spent = (now - then for now, then in zip(self.seconds, since, strict=True))
         waiting, communication = self.total(*spent, what="seconds")
         return {
             "num_ranks": self.size,
@@ -267,12 +261,13 @@ class Ranks:
     @contextlib.contextmanager
     def _meeting(self, what: str) -> Iterator[None]:
         """All ranks come to the same point; then they exchange what is inside."""
-        log = self._log
+        store, log = self.store, self._log
+        assert store is not None, "several ranks have one"
         log.num_meetings += 1
         subject = f"{log.phase}: {what}"
         came = time.perf_counter()
         try:
-            self._note(f"{log.num_meetings}{_SEPARATOR}{subject}")
+            store.set(f"at/{self.rank}", f"{log.num_meetings}{_SEPARATOR}{subject}")
             self._require_same_subject(subject)
             met = time.perf_counter()
             yield
@@ -294,10 +289,6 @@ class Ranks:
                 f"{self._whereabouts()}. Expected every rank to make the same decisions; see to it "
                 "that all hosts have the same files, and continue with --resume"
             )
-
-    def _note(self, where: str) -> None:
-        assert self.store is not None
-        self.store.set(f"at/{self.rank}", where)
 
     def _account(self, subject: str, error: RuntimeError) -> str:
         """Who was missing, from what every rank has noted."""
@@ -333,6 +324,24 @@ class Ranks:
 
 ALONE = Ranks()
 """A run of one process."""
+
+
+def answer_within(seconds: float, question: Callable[[], T]) -> T | None:
+    """What `question` returns; None where it takes longer, or fails as a store does.
+
+    torch's store has no time limit for most questions. This one goes on in a thread that does not
+    keep the process from ending.
+    """
+    answers: list[T] = []
+
+    def ask() -> None:
+        with contextlib.suppress(RuntimeError, RanksError):
+            answers.append(question())
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answers[0] if answers else None
 
 
 def _padded(part: bytes, length: int) -> Tensor:

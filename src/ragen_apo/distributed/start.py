@@ -15,8 +15,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ragen_apo.config.machine import MachineConfig
-from ragen_apo.distributed.patience import answer_within
-from ragen_apo.distributed.ranks import ALONE, Ranks
+from ragen_apo.distributed.ranks import ALONE, Ranks, answer_within
 from ragen_apo.distributed.torchrun import Worker, this_worker
 from ragen_apo.errors import RanksError
 
@@ -49,10 +48,7 @@ def leave_ranks() -> None:
 
 def is_first_to_fail() -> bool:
     """Whether no other rank has asked this before: one message for all of them is enough."""
-    worker = this_worker()
-    if worker.size == 1:
-        return True
-    joined = _joined.get("ranks")
+    worker, joined = this_worker(), _joined.get("ranks")
 
     def count() -> int:
         store = joined.store if joined else None

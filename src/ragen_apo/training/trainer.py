@@ -96,8 +96,7 @@ class Trainer:
 
     def step(self, step: int) -> StepResult:
         """Step number `step` (from 0): a function of the weights, the moments and `step`."""
-        started = time.perf_counter()
-        self.ranks.forget_seconds()
+        started, exchanged = time.perf_counter(), self.ranks.seconds
         trajectories, ahead_seconds = self._roll_out(step, started)
         rolled_out = time.perf_counter()
 
@@ -122,7 +121,7 @@ class Trainer:
             - rolled_out
             - metrics.get("thought_monitor_seconds", 0.0),
             **ahead_seconds,
-            **self.ranks.take_seconds(),
+            **self.ranks.mean_seconds(since=exchanged),
         }
         episodes = kept_episodes(
             rollouts, scored=trained_on, num_episodes=self.config.training.keep_episodes
