@@ -104,24 +104,17 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
     if origin is Annotated:
         return _allowed(arguments[0], arguments[1:])
     bounds = [
-        f"{words} {_number(getattr(item, bound))}"
-        for item in _constraints(metadata)
+        f"{words} {_number(getattr(constraint, bound))}"
+        for item in metadata
+        for constraint in (item.metadata if isinstance(item, FieldInfo) else [item])
         for bound, words in _BOUNDS.items()
-        if getattr(item, bound, None) is not None
+        if getattr(constraint, bound, None) is not None
     ]
     return f"{_TYPE_NAMES[annotation]} {' and '.join(bounds)}".rstrip()
 
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _constraints(metadata: Sequence[Any]) -> Iterator[Any]:
-    for item in metadata:
-        if isinstance(item, FieldInfo):
-            yield from item.metadata
-        else:
-            yield item
 
 
 def suggestion(path: str, known: list[str]) -> str:

@@ -6,7 +6,7 @@ done without it, a configuration is read as if the key were not there. Any other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,16 +65,13 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Those of `algorithm` stay, as an installed algorithm may have an option of such a name.
     """
-    return dict(_kept(values, sections={key.rpartition(".")[0] for key in REMOVED} - {"algorithm"}))
-
-
-def _kept(
-    values: Mapping[str, Any], *, sections: set[str], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        below = any(f"{each}.".startswith(f"{key}.") for each in sections)
-        if below and isinstance(value, Mapping):
-            yield name, dict(_kept(value, sections=sections, prefix=f"{key}."))
-        elif not (prefix.rstrip(".") in sections and is_passed_over(key, value)):
-            yield name, value
+    kept = dict(values)
+    for section, name in (key.split(".") for key in REMOVED):
+        below = kept.get(section)
+        if section != "algorithm" and isinstance(below, Mapping):
+            kept[section] = {
+                key: value
+                for key, value in below.items()
+                if key != name or not is_passed_over(f"{section}.{key}", value)
+            }
+    return kept
