@@ -1,17 +1,17 @@
 """The rewards of the shop, and the bounds of a return that follow from them.
 
 Preset `slides` is the original scheme: every helpful search pays, so searching without end earns
-more than buying. Preset `fixed` is the default: one search is
-rewarded, every turn costs, and never buying earns less than 0.1.
+more than buying. Preset `fixed` is the default: one search is rewarded, every turn costs, and never
+buying earns less than 0.1.
 """
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from ragen_apo.config.section import Section
+from ragen_apo.environments.toolkit.game import digest_of_options
 
 
 class RewardScheme(Section):
@@ -61,9 +61,8 @@ class RewardScheme(Section):
     @property
     def version(self) -> str:
         """Equal exactly for equal numbers."""
-        digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
         name = next((name for name, scheme in PRESETS.items() if scheme == self), "custom")
-        return f"{name}-{digest}"
+        return f"{name}-{digest_of_options(self)}"
 
 
 PRESETS: Mapping[str, RewardScheme] = {

@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-import numpy as np
-
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.environments.shop.catalogue import Catalogue
 from ragen_apo.environments.shop.tasks import PHRASING_WORDS
@@ -136,7 +134,7 @@ class Heuristic:
     """Searches the last word of the request and buys the first result."""
 
     def begin(self, task: Task, *, seed: int) -> None:
-        """Nothing to prepare: the rule has no memory and no draws."""
+        """The rule has no memory and no draws."""
 
     def act(self, observation: str) -> Reply:
         offers = listings(observation)
@@ -151,9 +149,7 @@ class RandomShopper:
     """Searches random words and clicks or buys random ids, whatever it reads."""
 
     def __init__(self, words: tuple[str, ...], ids: tuple[int, ...]) -> None:
-        self._words = words
-        self._ids = ids
-        self._generator = np.random.Generator(np.random.Philox(0))
+        self._words, self._ids = words, ids
 
     def begin(self, task: Task, *, seed: int) -> None:
         self._generator = generator(seed, "shop-random")
