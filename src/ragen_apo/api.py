@@ -103,7 +103,8 @@ def train(
         raise ConfigError(f"until: got {until!r}, expected {' or '.join(get_args(RunEnd))}")
     path = Path(run_dir)
     existed = path.exists()
-    resume = resume or _is_started_again(path)
+    # `torchrun --max-restarts` starts a run again, whose first attempt may have begun.
+    resume = resume or (this_worker().num_restarts > 0 and RunDirectory(path).config.is_file())
     if resume:
         run = _continued(config, path, environment, sections, trust_remote_code)
         ranks = join_ranks(run.config.machine)
@@ -136,11 +137,6 @@ def _require_one_process(work: str) -> None:
             f"torchrun has started {size} processes, and {work} is for one: start it without "
             "torchrun"
         )
-
-
-def _is_started_again(path: Path) -> bool:
-    """Whether `torchrun --max-restarts` has started a run again, whose first attempt had begun."""
-    return this_worker().num_restarts > 0 and RunDirectory(path).config.is_file()
 
 
 def _continued(
