@@ -212,7 +212,7 @@ def test_a_task_of_another_shop_is_refused() -> None:
     big, small = ShopEnvironment(), ShopEnvironment(num_products=8)
     kept = {task.task_id for task in small.tasks("all")}
     foreign = next(task for task in big.tasks("all") if task.task_id not in kept)
-    with pytest.raises(ConfigError, match="a task of a shop with the same options"):
+    with pytest.raises(ConfigError, match="a task of shop with the same options"):
         small.reset(foreign, seed=0)
 
 

@@ -5,9 +5,9 @@ answered with the possible actions. Only buying an existing product ends an epis
 cuts it off. The shop is deterministic: seeds are accepted and not used.
 """
 
+import functools
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -18,16 +18,14 @@ from ragen_apo.environments.base import (
     EnvironmentProperties,
     FailureWords,
     PatternWords,
-    ScriptedPolicy,
     validate_options,
 )
 from ragen_apo.environments.shop.catalogue import Catalogue, Product, load_catalogue
 from ragen_apo.environments.shop.rewards import PRESETS, RewardScheme, reward_scheme
 from ragen_apo.environments.shop.scripted import policies_for
 from ragen_apo.environments.shop.tasks import SPLITS, make_tasks
-from ragen_apo.environments.toolkit.game import EPISODE_OVER
+from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.tools import Tool
-from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task, TurnFlag
 
 TEXT_VERSION = 2
@@ -50,6 +48,7 @@ TOOLS = (
 )
 POSSIBLE_ACTIONS = "Invalid action. Use: search <keywords>, click <id> or buy <id>."
 
+_TARGET_SHOWN = (TurnFlag.TARGET_SHOWN.value,)
 _ACTION = re.compile(r"\s*(search|click|buy)\s+(\S.*)", re.IGNORECASE | re.DOTALL)
 _PRODUCT_ID = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
@@ -108,147 +107,110 @@ class Screen:
     """The product that was opened or bought after it."""
 
 
-class ShopEnvironment:
-    """One shopping episode at a time."""
+class ShopGame:
+    """One shopping episode."""
 
-    def __init__(self, /, **options: Any) -> None:
-        self.options = validate_options(ShopOptions, options)
-        self.catalogue = load_catalogue(self.options.catalogue, self.options.num_products)
-        self._tasks = make_tasks(self.catalogue, self.options.phrasings == "all")
-        self.properties = _declare(self.options, self.catalogue)
-        self._task: Task | None = None
-        self._start_episode(goal_id=0)
-
-    def _start_episode(self, *, goal_id: int) -> None:
-        self._goal_id = goal_id
-        self.screen = Screen()
-        """To be read, not changed."""
-        self._observation = ""
-        self._num_turns = 0
-        self._num_rewarded_searches = 0
-        self._bought_id: int | None = None
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        if split not in SPLITS:
-            raise ConfigError(
-                f"the environment shop has no split {split!r}; expected one of {', '.join(SPLITS)}"
-            )
-        return [task for task in self._tasks if split in ("all", task.split)]
-
-    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+    def __init__(self, options: ShopOptions, catalogue: Catalogue, task: Task, seed: int) -> None:
         goal_id = task.payload.get("product_id")
-        if not (isinstance(goal_id, int) and goal_id in self.catalogue.by_id):
-            raise ConfigError(
-                f"the shop cannot set up task {task.task_id} of {task.environment!r} with the "
-                f"product id {goal_id!r}; expected a task of a shop with the same options"
-            )
-        self._task = task
-        self._start_episode(goal_id=goal_id)
-        self._observation = (
-            f"TASK: {task.instruction}\nAvailable: {len(self.catalogue.products)} products "
-            f"across {len(self.catalogue.categories)} categories."
+        if not (isinstance(goal_id, int) and goal_id in catalogue.by_id):
+            raise ValueError(f"there is no product with the id {goal_id!r}")
+        self._options, self._catalogue, self._goal_id = options, catalogue, goal_id
+        self.screen = Screen()
+        self._page = (
+            f"TASK: {task.instruction}\nAvailable: {len(catalogue.products)} products "
+            f"across {len(catalogue.categories)} categories."
         )
-        return self._observation, {}
+        self._num_rewarded_searches = 0
+        self._is_over = False
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Executes any text; after the end nothing changes and nothing is earned."""
-        if self._task is None:
-            raise RuntimeError(
-                "the shop has no episode yet; call reset(task, seed=...) before step"
-            )
-        if self._terminated or self._truncated:
-            return EPISODE_OVER, 0.0, self._terminated, self._truncated, self._final_info()
-        self._num_turns += 1
-        info: dict[str, Any] = {}
-        self._observation, earned = self._execute(action, info)
-        if self._terminated or self._truncated:
-            info |= self._final_info()
-        reward = earned + self.options.reward.turn
-        return self._observation, reward, self._terminated, self._truncated, info
+    def first_observation(self) -> str:
+        return self._page
 
-    def state_key(self) -> str:
-        """Task, turns used, rewarded searches, and a digest of the page that is open."""
-        task_id = self._task.task_id if self._task else "none"
-        page = hashlib.blake2b(self._observation.encode(), digest_size=6).hexdigest()
-        ended = "end" if self._terminated else "open"
-        return f"{task_id}:{self._num_turns}:{self._num_rewarded_searches}:{ended}:{page}"
+    def play(self, text: str) -> Answer:
+        answer = self._answer(text)
+        self._page, self._is_over = answer.observation, answer.terminated
+        return replace(answer, reward=answer.reward + self._options.reward.turn)
 
-    def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
-        return policies_for(self.catalogue)
+    def key(self) -> str:
+        """Rewarded searches, whether something was bought, and a digest of the page."""
+        page = hashlib.blake2b(self._page.encode(), digest_size=6).hexdigest()
+        return f"{self._num_rewarded_searches}:{'end' if self._is_over else 'open'}:{page}"
 
-    @property
-    def _terminated(self) -> bool:
-        return self._bought_id is not None
-
-    @property
-    def _truncated(self) -> bool:
-        return not self._terminated and self._num_turns >= self.options.max_turns
-
-    def _final_info(self) -> dict[str, Any]:
-        return {"success": self._bought_id == self._goal_id}
-
-    def _execute(self, action: str, info: dict[str, Any]) -> tuple[str, float]:
-        """The next observation, and the reward without the turn's cost."""
-        parsed = _ACTION.fullmatch(action)
+    def _answer(self, text: str) -> Answer:
+        """The answer without the cost that every turn has."""
+        parsed = _ACTION.fullmatch(text)
         if parsed:
             verb, argument = parsed[1].lower(), parsed[2].strip()
             if verb == "search":
-                return self._search(argument, info)
-            product = self._product(argument)
-            if product is not None:
-                return self._click(product, info) if verb == "click" else self._buy(product)
-        info["invalid_action"] = True
-        return POSSIBLE_ACTIONS, self.options.reward.invalid_action
+                return self._search(argument)
+            number = int(argument) if _PRODUCT_ID.fullmatch(argument) else 0
+            if product := self._catalogue.by_id.get(number):
+                self.screen = replace(self.screen, product=product)
+                return self._click(product) if verb == "click" else self._buy(product)
+        return Answer(POSSIBLE_ACTIONS, self._options.reward.invalid_action, invalid=True)
 
-    def _product(self, text: str) -> Product | None:
-        return self.catalogue.by_id.get(int(text)) if _PRODUCT_ID.fullmatch(text) else None
-
-    def _search(self, keywords: str, info: dict[str, Any]) -> tuple[str, float]:
-        found = self.catalogue.index.search(keywords)
+    def _search(self, keywords: str) -> Answer:
+        found = self._catalogue.index.search(keywords)
         self.screen = Screen(keywords, found)
-        shown = found[: self.options.max_results]
+        shown = found[: self._options.max_results]
         if not shown:
-            return "Found 0 results.", 0.0
-        listing = "; ".join(self.catalogue.by_id[product_id].listing for product_id in shown)
+            return Answer("Found 0 results.")
+        listing = "; ".join(self._catalogue.by_id[product_id].listing for product_id in shown)
         noun = "result" if len(found) == 1 else "results"
         observation = f"Found {len(found)} {noun}. Top {len(shown)}: {listing}"
         if self._goal_id not in shown:
-            return observation, 0.0
-        info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
-        scheme = self.options.reward
-        bonus = scheme.search_bonus(self._num_rewarded_searches)
-        if scheme.rewards_search(self._num_rewarded_searches):
-            self._num_rewarded_searches += 1
-        return observation, bonus
+            return Answer(observation)
+        scheme, num_rewarded = self._options.reward, self._num_rewarded_searches
+        self._num_rewarded_searches += scheme.rewards_search(num_rewarded)
+        return Answer(observation, scheme.search_bonus(num_rewarded), flags=_TARGET_SHOWN)
 
-    def _click(self, product: Product, info: dict[str, Any]) -> tuple[str, float]:
-        self.screen = replace(self.screen, product=product)
+    def _click(self, product: Product) -> Answer:
         if product.product_id != self._goal_id:
-            return product.details, self.options.reward.irrelevant_click
-        info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
-        return product.details, 0.0
+            return Answer(product.details, self._options.reward.irrelevant_click)
+        return Answer(product.details, flags=_TARGET_SHOWN)
 
-    def _buy(self, product: Product) -> tuple[str, float]:
-        self.screen = replace(self.screen, product=product)
-        self._bought_id = product.product_id
-        scheme = self.options.reward
-        correct = product.product_id == self._goal_id
-        return f"You bought {product.title}.", scheme.correct_buy if correct else scheme.wrong_buy
+    def _buy(self, product: Product) -> Answer:
+        scheme, is_right = self._options.reward, product.product_id == self._goal_id
+        reward = scheme.correct_buy if is_right else scheme.wrong_buy
+        bought = f"You bought {product.title}."
+        return Answer(bought, reward, terminated=True, success=is_right)
 
 
-def _declare(options: ShopOptions, catalogue: Catalogue) -> EnvironmentProperties:
-    return EnvironmentProperties(
-        name="shop",
-        version=(
-            f"shop-{TEXT_VERSION}-{catalogue.content_hash}"
-            f"-turns{options.max_turns}-results{options.max_results}"
-        ),
-        reward_version=options.reward.version,
-        deterministic=True,
-        return_range=options.reward.return_range(options.max_turns),
-        splits=SPLITS,
-        rules=RULES,
-        max_turns=options.max_turns,
-        failure_words=FAILURE_WORDS,
-        tools=TOOLS,
-    )
+class ShopEnvironment(GameEnvironment):
+    """One shopping episode at a time."""
+
+    def __init__(self, /, **options: Any) -> None:
+        self.options = checked = validate_options(ShopOptions, options)
+        self.catalogue = load_catalogue(checked.catalogue, checked.num_products)
+        super().__init__(
+            properties=EnvironmentProperties(
+                name="shop",
+                version=(
+                    f"shop-{TEXT_VERSION}-{self.catalogue.content_hash}"
+                    f"-turns{checked.max_turns}-results{checked.max_results}"
+                ),
+                reward_version=checked.reward.version,
+                deterministic=True,
+                return_range=checked.reward.return_range(checked.max_turns),
+                splits=SPLITS,
+                rules=RULES,
+                failure_words=FAILURE_WORDS,
+                tools=TOOLS,
+            ),
+            tasks=make_tasks(self.catalogue, checked.phrasings == "all"),
+            start=functools.partial(ShopGame, checked, self.catalogue),
+            policies=policies_for(self.catalogue),
+            max_turns=checked.max_turns,
+        )
+
+    @property
+    def screen(self) -> Screen:
+        """What the present episode has shown last."""
+        assert isinstance(self._game, ShopGame), "there is an episode"
+        return self._game.screen
+
+    def state_key(self) -> str:
+        """Task, turns used, and the game's own state, as stored values have them."""
+        if self._task is None or self._game is None:
+            return "none"
+        return f"{self._task.task_id}:{self._num_turns}:{self._game.key()}"

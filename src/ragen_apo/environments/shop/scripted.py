@@ -5,6 +5,7 @@ words are in the TASK line in the same spelling, the thought before buying (id a
 results line.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -170,6 +171,6 @@ def policies_for(catalogue: Catalogue) -> Mapping[str, Callable[[], ScriptedPoli
     return {
         "teacher": Teacher,
         "oracle": Oracle,
-        "random": lambda: RandomShopper(words, ids),
+        "random": functools.partial(RandomShopper, words, ids),
         "heuristic": Heuristic,
     }

@@ -57,9 +57,9 @@ def phrasing_of(product: Product) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def make_tasks(catalogue: Catalogue, every_phrasing: bool) -> tuple[Task, ...]:
-    """The tasks of all splits in catalogue order."""
-    return tuple(
+def make_tasks(catalogue: Catalogue, every_phrasing: bool) -> dict[str, tuple[Task, ...]]:
+    """The tasks of each split in catalogue order."""
+    tasks = [
         make_task(
             environment="shop",
             instruction=instruction(product, phrasing),
@@ -69,4 +69,7 @@ def make_tasks(catalogue: Catalogue, every_phrasing: bool) -> tuple[Task, ...]:
         )
         for product in catalogue.products
         for phrasing in (range(len(PHRASINGS)) if every_phrasing else (phrasing_of(product),))
-    )
+    ]
+    return {
+        split: tuple(task for task in tasks if split in ("all", task.split)) for split in SPLITS
+    }

@@ -1,8 +1,7 @@
 """A game as a text environment.
 
 A game is one episode: it shows a first observation and answers texts. `GameEnvironment` adds tasks,
-turn limit and the answer after the end. It is composed, not inherited from; other worlds implement
-`TextEnvironment` themselves.
+turn limit and the answer after the end. Other worlds implement `TextEnvironment` themselves.
 """
 
 import hashlib
