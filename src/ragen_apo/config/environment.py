@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, model_validator
 
-from ragen_apo.config.references import with_absolute_path, with_absolute_paths
+from ragen_apo.config.references import with_absolute_paths
 from ragen_apo.config.section import Section, as_section, require_json
 
 
@@ -26,11 +25,7 @@ class EnvironmentConfig(Section):
     @classmethod
     def _paths_are_absolute(cls, values: Any) -> Any:
         """So that a run can be resumed, and evaluated, from another directory."""
-        values = as_section(values)
-        if not isinstance(values, Mapping) or not isinstance(values.get("name", ""), str):
-            return values
-        named = {"name": with_absolute_path(values["name"])} if "name" in values else {}
-        return with_absolute_paths({**values, **named})
+        return with_absolute_paths(as_section(values))
 
     @model_validator(mode="after")
     def _options_are_json_values(self) -> EnvironmentConfig:

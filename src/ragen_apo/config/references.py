@@ -31,18 +31,16 @@ def with_absolute_path(name: str) -> str:
     return name if file is None else f"{file}{name.rpartition('.py')[2]}"
 
 
-def with_absolute_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an environment with absolute paths in the names of a mixture's parts."""
-    parts = options.get(PARTS)
-    if not isinstance(parts, Mapping):
-        return dict(options)
-    return {**options, PARTS: {label: _absolute_part(part) for label, part in parts.items()}}
-
-
-def _absolute_part(part: Any) -> Any:
-    if not (isinstance(part, Mapping) and isinstance(part.get(NAME), str)):
-        return part
-    return {**part, NAME: with_absolute_path(part[NAME])}
+def with_absolute_paths(section: Any) -> Any:
+    """The keys of an environment with absolute paths in its name and in those of its parts."""
+    if not isinstance(section, Mapping):
+        return section
+    values = dict(section)
+    if isinstance(name := values.get(NAME), str):
+        values[NAME] = with_absolute_path(name)
+    if isinstance(parts := values.get(PARTS), Mapping):
+        values[PARTS] = {label: with_absolute_paths(part) for label, part in parts.items()}
+    return values
 
 
 def names_of(name: str, options: Mapping[str, Any]) -> Iterator[str]:
