@@ -23,7 +23,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -100,7 +99,17 @@ def referenced_factory(reference: str) -> object:
             f"environment.name: {reference!r} names no function; add it behind a colon, such as "
             f"{reference.rstrip(':')}:make_environment"
         )
-    path = _source_of(reference)
+    if module == "__main__":
+        raise ConfigError(
+            f"environment.name: {function} was defined in a notebook, and only there; hand it over "
+            f"again, environment={function}, or define it in a file"
+        )
+    path = file or _file_of_module(module, reference)
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
+        raise ConfigError(
+            f"environment.name: there is no file {path}; a relative path starts in the current "
+            f"directory, {Path.cwd()}"
+        )
     _refuse_what_makes_no_environment(path, function, reference)
     if file is None:
         with _in_one_sentence(reference, "importing it"):
@@ -112,41 +121,22 @@ def referenced_factory(reference: str) -> object:
     return getattr(imported, function)
 
 
-def _source_of(reference: str) -> Path:
-    """The file that a reference leads to, found without importing anything."""
-    path, (module, _, function) = file_of(reference), reference.rpartition(":")
-    if module == "__main__":
-        raise ConfigError(
-            f"environment.name: {function} was defined in a notebook, and only there; hand it over "
-            f"again, environment={function}, or define it in a file"
-        )
-    if path is None:
-        spec = _spec_of(module)
-        if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
-            raise ConfigError(
-                f"environment.name: {reference!r}: there is no Python file of a module {module!r}; "
-                "install its package, or name a file: path.py:function"
-            )
-        return Path(str(spec.origin)).absolute()
-    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
-        raise ConfigError(
-            f"environment.name: there is no file {path}; a relative path starts in the current "
-            f"directory, {Path.cwd()}"
-        )
-    return path
-
-
-def _spec_of(module: str) -> ModuleSpec | None:
-    """As `importlib.util.find_spec`, which would import the packages around the module."""
+def _file_of_module(module: str, reference: str) -> Path:
+    """As `importlib.util.find_spec` finds it, which would import the packages around the module."""
     folders, spec, name = None, None, ""
     for part in module.split("."):
         name = f"{name}.{part}".lstrip(".")
         found = (finder.find_spec(name, folders) for finder in sys.meta_path)
         spec = next((each for each in found if each is not None), None)
         if spec is None:
-            return None
+            break
         folders = spec.submodule_search_locations or ()
-    return spec
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        raise ConfigError(
+            f"environment.name: {reference!r}: there is no Python file of a module {module!r}; "
+            "install its package, or name a file: path.py:function"
+        )
+    return Path(str(spec.origin)).absolute()
 
 
 def _refuse_what_makes_no_environment(path: Path, function: str, reference: str) -> None:
