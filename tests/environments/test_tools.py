@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.environments.base import make_environment, splits_with_tasks
-from ragen_apo.environments.contract import play
+from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.contract import first_split, play
 from ragen_apo.environments.tools import Tool, call_of
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
@@ -130,7 +130,7 @@ def test_whatever_a_scripted_policy_does_is_a_call_of_a_tool(
 ) -> None:
     environment = make_environment(name, options)
     called = set()
-    for task in environment.tasks(splits_with_tasks(environment)[0])[:3]:
+    for task in environment.tasks(first_split(environment))[:3]:
         for make_policy in environment.scripted_policies().values():
             for step in play(environment, task, make_policy()).steps:
                 found = call_of(environment.properties.tools, step.reply.action)

@@ -143,16 +143,12 @@ class TextEnvironment(HasTasks, Protocol):
         ...
 
 
-def splits_with_tasks(environment: HasTasks) -> list[str]:
-    """The splits that have tasks, in the environment's order."""
-    return [name for name in environment.properties.splits if environment.tasks(name)]
-
-
 def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:
     """The tasks of a split; raises ConfigError, with the splits to take, for one that has none."""
-    tasks = environment.tasks(split) if split in environment.properties.splits else ()
+    splits = environment.properties.splits
+    tasks = environment.tasks(split) if split in splits else ()
     if not tasks:
-        others = " or ".join(splits_with_tasks(environment)) or "other options"
+        others = " or ".join(filter(environment.tasks, splits)) or "other options"
         raise ConfigError(f"the split {shortened(repr(split), 80)} has no tasks; expected {others}")
     return tasks
 
