@@ -11,18 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ragen_apo.choices import ResponseFormat
-from ragen_apo.config.agent import ContextConfig
+from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.run import RunConfig
-from ragen_apo.config.section import (
-    NonNegative,
-    Penalty,
-    Section,
-    Seed,
-    Size,
-    require_json,
-)
+from ragen_apo.config.section import Section, Seed, Size, require_json
+from ragen_apo.config.training import EvaluationConfig
 from ragen_apo.errors import ConfigError
 
 TOLD = "rules_and_format"
@@ -39,32 +32,6 @@ OWN_BODY = {
 """The keys of a request that are set here, and what sets each."""
 
 
-class ApiAgentConfig(Section):
-    """The keys of the section `agent` that hold for a model behind an API."""
-
-    response_format: ResponseFormat = "think_answer"
-    """Whether an answer has an action between tags, or calls a tool."""
-    format_penalty: Penalty
-    """Reward of a response in which no action can be read."""
-    invalid_action_penalty: Penalty
-    """Reward added when the environment could not execute the action."""
-    system_prompt: str
-    """`rules_and_format`, or the text itself."""
-    context: ContextConfig
-    """What the model reads besides system prompt, first and present observation."""
-
-
-class ApiEvaluationConfig(Section):
-    """Which episodes are played, and how an answer is drawn."""
-
-    split: str
-    """Tasks to play."""
-    num_episodes: Size
-    """Tasks in the split's order, one episode each."""
-    temperature: NonNegative
-    """Sampling temperature; 0 is greedy."""
-
-
 class ApiConfig(Section):
     """The model and its server."""
 
@@ -79,13 +46,34 @@ class ApiConfig(Section):
 
 
 class ApiModelConfig(Section):
-    """Everything that the numbers of such an evaluation depend on."""
+    """Everything that the numbers of such an evaluation depend on, and some keys that they do not:
+    `written` leaves out what is for a model of ours.
+    """
 
     seed: Seed
     environment: EnvironmentConfig
-    agent: ApiAgentConfig
-    evaluation: ApiEvaluationConfig
+    agent: AgentConfig
+    evaluation: EvaluationConfig
     api: ApiConfig
+
+    def written(self) -> dict[str, Any]:
+        """The content of evaluation.yaml."""
+        return self.model_dump(
+            by_alias=True,
+            include={
+                "seed": True,
+                "environment": True,
+                "agent": {
+                    "response_format",
+                    "format_penalty",
+                    "invalid_action_penalty",
+                    "system_prompt",
+                    "context",
+                },
+                "evaluation": {"split", "num_episodes", "temperature"},
+                "api": True,
+            },
+        )
 
 
 def check_extra_body(extra_body: Mapping[str, Any]) -> None:
@@ -116,15 +104,14 @@ def api_model_config(
     and `rules` are for models that have been taught the form. Raises what `check_extra_body` does.
     """
     check_extra_body(extra_body)
-    agent = config.agent.model_dump(include=set(ApiAgentConfig.model_fields))
-    if config.agent.system_prompt in ("none", "rules"):
-        agent["system_prompt"] = TOLD
-    evaluation = config.evaluation.model_dump(include=set(ApiEvaluationConfig.model_fields))
+    agent = config.agent
+    if agent.system_prompt in ("none", "rules"):
+        agent = agent.model_copy(update={"system_prompt": TOLD})
     return ApiModelConfig(
         seed=config.seed,
         environment=config.environment,
-        agent=ApiAgentConfig(**agent),
-        evaluation=ApiEvaluationConfig(**evaluation),
+        agent=agent,
+        evaluation=config.evaluation,
         api=ApiConfig(
             model=model, base_url=base_url, max_tokens=max_tokens, extra_body=dict(extra_body)
         ),

@@ -21,7 +21,6 @@ from ragen_apo.agent.assembly import build_environments, context_window
 from ragen_apo.agent.chat import ChatEpisode, Question, play_chat_episodes
 from ragen_apo.agent.context import system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
-from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.api_model import ApiModelConfig
 from ragen_apo.config.overrides import changes_in_words, differences, merge
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
@@ -94,20 +93,20 @@ def evaluate_api_model(
     run = RunDirectory(folder)
     _require_free(run)
     environments = build_environments(
-        config.environment, _agent(config), num_workers=num_environment_workers
+        config.environment, config.agent, num_workers=num_environment_workers
     )
     plan = _plan(config)
     tasks_of(environments, plan.split)
     requests = plan.requests(environments)
     if not run.evaluation.exists():
-        write_text_atomically(run.evaluation, _yaml(config))
+        write_text_atomically(run.evaluation, dump_yaml(config.written()))
     for file in (run.results, run.episodes):
         check_writable(file)
     with run.locked(), AnswerLedger(run.answers) as ledger:
         if len(ledger) or run.results.exists():
             _require_same_evaluation(run, config)
         else:
-            write_text_atomically(run.evaluation, _yaml(config))
+            write_text_atomically(run.evaluation, dump_yaml(config.written()))
         server = Address(config.api.base_url).server
         kept = f"; kept already: {counted(len(ledger), 'answer')}" if len(ledger) else ""
         progress.say(
@@ -149,20 +148,6 @@ def _plan(config: ApiModelConfig) -> EvaluationPlan:
     return EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
 
 
-def _agent(config: ApiModelConfig) -> AgentConfig:
-    """The section as `build_environments` takes it; the limits of tokens are the server's."""
-    agent = config.agent
-    return AgentConfig(
-        response_format=agent.response_format,
-        format_penalty=agent.format_penalty,
-        invalid_action_penalty=agent.invalid_action_penalty,
-    )
-
-
-def _yaml(config: ApiModelConfig) -> str:
-    return dump_yaml(config.model_dump(by_alias=True))
-
-
 def _require_free(run: RunDirectory) -> None:
     """Raises RunDirectoryError for a folder that is in use for something else."""
     if run.config.exists():
@@ -196,8 +181,8 @@ def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
     except ValueError as error:
         raise RunDirectoryError(f"{run.evaluation} {error}; give another --out") from error
     before = merge(_BEFORE_THERE_WERE_KEYS, before if isinstance(before, dict) else {})
-    now = config.model_dump(mode="json", by_alias=True)
-    changes = [each for each in differences(before, now) if each.key != "evaluation.num_episodes"]
+    found = differences(before, config.written())
+    changes = [each for each in found if each.key != "evaluation.num_episodes"]
     if changes:
         raise RunDirectoryError(
             f"{run.path} holds another evaluation: {changes_in_words(changes)}. Its episodes and "
@@ -264,7 +249,7 @@ def _write(
             turn["num_prompt_tokens"] = answer.prompt_tokens
             turn["num_response_tokens"] = answer.completion_tokens
     run.write_evaluation(results, rows)
-    write_text_atomically(run.evaluation, _yaml(config))
+    write_text_atomically(run.evaluation, dump_yaml(config.written()))
     versions = {
         "ragen_apo": ragen_apo.__version__,
         "python": platform.python_version(),
