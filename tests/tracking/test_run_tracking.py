@@ -101,9 +101,7 @@ def test_a_run_may_go_on_with_other_trackers(unfinished: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    "where", ["__init__", "start", "log", "log_episodes", "finish", "everywhere"]
-)
+@pytest.mark.parametrize("where", ["__init__", "log", "log_episodes", "finish", "everywhere"])
 def test_a_tracker_that_fails_is_mentioned_once(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,10 +115,10 @@ def test_a_tracker_that_fails_is_mentioned_once(
 def test_what_a_tracker_of_ours_lacks_is_said_without_the_type_of_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: object) -> None:
+    def start(*_: object, **_options: object) -> None:
         raise ConfigError("no key: set WANDB_API_KEY")
 
-    monkeypatch.setattr(Remembers, "start", start)
+    monkeypatch.setattr(Remembers, "__init__", start)
     (warning,) = attempt(RunDirectory(tmp_path), 1, trackers="tensorboard")
     assert warning.startswith(
         "tracking: tensorboard failed to start: no key: set WANDB_API_KEY. The run goes on"

@@ -37,9 +37,9 @@ class Remembers:
 
     runs: ClassVar[dict[str, Written]] = {}
 
-    def __init__(self, *, project: str, folder: Path) -> None: ...
-
-    def start(self, run_name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
+    ) -> None:
         self.written = self.runs.setdefault(run_name, Written())
         self.config = config
 
@@ -62,12 +62,11 @@ class Fails(Remembers):
         if self.where in (here, "everywhere"):
             raise OSError(f"no route to https://me:secret@tracker.example ({here})")
 
-    def __init__(self, *, project: str, folder: Path) -> None:
+    def __init__(
+        self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
+    ) -> None:
         self._raise("__init__")
-
-    def start(self, run_name: str, config: Mapping[str, Any]) -> None:
-        self._raise("start")
-        super().start(run_name, config)
+        super().__init__(run_name, config, project=project, folder=folder)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._raise("log")

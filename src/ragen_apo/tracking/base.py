@@ -15,14 +15,13 @@ from ragen_apo.types import Trajectory
 class Tracker(Protocol):
     """Where metrics go beside the run's own files. Whatever it raises ends its part in the run."""
 
-    def __init__(self, *, project: str, folder: Path) -> None:
-        """`folder` is the run's own, for what the tracker writes to disk; it may not exist yet."""
-        ...
-
-    def start(self, run_name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
+    ) -> None:
         """Begins the run of this name, or goes on with it where the tracker has one.
 
-        The name is unique; `config` has JSON values, nested.
+        The name is unique; `config` has JSON values, nested. `folder` is the run's own, for what
+        the tracker writes to disk; it may not exist yet.
         """
         ...
 

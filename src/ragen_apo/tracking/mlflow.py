@@ -21,22 +21,21 @@ MAX_PARAMETER_LENGTH = 500
 class MLflow:
     """One run of MLflow, found again by its name in the experiment."""
 
-    def __init__(self, *, project: str, folder: Path) -> None:
-        self._project, self._folder = project, folder
+    def __init__(
+        self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
+    ) -> None:
         self._mlflow: Any = importlib.import_module("mlflow")
-
-    def start(self, run_name: str, config: Mapping[str, Any]) -> None:
         address, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
         if not address:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            address = f"sqlite:///{(self._folder / 'mlflow.db').resolve()}"
-            artifacts = (self._folder / "mlflow").resolve().as_uri()
+            folder.mkdir(parents=True, exist_ok=True)
+            address = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+            artifacts = (folder / "mlflow").resolve().as_uri()
         self._client = self._mlflow.MlflowClient(tracking_uri=address)
-        known = self._client.get_experiment_by_name(self._project)
+        known = self._client.get_experiment_by_name(project)
         experiment = (
             known.experiment_id
             if known
-            else self._client.create_experiment(self._project, artifact_location=artifacts)
+            else self._client.create_experiment(project, artifact_location=artifacts)
         )
         name = f"attributes.run_name = '{run_name}'"
         if found := self._client.search_runs([experiment], filter_string=name, max_results=1):

@@ -115,10 +115,13 @@ class RunTracking:
         for name in settings.trackers:
             with self._surviving(name, "start"):
                 module, _, class_name = TRACKERS[name].partition(":")
-                make = getattr(importlib.import_module(module), class_name)
-                tracker: Tracker = make(project=settings.project, folder=self._run.trackers)
-                tracker.start(self._state.run_name, config)
-                self._trackers[name] = tracker
+                make: type[Tracker] = getattr(importlib.import_module(module), class_name)
+                self._trackers[name] = make(
+                    self._state.run_name,
+                    config,
+                    project=settings.project,
+                    folder=self._run.trackers,
+                )
         self._num_written.clear()
         for path in (self._run.warm_start, self._run.distillation, self._run.metrics):
             for row in read_json_lines(path):

@@ -14,13 +14,12 @@ from ragen_apo.types import Trajectory
 class TensorBoard:
     """Writes `tensorboard/` in the run's folder of trackers."""
 
-    def __init__(self, *, project: str, folder: Path) -> None:
-        self._folder = folder / "tensorboard"
-
-    def start(self, run_name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
+    ) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(self._folder))
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", _block(json.dumps(config, indent=2)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

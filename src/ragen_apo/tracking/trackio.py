@@ -19,14 +19,13 @@ from ragen_apo.types import Trajectory
 class Trackio:
     """One run of trackio; all runs of this user are in one database (TRACKIO_DIR), side by side."""
 
-    def __init__(self, *, project: str, folder: Path) -> None:
-        self._project = project
+    def __init__(
+        self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
+    ) -> None:
         self._trackio: Any = importlib.import_module("trackio")
-
-    def start(self, run_name: str, config: Mapping[str, Any]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = self._trackio.init(
-                self._project,
+                project,
                 name=run_name,
                 resume="allow",
                 config=dict(config),

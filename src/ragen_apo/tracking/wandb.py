@@ -19,13 +19,12 @@ MAX_UPLOAD_SECONDS = 300.0
 class WeightsAndBiases:
     """One run of W&B, whose id is the name of the run."""
 
-    def __init__(self, *, project: str, folder: Path) -> None:
-        self._project, self._folder = project, folder
+    def __init__(
+        self, run_name: str, config: Mapping[str, Any], *, project: str, folder: Path
+    ) -> None:
         self._wandb: Any = importlib.import_module("wandb")
         self._with_axis: set[str] = set()
-
-    def start(self, run_name: str, config: Mapping[str, Any]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)  # wandb takes another folder otherwise
+        folder.mkdir(parents=True, exist_ok=True)  # wandb takes another folder otherwise
         self._require_key()
         settings = self._wandb.Settings(
             silent=True,
@@ -35,12 +34,12 @@ class WeightsAndBiases:
             finish_timeout=MAX_UPLOAD_SECONDS,
         )
         self._run = self._wandb.init(
-            project=self._project,
+            project=project,
             id=run_name,
             name=run_name,
             resume="allow",
             config=dict(config),
-            dir=str(self._folder),
+            dir=str(folder),
             settings=settings,
         )
 
