@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,9 @@ def config_of(
     try:
         config = RunConfig.model_validate(merged)
     except ValidationError as error:
-        keys, details = known_keys(merged.get("algorithm")), error.errors()
+        section, details = as_section(merged.get("algorithm")), error.errors()
+        name = section.get("name", DEFAULT) if isinstance(section, Mapping) else DEFAULT
+        keys = _keys_with_options_of([algorithm_classes().get(str(name), AlgorithmConfig)])
         problems += [_describe(detail, keys) for detail in details[:MAX_PROBLEMS]]
         problems += [""] * len(details[MAX_PROBLEMS:])
     else:
@@ -183,24 +185,16 @@ def resolved_yaml(config: RunConfig) -> str:
     return dump_yaml(config.model_dump(by_alias=True))
 
 
-def known_keys(algorithm: Any = None) -> dict[str, Key]:
-    """Every key written with dots; of the section `algorithm` those of this algorithm."""
+def _keys_with_options_of(algorithms: Iterable[type[AlgorithmConfig]]) -> dict[str, Key]:
+    """Every key written with dots; of the section `algorithm` those of these algorithms."""
     keys = {key.path: key for key in keys_of(RunConfig)}
-    section = as_section(algorithm)
-    name = section.get("name", DEFAULT) if isinstance(section, Mapping) else DEFAULT
-    return keys | _options_of(algorithm_classes().get(str(name)))
-
-
-def _options_of(algorithm: type[AlgorithmConfig] | None) -> dict[str, Key]:
-    own = keys_of(algorithm, "algorithm.") if algorithm else ()
-    return {key.path: key for key in own if key.path != "algorithm.name"}
+    options = (key for each in algorithms for key in keys_of(each, "algorithm."))
+    return keys | {key.path: key for key in options if key.path not in keys}
 
 
 def override_keys() -> dict[str, Key]:
     """Every key that the command line may set: those of all algorithms, and the source's style."""
-    keys = known_keys()
-    for each in algorithm_classes().values():
-        keys |= _options_of(each)
+    keys = _keys_with_options_of(algorithm_classes().values())
     return keys | {f"apo.{name}": keys[new[-1]] for name, new in SOURCE_STYLE.items()}
 
 
