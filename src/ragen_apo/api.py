@@ -300,9 +300,7 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
         given, model=model, base_url=address.base_url, max_tokens=max_tokens, extra_body=more
     )
     sampling = Sampling(model, chosen.evaluation.temperature, max_tokens, more)
-    client = ChatClient(
-        address, sampling, key=key, timeout_seconds=timeout_seconds, max_connections=concurrency
-    )
+    client = ChatClient(address, sampling, key=key, timeout_seconds=timeout_seconds)
     with client, _console(progress) as shown:
         if key is not None and not address.is_private:
             shown.say(f"The key travels unencrypted to {address.server}; https would hide it.")

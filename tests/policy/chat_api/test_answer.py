@@ -21,7 +21,7 @@ from tests.chat_server import completion
 
 
 def read(message: Any, **choice: Any) -> Answer:
-    answer = read_answer(json.dumps(completion(message, **choice)).encode())
+    answer = read_answer(json.dumps(completion(message, **choice)))
     assert isinstance(answer, Answer)
     return answer
 
@@ -60,7 +60,7 @@ def test_refusals_are_told_apart_from_empty_answers() -> None:
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": -1}, {"prompt_tokens": True}, 5])
 def test_a_cost_that_is_not_told_is_unknown(usage: Any) -> None:
-    answer = read_answer(json.dumps({**completion("a"), "usage": usage}).encode())
+    answer = read_answer(json.dumps({**completion("a"), "usage": usage}))
     assert isinstance(answer, Answer)
     assert answer.prompt_tokens is answer.completion_tokens is None
 
@@ -83,17 +83,18 @@ def test_half_a_surrogate_pair_becomes_text_that_a_file_can_keep() -> None:
     ],
 )
 def test_complaints_are_read_in_all_their_forms(body: str, message: str) -> None:
-    assert read_complaint(body.encode()).message == message
+    assert read_complaint(body).message == message
 
 
 def test_a_complaint_in_a_successful_response_is_one() -> None:
-    body = b'{"error": {"message": "busy", "code": 502}}'
+    body = '{"error": {"message": "busy", "code": 502}}'
     assert read_answer(body) == Complaint("busy", code="502")
 
 
 @given(st.binary(max_size=60))
 def test_no_body_is_too_strange_for_a_complaint(body: bytes) -> None:
-    assert "\n" not in read_complaint(body).message
+    text = body.decode("utf-8", errors="replace")
+    assert "\n" not in read_complaint(text).message
 
 
 ATOMS = (
@@ -119,4 +120,4 @@ BODY = ATOMS | st.fixed_dictionaries(
 @given(BODY)
 def test_a_body_is_an_answer_a_complaint_or_a_value_error(value: Any) -> None:
     with contextlib.suppress(ValueError):
-        assert isinstance(read_answer(json.dumps(value).encode()), Answer | Complaint)
+        assert isinstance(read_answer(json.dumps(value)), Answer | Complaint)

@@ -1,7 +1,6 @@
 """One request to a server, as the engine sends it."""
 
 import contextlib
-import http.client
 import socket
 import threading
 import time
@@ -10,9 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from ragen_apo.policy.inference_server.vllm import VllmServer
 from ragen_apo.policy.inference_server.wire import Request, RequestError
 
 ANSWER = b'{"rows": [1, 2]}'
+
+
+def request(url: str, *, seconds: float) -> Request:
+    return VllmServer(url, timeout_seconds=seconds).request("/x")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -38,20 +42,8 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     server.server_close()
 
 
-def test_an_answer_is_whole_when_its_connection_ends_with_the_last_byte(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So it is since Python 3.11.8 and 3.12.2 (gh-113199), with whatever Python runs this test."""
-    read1 = http.client.HTTPResponse.read1
-
-    def closing(self: http.client.HTTPResponse, n: int = -1) -> bytes:
-        content = read1(self, n)
-        if self.length == 0:
-            self.close()
-        return content
-
-    monkeypatch.setattr(http.client.HTTPResponse, "read1", closing)
-    assert Request(address, "/x", timeout_seconds=5).send() == {"rows": [1, 2]}
+def test_an_answer_is_whole_when_its_connection_ends_with_the_last_byte(address: str) -> None:
+    assert request(address, seconds=5).send() == {"rows": [1, 2]}
 
 
 @contextlib.contextmanager
@@ -63,10 +55,10 @@ def dripping(*pieces: bytes) -> Iterator[tuple[str, list[bytes]]]:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
             connection.recv(1 << 16)
-            for piece in pieces:
+            for index, piece in enumerate(pieces):
+                time.sleep(5 / len(pieces) if index else 0)
                 connection.sendall(piece)
                 sent.append(piece)
-                time.sleep(5 / len(pieces))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -97,14 +89,22 @@ def test_the_time_limit_is_for_all_of_an_answer_that_comes_piece_by_piece(
 ) -> None:
     late = r"/x had no whole answer within 0\.5 seconds"
     with dripping(*pieces) as (url, sent), pytest.raises(RequestError, match=late):
-        Request(url, "/x", timeout_seconds=0.5).send()
+        request(url, seconds=0.5).send()
     assert len(sent) < len(pieces), "it hangs up on a server that has not come to its end"
 
 
 def test_an_answer_that_is_broken_off_within_its_headers_is_no_answer() -> None:
     with dripping(STATUS, *HEADERS) as (url, _):
-        request = Request(url, "/x", timeout_seconds=20)
-        threading.Timer(0.3, request.break_off).start()
+        slow = request(url, seconds=20)
+        threading.Timer(0.3, slow.break_off).start()
         with pytest.raises(RequestError, match="/x was broken off") as caught:
-            request.send()
+            slow.send()
     assert caught.value.is_refusal, "nobody asks again"
+
+
+def test_an_answer_with_less_than_was_announced_is_no_answer() -> None:
+    cut = STATUS + b"Content-Length: 50\r\n\r\n{}"
+    failed = pytest.raises(RequestError, match="/x: the connection failed")
+    with dripping(cut) as (url, _), failed as caught:
+        request(url, seconds=20).send()
+    assert not caught.value.is_refusal, "the server may answer the next time"

@@ -1,6 +1,6 @@
 """What a server's answer says: the answer of the model, or why there is none.
 
-Consumes the bytes of a response; produces records. The names of fields are those of OpenAI's chat
+Consumes the text of a response; produces records. The names of fields are those of OpenAI's chat
 completions, with `reasoning_content` and `reasoning`, in which servers put a model's own thinking.
 """
 
@@ -66,7 +66,7 @@ class Complaint:
         return self.code == "context_length_exceeded" or bool(_CONTEXT_FULL.search(self.message))
 
 
-def read_answer(body: bytes) -> Answer | Complaint:
+def read_answer(body: str) -> Answer | Complaint:
     """The answer in the body of a successful response; some servers complain in there, too.
 
     Raises ValueError that says what is wrong with the body: not JSON, no choices, no message.
@@ -102,12 +102,12 @@ def read_answer(body: bytes) -> Answer | Complaint:
     )
 
 
-def read_complaint(body: bytes) -> Complaint:
+def read_complaint(body: str) -> Complaint:
     """Message and code in the body of a refusal, in whichever of the common forms; never raises."""
     try:
         value = parse_json(body)
     except ValueError:
-        return Complaint(_one_line(body[:2000].decode("utf-8", errors="replace")))
+        return Complaint(_one_line(body[:2000]))
     return _complaint_of(value.get("error", value) if isinstance(value, dict) else value)
 
 

@@ -25,7 +25,7 @@ from ragen_apo.errors import ApiError
 from ragen_apo.policy.api_keys import without_key
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer, Complaint, read_answer, read_complaint
-from ragen_apo.policy.chat_api.deadline import Deadline
+from ragen_apo.policy.http_exchange import Exchange, http_client
 from ragen_apo.printable import printable, shortened
 
 Message = Mapping[str, Any]
@@ -40,7 +40,6 @@ PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 """Statuses after which the same request may succeed."""
 _TOO_MUCH_AT_ONCE = frozenset({429, 503, 529})
 """Some say "too many tokens" there, and mean a minute's and not a context's."""
-_NO_CONNECTION = (httpx2.ConnectTimeout, httpx2.ConnectError)
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 """The limit of an answer's tokens: as most servers call it, and as newer models of OpenAI want."""
 
@@ -100,22 +99,15 @@ class ChatClient:
         key: str | None = None,
         timeout_seconds: float = 300.0,
         retries: Retries | None = None,
-        max_connections: int = 8,
     ) -> None:
         self._address, self._sampling, self._key = address, sampling, key
         self._timeout_seconds, self._retries = timeout_seconds, retries or Retries()
         self._limit_name, self._has_answered = _LIMIT_NAMES[0], False
         self._stopped = threading.Event()
-        headers = {"Content-Type": "application/json"}
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key}"
-        connecting = min(timeout_seconds, MAX_CONNECT_SECONDS)
-        self._http = httpx2.Client(
-            headers=headers,
-            timeout=httpx2.Timeout(timeout_seconds, connect=connecting),
-            # None is kept: a `Deadline` is of one request, and so is its connection.
-            limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=0),
-            follow_redirects=False,
+        self._http = http_client(
+            seconds=timeout_seconds,
+            connect_seconds=MAX_CONNECT_SECONDS,
+            key=key,
             trust_env=not address.is_local,  # a proxy does not reach this machine
         )
 
@@ -184,8 +176,11 @@ class ChatClient:
         if tools:
             body["tools"] = [dict(tool) for tool in tools]
         server = self._address.server
+        exchange = Exchange(
+            self._http, seconds=self._timeout_seconds, max_bytes=MAX_ANSWER_BYTES, key=self._key
+        )
         try:
-            status, headers, content = self._post(json.dumps(body).encode())
+            received = exchange.send("POST", self._address.chat_url, json.dumps(body).encode())
         except httpx2.ConnectTimeout:
             sentence = (
                 f"{server} cannot be reached (no connection within {MAX_CONNECT_SECONDS:g} s)."
@@ -200,10 +195,11 @@ class ChatClient:
         except httpx2.HTTPError as error:
             sentence = f"{server} broke the connection off ({self._told(error)})."
             return _Failure(sentence, passes=True)
+        status, headers = received.status, received.headers
         if status != httpx2.codes.OK:
-            return self._failure(status, headers, read_complaint(content))
+            return self._failure(status, headers, read_complaint(received.text))
         try:
-            answer = read_answer(content)
+            answer = read_answer(received.text)
         except ValueError as error:
             sentence = f"{server} sent what is no chat completion: {self._without_key(str(error))}."
             return _Failure(f"{sentence} Is --base-url that of an OpenAI-compatible API?", True)
@@ -211,31 +207,6 @@ class ChatClient:
             status = int(answer.code) if answer.code.isdecimal() else answer.status
             return self._failure(status, headers, answer)
         return answer
-
-    def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body; the time limit is for all of them together."""
-        with Deadline(self._timeout_seconds) as deadline:
-            try:
-                response, received = self._receive(body, deadline)
-            except httpx2.HTTPError as error:
-                if deadline.is_over and not isinstance(error, _NO_CONNECTION):
-                    raise httpx2.ReadTimeout("the answer came too slowly") from None
-                raise
-            if deadline.is_over:  # what was cut off may look whole
-                raise httpx2.ReadTimeout("the answer came too slowly")
-        # Before anything of it is cut to length: half a key would not be found any more.
-        content = self._without_key(received.decode("utf-8", errors="replace"))
-        return response.status_code, response.headers, content.encode()
-
-    def _receive(self, body: bytes, deadline: Deadline) -> tuple[httpx2.Response, bytes]:
-        content, traced = bytearray(), {"trace": deadline.note}
-        url = self._address.chat_url
-        with self._http.stream("POST", url, content=body, extensions=traced) as response:
-            for part in response.iter_bytes():
-                content += part
-                if len(content) > MAX_ANSWER_BYTES:
-                    raise httpx2.ReadError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
-        return response, bytes(content)
 
     def _failure(self, status: int, headers: Mapping[str, str], complaint: Complaint) -> _Failure:
         server, model = self._address.server, self._sampling.model

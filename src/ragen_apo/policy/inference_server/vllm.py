@@ -16,6 +16,7 @@ not as it should be raises RequestError.
 from __future__ import annotations
 
 import math
+import ssl
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -28,10 +29,12 @@ from pydantic import BaseModel, TypeAdapter
 from ragen_apo.files import parse_record
 from ragen_apo.plural import counted
 from ragen_apo.policy.engine import Response
+from ragen_apo.policy.http_exchange import http_client
 from ragen_apo.policy.inference_server.wire import Request, RequestError
 from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER
 
+_MAX_CONNECT_SECONDS = 10.0
 _MAX_GREETING_SECONDS = 30.0
 """A server that does not say its version in this time hangs, and others need not wait for it."""
 _ROUNDING = 1e-3
@@ -127,6 +130,15 @@ class VllmServer:
     def __init__(self, base_url: str, *, timeout_seconds: float, key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self.timeout_seconds, self._key = timeout_seconds, key
+        # Proxies of the surroundings are not used.
+        self._http = http_client(
+            seconds=timeout_seconds,
+            connect_seconds=_MAX_CONNECT_SECONDS,
+            key=key,
+            base_url=self.base_url,
+            trust_env=False,
+            verify=ssl.create_default_context(),
+        )
         self._requests = weakref.WeakSet[Request]()
         self._is_broken_off = False
         self._lock = threading.Lock()
@@ -137,7 +149,7 @@ class VllmServer:
     ) -> Request:
         """A request that is not sent yet; `within` seconds at most, if that is less than usual."""
         seconds = min(self.timeout_seconds, within or self.timeout_seconds)
-        request = Request(self.base_url, path, timeout_seconds=seconds, body=body, key=self._key)
+        request = Request(self._http, path, timeout_seconds=seconds, body=body, key=self._key)
         with self._lock:
             self._requests.add(request)
             if self._is_broken_off:
