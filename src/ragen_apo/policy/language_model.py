@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -123,7 +123,7 @@ class LanguageModel:
     def vocabulary_size(self) -> int:
         """Tokens that the model can read and write; its table may have more than the tokenizer."""
         embeddings = self.model.get_input_embeddings()
-        assert isinstance(embeddings, torch.nn.Embedding)
+        assert isinstance(embeddings, nn.Embedding)
         return embeddings.num_embeddings
 
     @property
@@ -276,6 +276,23 @@ class LanguageModel:
             self.model.save_pretrained(directory, state_dict=weights)
         self.tokenizer.save_pretrained(directory)
 
+    def copy_with(self, tensors: Mapping[str, Tensor]) -> LanguageModel:
+        """A model for evaluation with these tensors in the place of its own of the same names.
+
+        They are not copied, nor are the model's own that are not named, so what changes there
+        changes here. All else is, so that another thread may use the copy: layers, whose adapters
+        can be switched off, and the tokenizer. The weights may not be in shares.
+        """
+        assert self.shards is None
+        own = self.model.state_dict(keep_vars=True)
+        memo: dict[int, object] = {id(tensor): tensor for tensor in own.values()}
+        for name, tensor in tensors.items():
+            is_weight = isinstance(own[name], nn.Parameter)
+            memo[id(own[name])] = nn.Parameter(tensor, requires_grad=False) if is_weight else tensor
+        made = copy.deepcopy(self, memo)
+        made.model.eval()
+        return made
+
     def without_adapters(self) -> LanguageModel:
         """The model that adapters were added to; shares all weights with this one."""
         bare = copy.copy(self)
@@ -335,7 +352,7 @@ def load_language_model(
         template_options=template_options,
     )
     check_architecture(model.config, path, max_context_tokens=max_context_tokens)
-    torch.nn.Module.to(model, device)
+    nn.Module.to(model, device)
     loaded = LanguageModel(
         model.eval(),
         tokenizer,

@@ -17,10 +17,9 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from ragen_apo.errors import ModelError, RagenApoError
+from ragen_apo.errors import RagenApoError
 from ragen_apo.files import directory_written_atomically
 from ragen_apo.policy.inference_server.vllm import ServerFacts
 from ragen_apo.policy.inference_server.wire import RequestError
@@ -42,27 +41,13 @@ def _embeddings(model: LanguageModel) -> Tensor:
 
 
 def save_untied(model: LanguageModel, folder: Path) -> None:
-    """Writes a model folder as `LanguageModel.save` does, in one file, with its own projection."""
-    model.save(folder)
-    if not is_tied(model):
-        return
-    if not (folder / _WEIGHTS).exists():
-        raise ModelError(
-            f"{folder} has its weights in several files, which cannot be untied; vLLM's build for "
-            "CPUs is not for a model of this size: use a GPU, or policy.lora"
-        )
-    tensors = load_file(folder / _WEIGHTS)
-    tensors[_projection_name(model)] = _embeddings(model).detach().cpu().clone()
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
-    config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    text = json.dumps(config | {"tie_word_embeddings": False}, indent=2)
-    (folder / _CONFIG).write_text(text, encoding="utf-8")
-
-
-def _projection_name(model: LanguageModel) -> str:
-    projection = model.model.get_output_embeddings()
-    names = [name for name, module in model.model.named_modules() if module is projection]
-    return f"{names[0]}.weight"
+    """Writes a model folder as `LanguageModel.save` does, with a projection of its own."""
+    untied = model.copy_with({})
+    projection = untied.model.get_output_embeddings()
+    assert projection is not None
+    projection.weight = nn.Parameter(projection.weight.detach().clone())
+    untied.model.config.tie_word_embeddings = False
+    untied.save(folder)
 
 
 def require_same_projection(model: LanguageModel, facts: ServerFacts) -> None:

@@ -176,11 +176,9 @@ class OaplAlgorithm(Algorithm[OaplTargets]):
             self._exchange()
 
     def sampler(self) -> LanguageModel | None:
-        from ragen_apo.policy.copies import copy_with
-
         if self._lag <= self._num_updates_of_step:
             return None
-        return copy_with(self._policy, self._lagged)
+        return self._policy.copy_with(self._lagged)
 
     def num_steps_of_sampler(self) -> int:
         """A step that drops all its episodes makes no update, so there may be more."""
