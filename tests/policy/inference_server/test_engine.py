@@ -266,7 +266,7 @@ Choice = dict[str, Any]
     quick_first(
         [
             (lambda c: c.pop("token_ids"), "choices.0.token_ids: Field required"),
-            (lambda c: c.pop("logprobs"), "choices.0.logprobs: Field required"),
+            (lambda c: c.pop("logprobs"), "choices.0.logprobs.token_logprobs: Field required"),
             (lambda c: c["logprobs"]["token_logprobs"].pop(), "token_logprobs"),
             (lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, None), "valid number"),
             (lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, float("nan")), "not finite"),

@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -86,12 +85,7 @@ class AnswerLedger:
     def __enter__(self) -> AnswerLedger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
 
 

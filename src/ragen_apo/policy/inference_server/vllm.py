@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import AliasPath, BaseModel, Field, TypeAdapter
 
 from ragen_apo.files import parse_record
 from ragen_apo.plural import counted
@@ -73,12 +73,8 @@ class Wanted:
 class _Choice(BaseModel):
     token_ids: list[int]
     prompt_token_ids: list[int]
-    logprobs: _Logprobs
+    logprobs: list[float] = Field(validation_alias=AliasPath("logprobs", "token_logprobs"))
     finish_reason: str | None = None
-
-
-class _Logprobs(BaseModel):
-    token_logprobs: list[float]
 
 
 class _Completion(BaseModel):
@@ -108,19 +104,10 @@ class _Success(BaseModel):
     success: bool
 
 
-class _Device(BaseModel):
-    device: str
-
-
-class _Setup(BaseModel):
-    device_config: _Device
-
-
 class _Info(BaseModel):
-    vllm_config: _Setup
+    device: str = Field(validation_alias=AliasPath("vllm_config", "device_config", "device"))
 
 
-_Choice.model_rebuild()
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
@@ -182,8 +169,7 @@ class VllmServer:
 
     def runs_on_cpu(self) -> bool:
         """Whether it is vLLM's build for CPUs; takes some seconds at first."""
-        info = self._ask("/server_info?config_format=json", _Info)
-        return info.vllm_config.device_config.device == "cpu"
+        return self._ask("/server_info?config_format=json", _Info).device == "cpu"
 
     def label(self) -> str:
         """What the present weights were labelled with."""
@@ -263,7 +249,7 @@ def read_completion(answer: Any, wanted: Wanted, *, vocabulary_size: int) -> Res
     choices = _read(path, _Completion, answer).choices
     if len(choices) != 1:
         raise RequestError(f"{path} answered {len(choices)} choices, expected 1")
-    token_ids, logprobs = choices[0].token_ids, choices[0].logprobs.token_logprobs
+    token_ids, logprobs = choices[0].token_ids, choices[0].logprobs
     if problem := _problem(choices[0], wanted, vocabulary_size=vocabulary_size):
         raise RequestError(f"{path} answered {problem}")
     length = _length(token_ids, wanted.rule)
@@ -279,7 +265,7 @@ def read_completion(answer: Any, wanted: Wanted, *, vocabulary_size: int) -> Res
 
 def _problem(choice: _Choice, wanted: Wanted, *, vocabulary_size: int) -> str | None:
     """What cannot be right about the numbers of an answer."""
-    token_ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
+    token_ids, logprobs = choice.token_ids, choice.logprobs
     if tuple(choice.prompt_token_ids) != wanted.context:
         return "to another context than it was sent"
     if len(token_ids) != len(logprobs):
