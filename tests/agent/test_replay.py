@@ -33,7 +33,7 @@ def begun(environments: EnvironmentManager, task: Task, *, num_turns: int) -> Ep
     """An episode of the heuristic, whose second turn cannot be read."""
     environment, observation = environments.start(task, seed=3)
     episode = Episode(
-        EpisodeRequest(task, 3), environment, observation, state_key=environment.state_key()
+        0, EpisodeRequest(task, 3), environment, observation, state_key=environment.state_key()
     )
     policy = environments.scripted_policies()["heuristic"]()
     policy.begin(task, seed=3)

@@ -161,7 +161,7 @@ def test_a_call_that_was_refused_is_refused_again_when_it_is_replayed(
 ) -> None:
     request = EpisodeRequest(shop.tasks("train")[0], 0)
     environment, observation = shop.start(request.task, seed=0)
-    episode = Episode(request, environment, observation)
+    episode = Episode(0, request, environment, observation)
     for text in (CALL.replace("search", "sell"), "no call"):
         parsed = QWEN.parse(text)
         outcome = shop.step(environment, parsed)

@@ -205,57 +205,50 @@ def play_chat_episodes(
     with ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="question") as pool:
 
         def ask(conversation: _Conversation) -> None:
-            question = _question(conversation, system_prompt=system_prompt, window=window)
+            episode = conversation.episode
+            messages = chat_messages(
+                episode.turns,
+                conversation.said,
+                episode.observation,
+                system_prompt=system_prompt,
+                window=window,
+            )
+            number, seed = len(episode.turns), episode.request.seed
+            question = Question(episode.index, number, seed, messages)
             under_way[pool.submit(model.answer, question)] = conversation
+
+        def finish(conversation: _Conversation) -> None:
+            episode = conversation.episode
+            environments.release(episode.environment)
+            over = ChatEpisode(
+                episode.finished(conversation.outcome, policy_version=policy_version),
+                tuple(conversation.answers),
+                conversation.context_full,
+            )
+            finished[episode.index] = over
+            if on_finished:
+                on_finished(over)
 
         try:
             while waiting or under_way:
                 room = min(concurrency - len(under_way), len(waiting))
-                for begun in _begin(environments, [waiting.popleft() for _ in range(room)]):
-                    ask(begun)
+                begun = [waiting.popleft() for _ in range(room)]
+                for episode in start_episodes(begun, environments):
+                    ask(_Conversation(episode, Outcome(episode.observation)))
                 done = wait(under_way, return_when=FIRST_COMPLETED).done
                 # In the order in which they were asked, so that little depends on the clock.
                 futures = [future for future in under_way if future in done]
                 answered = [(under_way.pop(future), future) for future in futures]
                 for conversation in _play_turns(environments, answered):
-                    if not conversation.is_over:
+                    if conversation.is_over:
+                        finish(conversation)
+                    else:
                         ask(conversation)
-                        continue
-                    over = _finish(environments, conversation, policy_version=policy_version)
-                    finished[conversation.episode.index] = over
-                    if on_finished:
-                        on_finished(over)
         except BaseException:
             model.stop()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [finished[index] for index in range(len(requests))]
-
-
-def _begin(
-    environments: EnvironmentManager, waiting: Sequence[tuple[int, EpisodeRequest]]
-) -> Iterator[_Conversation]:
-    begun = start_episodes([request for _, request in waiting], environments)
-    for (index, _), episode in zip(waiting, begun, strict=True):
-        episode.index = index
-        nothing = Outcome(
-            episode.observation, 0.0, terminated=False, truncated=False, success=False, flags=()
-        )
-        yield _Conversation(episode, nothing)
-
-
-def _question(
-    conversation: _Conversation, *, system_prompt: str | None, window: ContextWindow
-) -> Question:
-    episode = conversation.episode
-    messages = chat_messages(
-        episode.turns,
-        conversation.said,
-        episode.observation,
-        system_prompt=system_prompt,
-        window=window,
-    )
-    return Question(episode.index, len(episode.turns), episode.request.seed, messages)
 
 
 def _play_turns(
@@ -296,11 +289,3 @@ def _record(conversation: _Conversation, outcome: Outcome) -> None:
     response = Response((), (), stopped=stopped)
     conversation.outcome = outcome
     conversation.episode.record(response, form.text, form.parsed, outcome)
-
-
-def _finish(
-    environments: EnvironmentManager, conversation: _Conversation, *, policy_version: str
-) -> ChatEpisode:
-    environments.release(conversation.episode.environment)
-    trajectory = conversation.episode.finished(conversation.outcome, policy_version=policy_version)
-    return ChatEpisode(trajectory, tuple(conversation.answers), conversation.context_full)

@@ -42,11 +42,11 @@ class Outcome:
     """The answer of one environment to one response."""
 
     observation: str
-    reward: float
-    terminated: bool
-    truncated: bool
-    success: bool
-    flags: tuple[str, ...]
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    success: bool = False
+    flags: tuple[str, ...] = ()
 
 
 def tools_to_call(properties: EnvironmentProperties) -> tuple[Tool, ...]:

@@ -50,14 +50,14 @@ class EpisodeRequest:
 class Episode:
     """An episode in progress."""
 
+    index: int
+    """That of its request."""
     request: EpisodeRequest
     environment: TextEnvironment
     observation: str
     prompt: Prompt = NO_PROMPT
     state_key: str = ""
     """The environment's state while the present response is written."""
-    index: int = 0
-    """The index of its request."""
     num_context_tokens: int = 0
     """Tokens of the context after the last response."""
     turns: list[Turn] = field(default_factory=list)
@@ -107,17 +107,23 @@ class Episode:
         )
 
 
-def start_episodes(
-    requests: Sequence[EpisodeRequest], environments: EnvironmentManager
-) -> Iterator[Episode]:
+Indexed = Sequence[tuple[int, EpisodeRequest]]
+"""Requests with their indices."""
+
+
+def start_episodes(requests: Indexed, environments: EnvironmentManager) -> Iterator[Episode]:
     """The episodes of requests with their first observation, and no prompt yet."""
-    starts = environments.map(lambda each: environments.start(each.task, seed=each.seed), requests)
-    for request, (environment, observation) in zip(requests, starts, strict=True):
-        yield Episode(request, environment, observation)
+
+    def start(numbered: tuple[int, EpisodeRequest]) -> Episode:
+        index, request = numbered
+        environment, observation = environments.start(request.task, seed=request.seed)
+        return Episode(index, request, environment, observation)
+
+    return environments.map(start, requests)
 
 
 def begin_episodes(
-    requests: Sequence[EpisodeRequest], environments: EnvironmentManager, context: ContextManager
+    requests: Indexed, environments: EnvironmentManager, context: ContextManager
 ) -> Iterator[Episode]:
     """The episodes of requests before their first response, with the prompt of that.
 
@@ -241,10 +247,8 @@ class AgentProxy:
     ) -> dict[Any, Episode]:
         """The episodes of these requests, by their rows, which have been asked to respond."""
         started: dict[Any, Episode] = {}
-        chosen = [requests[index] for index in indices]
-        begun = begin_episodes(chosen, self.environments, self.context)
-        for index, episode in zip(indices, begun, strict=True):
-            episode.index = index
+        chosen = [(index, requests[index]) for index in indices]
+        for episode in begin_episodes(chosen, self.environments, self.context):
             row = self.engine.open_row(generator(episode.request.seed, "sampling"))
             self.submit(row, episode)
             started[row] = episode

@@ -49,11 +49,9 @@ def play_scripted_episodes(
     while waiting or playing:
         room = min(environments.num_workers - len(playing), len(waiting))
         begun = [waiting.popleft() for _ in range(room)]
-        starts = start_episodes([request for _, request in begun], environments)
-        for (index, _), episode in zip(begun, starts, strict=True):
+        for episode in start_episodes(begun, environments):
             policy = idle.pop() if idle else make_policy()
             policy.begin(episode.request.task, seed=episode.request.seed)
-            episode.index = index
             playing.append(_Playing(episode, policy))
         _play_turns(playing, environments, context)
         for each in (each for each in playing if each.is_over):

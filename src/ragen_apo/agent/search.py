@@ -24,6 +24,7 @@ from ragen_apo.agent.proxy import (
     AgentProxy,
     Episode,
     EpisodeRequest,
+    Indexed,
     begin_episodes,
     play_turns,
 )
@@ -126,12 +127,9 @@ class TurnSearch:
                     found[tree.root.index] = self._result(tree, policy_version=policy_version)
         return [found[index] for index in range(len(requests))]
 
-    def _plant(self, waiting: Sequence[tuple[int, EpisodeRequest]]) -> Iterator[_Tree]:
-        requests = [request for _, request in waiting]
-        begun = begin_episodes(requests, self.proxy.environments, self.proxy.context)
-        for (index, request), episode in zip(waiting, begun, strict=True):
-            episode.index = index
-            row = self.proxy.engine.open_row(generator(request.seed, "search"))
+    def _plant(self, waiting: Indexed) -> Iterator[_Tree]:
+        for episode in begin_episodes(waiting, self.proxy.environments, self.proxy.context):
+            row = self.proxy.engine.open_row(generator(episode.request.seed, "search"))
             yield _Tree(Branch(episode, row, is_greedy=True))
 
     def _cut_if_spent(self, tree: _Tree) -> None:

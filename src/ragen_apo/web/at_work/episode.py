@@ -132,7 +132,7 @@ class World:
             choice.split, choice.task + 1, choice.temperature, seed=self.config.seed
         )
         request = plan.requests(self._environments, repeat=choice.draw)[choice.task]
-        (episode,) = begin_episodes([request], self._environments, self.context)
+        (episode,) = begin_episodes([(0, request)], self._environments, self.context)
         return PlayedEpisode(choice, episode)
 
     def play(self, played: PlayedEpisode, response: Response) -> PlayedEpisode:
