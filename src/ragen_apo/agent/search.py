@@ -14,15 +14,13 @@ temperature 1 as well: other temperatures could not be compared with it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam, with_votes
-from ragen_apo.agent.environment_manager import Outcome
 from ragen_apo.agent.proxy import (
     AgentProxy,
-    Episode,
     EpisodeRequest,
     Indexed,
     begin_episodes,
@@ -144,32 +142,27 @@ class TurnSearch:
 
     def _play_turn(self, trees: Sequence[_Tree]) -> None:
         """One turn of every branch, those of all trees together."""
-        asked = {
-            tree: [
-                candidate
-                for index, branch in enumerate(tree.open)
-                for candidate in self._fork(tree, index, branch)
-            ]
-            for tree in trees
-        }
+        asked = {tree: list(self._fork(tree)) for tree in trees}
         responses = self._responses([each for candidates in asked.values() for each in candidates])
         kept: list[tuple[_Tree, Proposal]] = []
         for tree, candidates in asked.items():
             proposals = [self._proposal(each, responses[each.row]) for each in candidates]
-            self._count(tree, proposals)
+            tree.num_sampled_tokens += sum(len(each.response.token_ids) for each in proposals)
+            if not tree.is_cut:
+                tree.num_moves += len(proposals)
+                tree.num_known_moves += sum(each.is_known for each in proposals)
             kept += [(tree, each) for each in self._pruned(tree, with_votes(proposals))]
         self._go_on(kept)
 
-    def _fork(self, tree: _Tree, index: int, branch: Branch) -> list[_Candidate]:
-        """The candidates of a branch; the first one takes the branch's row, the others copies."""
-        turn, seed = len(branch.episode.turns), branch.episode.request.seed
-        first = _Candidate(branch, branch.row, is_greedy=branch.is_greedy or tree.is_cut)
-        candidates = [first]
-        for number in range(1, self._num_candidates(tree, branch)):
-            draws = generator(seed, "search", turn, index, number)
-            copy = self.proxy.engine.copy_row(branch.row, draws)
-            candidates.append(_Candidate(branch, copy, is_greedy=False))
-        return candidates
+    def _fork(self, tree: _Tree) -> Iterator[_Candidate]:
+        """The candidates of each branch; the first one takes its row, the others take copies."""
+        for index, branch in enumerate(tree.open):
+            turn, seed = len(branch.episode.turns), branch.episode.request.seed
+            yield _Candidate(branch, branch.row, is_greedy=branch.is_greedy or tree.is_cut)
+            for number in range(1, self._num_candidates(tree, branch)):
+                draws = generator(seed, "search", turn, index, number)
+                copy = self.proxy.engine.copy_row(branch.row, draws)
+                yield _Candidate(branch, copy, is_greedy=False)
 
     def _num_candidates(self, tree: _Tree, branch: Branch) -> int:
         if tree.is_cut:
@@ -178,17 +171,14 @@ class TurnSearch:
             return self.settings.num_candidates
         return 1 if branch.episode.turns else self.settings.width
 
-    def _responses(self, candidates: Iterable[_Candidate]) -> dict[Any, Response]:
+    def _responses(self, candidates: Sequence[_Candidate]) -> dict[Any, Response]:
         """The response of each row: first those that are sampled, then the greedy ones."""
-        of_kind: dict[bool, list[_Candidate]] = {False: [], True: []}
-        for each in candidates:
-            of_kind[each.is_greedy].append(each)
         responses: dict[Any, Response] = {}
-        for is_greedy, group in of_kind.items():
+        for is_greedy, temperature in ((False, CANDIDATE_TEMPERATURE), (True, 0.0)):
+            group = [each for each in candidates if each.is_greedy == is_greedy]
             for each in group:
                 self.proxy.submit(each.row, each.parent.episode)
             num_awaited = len(responses) + len(group)
-            temperature = 0.0 if is_greedy else CANDIDATE_TEMPERATURE
             while len(responses) < num_awaited:
                 responses.update(self.proxy.engine.step(temperature=temperature))
         return responses
@@ -209,12 +199,6 @@ class TurnSearch:
             is_known=advantage is not None,
             merit=parent.merit.after(response, parsed, advantage=advantage or 0.0),
         )
-
-    def _count(self, tree: _Tree, proposals: Sequence[Proposal]) -> None:
-        tree.num_sampled_tokens += sum(len(each.response.token_ids) for each in proposals)
-        if not tree.is_cut:
-            tree.num_moves += len(proposals)
-            tree.num_known_moves += sum(each.is_known for each in proposals)
 
     def _pruned(self, tree: _Tree, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
         """The proposals that are kept; the tree is left with the branches that are over."""
@@ -246,7 +230,13 @@ class TurnSearch:
         for (tree, proposal), (episode, _, _), (outcome, is_over) in zip(
             kept, answered, turns, strict=True
         ):
-            branch = self._branch(proposal, episode, outcome)
+            branch = Branch(
+                episode,
+                proposal.row,
+                # In a beam any branch may be continued by its most probable response.
+                is_greedy=proposal.is_greedy or self.settings.method == "beam",
+                merit=replace(proposal.merit, reward=proposal.merit.reward + outcome.reward),
+            )
             if is_over:
                 self._close(branch)
                 branch.outcome = outcome
@@ -260,13 +250,6 @@ class TurnSearch:
         pool = self.proxy.environments
         copies = pool.map(lambda each: replayed(pool, each.parent.episode), others)
         return own | dict(zip(others, copies, strict=True))
-
-    def _branch(self, proposal: Proposal, episode: Episode, outcome: Outcome) -> Branch:
-        """The branch after the proposal's turn."""
-        merit = replace(proposal.merit, reward=proposal.merit.reward + outcome.reward)
-        # In a beam any branch may be continued by its most probable response.
-        is_greedy = proposal.is_greedy or self.settings.method == "beam"
-        return Branch(episode, proposal.row, is_greedy=is_greedy, merit=merit)
 
     def _close(self, branch: Branch) -> None:
         """Gives row and environment back; nothing for a branch that is over."""
