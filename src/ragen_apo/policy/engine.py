@@ -49,7 +49,7 @@ class Engine(Protocol[RowT]):
         ...
 
     def open_row(self, draws: np.random.Generator) -> RowT:
-        """An empty row with its own generator of random numbers."""
+        """An empty row with its own generator of uniform numbers; servers draw their own."""
         ...
 
     def copy_row(self, row: RowT, draws: np.random.Generator) -> RowT:
@@ -67,7 +67,10 @@ class Engine(Protocol[RowT]):
         ...
 
     def step(self, *, temperature: float) -> list[tuple[RowT, Response]]:
-        """Goes on with all rows for a while and returns the responses that are over, maybe none."""
+        """Goes on with all rows for a while and returns the responses that are over, maybe none.
+
+        Temperature 0 takes the most probable token, and its log-probability at temperature 1.
+        """
         ...
 
     def close_row(self, row: RowT) -> None:

@@ -57,9 +57,9 @@ _GROWTH_ON_GPU = 1.5
 class GenerationEngine:
     """Generates responses for many rows whose caches live from the first turn to the last.
 
-    `capacity` is the longest context of a row in tokens. Memory: two tensors
-    [num_rows, kv_heads, longest context so far, head_dim] a layer. Closing the last row frees the
-    memory of an accelerator; main memory is kept for the next rows.
+    Implements `Engine`, where the methods are described. `capacity` is the longest context of a row
+    in tokens. Memory: two tensors [num_rows, kv_heads, longest context so far, head_dim] a layer.
+    Closing the last row frees the memory of an accelerator; main memory is kept for the next rows.
     """
 
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
@@ -88,14 +88,12 @@ class GenerationEngine:
         return self._slots.count(None)
 
     def open_row(self, draws: np.random.Generator) -> Row:
-        """An empty row with its own generator of uniform numbers."""
         assert self.num_free_rows > 0
         row = Row(slot=self._slots.index(None), draws=draws)
         self._slots[row.slot] = row
         return row
 
     def copy_row(self, row: Row, draws: np.random.Generator) -> Row:
-        """Another row with the same context, whose keys and values are copied."""
         assert self._slots[row.slot] is row and row.sampling is None
         copy = self.open_row(draws)
         copy.read, copy.unread = list(row.read), list(row.unread)
@@ -103,7 +101,6 @@ class GenerationEngine:
         return copy
 
     def close_row(self, row: Row) -> None:
-        """Ends the row and frees its slot."""
         assert self._slots[row.slot] is row
         self._slots[row.slot] = None
         if self.num_free_rows == self.num_rows:
@@ -120,7 +117,6 @@ class GenerationEngine:
 
     @contextlib.contextmanager
     def rollout(self) -> Iterator[None]:
-        """Inside, no weight may change; at the end every slot is freed."""
         try:
             with self.model.constant_weights():
                 yield
@@ -130,11 +126,6 @@ class GenerationEngine:
     def submit(
         self, row: Row, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
     ) -> None:
-        """Asks for a response to the row's new prompt tokens; `step` returns it.
-
-        With `restarts` the prompt is the row's whole context from now on. Raises ContextError, and
-        changes nothing, if context and longest response exceed the capacity.
-        """
         assert self._slots[row.slot] is row and row.sampling is None
         num_present = 0 if restarts else row.length + len(row.unread)
         needed = num_present + len(prompt) + max_new_tokens
@@ -154,8 +145,7 @@ class GenerationEngine:
     def step(self, *, temperature: float) -> list[tuple[Row, Response]]:
         """Samples one token for the rows that write, or the first one for the rows that wait.
 
-        Returns the responses that are now over. Temperature 0 takes the most probable token and
-        its log-probability at temperature 1. Raises ModelError for logits that are not finite.
+        Raises ModelError for logits that are not finite.
         """
         finished: list[tuple[Row, Response]] = []
         for rows, logits_RV in self._passes():

@@ -90,7 +90,7 @@ _GIVEN = TypeAdapter(Given)
 
 
 class ServerEngine:
-    """Samples responses on servers; implements `Engine`.
+    """Samples responses on servers; implements `Engine`, where the methods are described.
 
     `capacity` is the longest context of a row in tokens; the servers must have room for it.
     """
@@ -122,6 +122,7 @@ class ServerEngine:
         self._is_bringing = ranks.size == 1
         """Whether a server that lacks weights gets them from this rank."""
         self._unchecked = set(self._servers)
+        """Those that have got other weights since they were compared with the policy."""
         self._rows: list[ServerRow] = []
         self._identity: Identity | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -141,10 +142,10 @@ class ServerEngine:
 
     @contextlib.contextmanager
     def rollout(self) -> Iterator[None]:
-        """Inside, no weight may change: the servers get the present ones at the beginning.
+        """The servers get the present weights at the beginning.
 
-        At the end every row is closed and no request is under way. All ranks come, at the beginning
-        and at the end. Raises ServerError; RanksError for what the first rank has raised there.
+        At the end no request is under way. All ranks come, at the beginning and at the end. Raises
+        ServerError; RanksError for what the first rank has raised there.
         """
         with self.model.whole():
             given = self._ranks.from_first(self._give_weights, "weights for the servers", _GIVEN)
@@ -186,13 +187,11 @@ class ServerEngine:
             server.break_off()
 
     def open_row(self, draws: np.random.Generator) -> ServerRow:
-        """An empty row; its server draws its own random numbers."""
         assert self.num_free_rows > 0
         self._rows.append(ServerRow())
         return self._rows[-1]
 
     def copy_row(self, row: ServerRow, draws: np.random.Generator) -> ServerRow:
-        """Another row with the same context, for the server that has it in its prefix cache."""
         assert row.max_new_tokens == 0
         copy = self.open_row(draws)
         copy.member, copy.context = row.member, list(row.context)
@@ -205,11 +204,6 @@ class ServerEngine:
     def submit(
         self, row: ServerRow, prompt: Sequence[int], *, max_new_tokens: int, restarts: bool = False
     ) -> None:
-        """Asks for a response to the row's new prompt tokens; `step` sends it and returns it.
-
-        With `restarts` the prompt is the row's whole context from now on. Raises ContextError, and
-        changes nothing, if context and longest response exceed the capacity.
-        """
         assert row.max_new_tokens == 0 and max_new_tokens > 0 and prompt
         needed = (0 if restarts else len(row.context)) + len(prompt) + max_new_tokens
         if needed > self.capacity:
@@ -220,20 +214,19 @@ class ServerEngine:
         row.max_new_tokens, row.num_failures = max_new_tokens, 0
 
     def step(self, *, temperature: float) -> list[tuple[ServerRow, Response]]:
-        """Sends what was submitted and waits until at least one response is there.
-
-        Temperature 0 takes the most probable token. Raises ServerError.
-        """
+        """Sends what was submitted and waits for at least one response. Raises ServerError."""
         finished: list[tuple[ServerRow, Response]] = []
         while not finished and any(row.max_new_tokens for row in self._rows):
             for row in self._rows:
                 if row.max_new_tokens and row.wanted is None:
                     self._send(row, temperature)
-            finished, failed = self._arrived()
+            arrived = self._arrived()
+            finished = [(row, each) for row, each in arrived if isinstance(each, Response)]
             for row, _ in finished:
                 self._rotation.answered(_member(row))
-            for row, failure in failed:
-                self._failed(row, failure)
+            for row, answer in arrived:
+                if isinstance(answer, RequestError):
+                    self._failed(row, answer)
         for row, response in finished:
             row.context.extend(response.token_ids)
             row.max_new_tokens = 0
@@ -261,42 +254,36 @@ class ServerEngine:
         loads = [sum(row.member is member for row in self._rows) for member in playing]
         return playing[loads.index(min(loads))]
 
-    def _arrived(
-        self,
-    ) -> tuple[list[tuple[ServerRow, Response]], list[tuple[ServerRow, RequestError]]]:
-        """The answers that are there, at least one: the responses, and what failed."""
+    def _arrived(self) -> list[tuple[ServerRow, Response | RequestError]]:
+        """The answers that are there, at least one.
+
+        A response of a server whose weights have changed since is a failure.
+        """
+        assert self._identity
         done, _ = wait(self._under_way, return_when=FIRST_COMPLETED)
-        responses: list[tuple[ServerRow, Response]] = []
-        failed: list[tuple[ServerRow, RequestError]] = []
+        answers: list[tuple[ServerRow, Response | RequestError]] = []
         # In the order in which they were sent, so that little depends on the clock.
         for future in [each for each in self._under_way if each in done]:
             row = self._under_way.pop(future)
             wanted, row.wanted, row.request = row.wanted, None, None
             assert wanted
+            size = self.model.vocabulary_size
             try:
-                size = self.model.vocabulary_size
-                read = read_completion(future.result(), wanted, vocabulary_size=size)
-                responses.append((row, read))
+                answer = read_completion(future.result(), wanted, vocabulary_size=size)
             except RequestError as failure:
-                failed.append((row, failure))
-        return self._with_right_weights(responses, failed)
-
-    def _with_right_weights(
-        self,
-        responses: list[tuple[ServerRow, Response]],
-        failed: list[tuple[ServerRow, RequestError]],
-    ) -> tuple[list[tuple[ServerRow, Response]], list[tuple[ServerRow, RequestError]]]:
-        """Moves responses of servers whose weights have changed since to what failed."""
-        assert self._identity
+                answer = failure
+            answers.append((row, answer))
         changed: dict[Member, RequestError] = {}
-        for member in {_member(row): None for row, _ in responses}:
+        answered = [row for row, answer in answers if isinstance(answer, Response)]
+        for member in dict.fromkeys(map(_member, answered)):
             try:
                 require_label(member.server, self._identity)
             except RequestError as failure:
                 changed[member] = failure
-        kept = [(row, response) for row, response in responses if row.member not in changed]
-        lost = [(row, changed[_member(row)]) for row, _ in responses if _member(row) in changed]
-        return kept, [*failed, *lost]
+        return [
+            (row, changed.get(_member(row), answer) if isinstance(answer, Response) else answer)
+            for row, answer in answers
+        ]
 
     def _failed(self, row: ServerRow, failure: RequestError) -> None:
         """The row's request has to be sent again, where its server or another one plays."""
@@ -325,19 +312,6 @@ class ServerEngine:
             self._unchecked.add(server)
             self._take_back(server)
         require_room(brought.facts, self.capacity)
-        self._check(server)
-
-    def _take_back(self, server: VllmServer) -> None:
-        """Ends what a changed server has under way: it may be of the weights before, or of both."""
-        for future, row in list(self._under_way.items()):
-            if _member(row).server is server and row.request:
-                row.request.break_off()
-                row.wanted, row.request = None, None
-                del self._under_way[future]
-
-    def _check(self, server: VllmServer) -> None:
-        """Compares a server with the policy, if it has got other weights since the last time."""
-        assert self._identity
         if server in self._unchecked:
             require_agreement(
                 server,
@@ -347,6 +321,14 @@ class ServerEngine:
                 temperature=self._temperature,
             )
             self._unchecked.discard(server)
+
+    def _take_back(self, server: VllmServer) -> None:
+        """Ends what a changed server has under way: it may be of the weights before, or of both."""
+        for future, row in list(self._under_way.items()):
+            if _member(row).server is server and row.request:
+                row.request.break_off()
+                row.wanted, row.request = None, None
+                del self._under_way[future]
 
     def _served_name(self, server: VllmServer) -> str:
         assert self._identity
