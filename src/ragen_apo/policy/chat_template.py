@@ -63,8 +63,10 @@ class ChatTemplate:
         Where there is no system role, a system message stands before the first user message, with
         an empty line between them.
         """
-        if not self.has_system_role:
-            messages = without_system_role(messages)
+        if not self.has_system_role and messages and messages[0]["role"] == "system":
+            system, first, *others = messages
+            content = f"{system['content']}\n\n{first['content']}"
+            messages = [{"role": first["role"], "content": content}, *others]
         return _render(self.tokenizer, messages, tools=self.tools)
 
     def between_responses(self, content: str) -> str:
@@ -97,7 +99,8 @@ def read_chat_template(tokenizer: PreTrainedTokenizerBase, *, tools: Tools = ())
     Raises ModelError if there is none, if it fails on a conversation of two turns, if it leaves out
     an earlier response, or if it opens only some responses.
     """
-    name = _name(tokenizer)
+    folder = getattr(tokenizer, "name_or_path", "")
+    name = f"'{folder}'" if folder else "this tokenizer"
     if tokenizer.chat_template is None:
         raise ModelError(
             f"{name} has no chat template; expected one that renders user and assistant messages. "
@@ -128,23 +131,15 @@ def read_chat_template(tokenizer: PreTrainedTokenizerBase, *, tools: Tools = ())
             "tokenizer.chat_template"
         )
     ended = _try_to_render(tokenizer, _ANSWERED, tools=tools, add_generation_prompt=False)
+    system = {"role": "system", "content": _SENTINEL}
     return ChatTemplate(
         tokenizer,
-        has_system_role=_has_system_role(tokenizer),
+        has_system_role=_SENTINEL in _try_to_render(tokenizer, [system, CONVERSATION[0]]),
         opening=openings[0],
         closing=_common_start(ended.partition(_SENTINEL)[2], between),
         tools=tools,
         answer_role=role,
     )
-
-
-def without_system_role(messages: Messages) -> list[Mapping[str, str]]:
-    """The messages with the system text before the first user message."""
-    if not messages or messages[0]["role"] != "system":
-        return list(messages)
-    system, first, *others = messages
-    content = f"{system['content']}\n\n{first['content']}"
-    return [{"role": first["role"], "content": content}, *others]
 
 
 def asks_for_the_date(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -160,11 +155,6 @@ def _answer_role(tokenizer: PreTrainedTokenizerBase, tools: Tools) -> str:
     return "tool" if said in rendered.partition(_SENTINEL)[2] else "user"
 
 
-def _has_system_role(tokenizer: PreTrainedTokenizerBase) -> bool:
-    messages = [{"role": "system", "content": _SENTINEL}, CONVERSATION[0]]
-    return _SENTINEL in _try_to_render(tokenizer, messages)
-
-
 def _opening_of(prompt: str) -> str:
     found = _OPENED.search(prompt)
     return found[0] if found else ""
@@ -175,18 +165,10 @@ def _common_start(first: str, second: str) -> str:
     return "".join(character for character, _ in pairs)
 
 
-def _try_to_render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Messages,
-    *,
-    tools: Tools = (),
-    add_generation_prompt: bool = True,
-) -> str:
+def _try_to_render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: Any) -> str:
     """The conversation, or nothing where the template refuses it."""
     try:
-        return _render(
-            tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt
-        )
+        return _render(tokenizer, messages, **options)
     except (TemplateError, TypeError, ValueError, LookupError):
         return ""
 
@@ -223,8 +205,3 @@ def _stopped_clock() -> str:
     return (
         f"{{% macro {_CLOCK}(format) %}}{{{{ format | {' | '.join(replaced)} }}}}{{% endmacro +%}}"
     )
-
-
-def _name(tokenizer: PreTrainedTokenizerBase) -> str:
-    folder = getattr(tokenizer, "name_or_path", "")
-    return f"'{folder}'" if folder else "this tokenizer"
