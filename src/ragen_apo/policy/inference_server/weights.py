@@ -11,11 +11,13 @@ because vLLM would keep prefix caches of the earlier one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,10 +114,14 @@ class PolicyWeights:
             loaded, has_adapter = [], False
             # If this breaks off in between, nobody takes the half of it for weights.
             server.set_label(_LOADING)
-            server.load_weights(self._write_base(identity.base, untie=untie))
+            base = self._model.without_adapters() if self._acts else self._model
+            save = functools.partial(save_untied if untie else LanguageModel.save, base)
+            server.load_weights(self._written_folder(identity.base, save))
             server.set_label(identity.base)
         if identity.adapter is not None and not has_adapter:
-            server.load_adapter(identity.adapter, self._write_adapter(identity.adapter))
+            save = functools.partial(save_adapters, self._model.model)
+            folder = self._written_folder(identity.adapter, save)
+            server.load_adapter(identity.adapter, folder)
         for name in loaded:
             if name != identity.adapter:
                 server.unload_adapter(name)
@@ -129,21 +135,12 @@ class PolicyWeights:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
-    def _write_base(self, label: str, *, untie: bool) -> Path:
-        model = self._model.without_adapters() if self._acts else self._model
-        folder = self._place() / label
-        if not folder.exists():
-            self._written.add(folder)
-            with directory_written_atomically(folder) as partial:
-                (save_untied if untie else LanguageModel.save)(model, partial)
-        return folder
-
-    def _write_adapter(self, name: str) -> Path:
+    def _written_folder(self, name: str, write: Callable[[Path], None]) -> Path:
         folder = self._place() / name
         if not folder.exists():
             self._written.add(folder)
             with directory_written_atomically(folder) as partial:
-                save_adapters(self._model.model, partial)
+                write(partial)
         return folder
 
     def forget_files(self, identity: Identity) -> None:
