@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ragen_apo.errors import ConfigError, ModelError, RagenApoError
+from ragen_apo.errors import ConfigError, ModelError
 
 _SEES_ALL = "full_attention"
 _SEES_A_WINDOW = "sliding_attention"
@@ -30,13 +30,29 @@ def check_architecture(
     None stands for contexts as long as the model's positions go. Raises ConfigError where a shorter
     `agent.max_context_tokens` would do, ModelError for everything else.
     """
-    _refuse_several_models(config, path)
+    if getattr(config, "text_config", None) is not None:
+        raise ModelError(
+            f"'{path}' ({config.model_type}) has several parts, for text and for images or sound, "
+            "and only models of text are supported. Take one, such as Qwen2.5-1.5B-Instruct, or "
+            "save the part that reads text (text_config) as a model of its own, with the tokenizer"
+        )
     longest = getattr(config, "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) else None
     num_tokens = max_context_tokens or longest or math.inf
-    for reason, limit in _limits(config):
-        if num_tokens > limit:
-            raise _too_long(reason, path, limit=limit, max_context_tokens=max_context_tokens)
+    for reason, limit in [*_attention_limits(config), *_rotary_limits(config)]:
+        if num_tokens <= limit:
+            continue
+        if limit == 0:
+            raise ModelError(f"'{path}' {reason}, which is not supported. {_OTHER_MODEL}")
+        if max_context_tokens is None:
+            raise ModelError(
+                f"'{path}' {reason}; only contexts of up to {limit} tokens are computed rightly. "
+                f"Set agent.max_context_tokens to {limit}. {_OTHER_MODEL}"
+            )
+        raise ConfigError(
+            f"agent.max_context_tokens is {max_context_tokens}, and '{path}' {reason}. Lower it to "
+            f"{limit}. {_OTHER_MODEL}"
+        )
     if max_context_tokens is not None and longest is not None and max_context_tokens > longest:
         raise ConfigError(
             f"agent.max_context_tokens is {max_context_tokens}, and '{path}' was made for at most "
@@ -44,24 +60,11 @@ def check_architecture(
         )
 
 
-def _refuse_several_models(config: Any, path: str | Path) -> None:
-    """Refuses a model of text and images, whose sizes stand in a configuration within."""
-    if getattr(config, "text_config", None) is not None:
-        raise ModelError(
-            f"'{path}' ({config.model_type}) has several parts, for text and for images or sound, "
-            "and only models of text are supported. Take one, such as Qwen2.5-1.5B-Instruct, or "
-            "save the part that reads text (text_config) as a model of its own, with the tokenizer"
-        )
-
-
-def _limits(config: Any) -> Iterator[tuple[str, float]]:
-    """Each reason why long contexts would be computed wrongly, and from which length in tokens."""
-    yield from _attention_limits(config)
-    yield from _rotary_limits(config)
-
-
 def _attention_limits(config: Any) -> Iterator[tuple[str, float]]:
-    """A window that no context leaves hides nothing."""
+    """Why long contexts would be computed wrongly, and from which length in tokens.
+
+    A window that no context leaves hides nothing.
+    """
     window = getattr(config, "sliding_window", None)
     layer_types = set(getattr(config, "layer_types", None) or [])
     if not layer_types:
@@ -74,7 +77,7 @@ def _attention_limits(config: Any) -> Iterator[tuple[str, float]]:
 
 
 def _rotary_limits(config: Any) -> Iterator[tuple[str, float]]:
-    """Rotary positions whose frequencies change with the longest position of a pass.
+    """The same of rotary positions whose frequencies change with the longest position of a pass.
 
     A pass has rows of any length, and generation reads an early token in another pass than scoring.
     So the token would be rotated in one way when it is sampled and in another way when it is
@@ -98,19 +101,3 @@ def _rotary_limits(config: Any) -> Iterator[tuple[str, float]]:
             f"pass once one of them is beyond position {limit}",
             limit,
         )
-
-
-def _too_long(
-    reason: str, path: str | Path, *, limit: float, max_context_tokens: int | None
-) -> RagenApoError:
-    if limit == 0:
-        return ModelError(f"'{path}' {reason}, which is not supported. {_OTHER_MODEL}")
-    if max_context_tokens is None:
-        return ModelError(
-            f"'{path}' {reason}; only contexts of up to {limit} tokens are computed rightly. Set "
-            f"agent.max_context_tokens to {limit}. {_OTHER_MODEL}"
-        )
-    return ConfigError(
-        f"agent.max_context_tokens is {max_context_tokens}, and '{path}' {reason}. Lower it to "
-        f"{limit}. {_OTHER_MODEL}"
-    )
