@@ -9,8 +9,7 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,8 +92,11 @@ def measure_agreement(
     with model.constant_weights():
         rows = _play(model, _prompts(model, tools), tokens_a_turn=tokens_a_turn)
         scored, plain = _score(model, rows), _compute_plainly(model, rows)
-    sampled = [torch.tensor(list(row.sampled.values())) for row in rows]
-    return Agreement(_mean_distance(sampled, scored), _mean_distance(scored, plain))
+    sampled = torch.tensor([logprob for row in rows for logprob in row.sampled.values()])
+    return Agreement(
+        engine_to_scoring=float((sampled - scored).abs().mean()),
+        scoring_to_transformers=float((scored - plain).abs().mean()),
+    )
 
 
 def _play(
@@ -132,7 +134,7 @@ def _prompts(model: LanguageModel, tools: Tools) -> list[list[list[int]]]:
     ]
 
 
-def _score(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]:
+def _score(model: LanguageModel, rows: Sequence[_Row]) -> Tensor:
     """As training does: all rows in one pass, padded on the right."""
     length = max(len(row.token_ids) for row in rows)
     token_ids_RT = torch.full((len(rows), length), model.pad_id)
@@ -142,35 +144,22 @@ def _score(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]:
         mask_RT[index, list(row.sampled)] = True
     device = model.device
     logprobs_RT = token_logprobs(model, token_ids_RT.to(device), mask_RT.to(device)).cpu()
-    return [logprobs_RT[index, mask_RT[index]] for index in range(len(rows))]
+    return logprobs_RT[mask_RT]
 
 
-def _compute_plainly(model: LanguageModel, rows: Sequence[_Row]) -> list[Tensor]:
+def _compute_plainly(model: LanguageModel, rows: Sequence[_Row]) -> Tensor:
     """As transformers does with its own attention: each row alone, the whole model at once."""
     found: list[Tensor] = []
-    for row in rows:
-        token_ids_1T = torch.tensor([row.token_ids], device=model.device)
-        positions = torch.tensor(list(row.sampled), device=model.device)
-        with (
-            _own_attention(model),
-            torch.autocast(
-                model.device.type, dtype=model.autocast, enabled=model.autocast is not None
-            ),
-        ):
-            logits_TV = model.model(input_ids=token_ids_1T, use_cache=False).logits[0]
-        logprobs_NV = torch.log_softmax(logits_TV[positions - 1].float(), dim=-1)
-        found.append(logprobs_NV.gather(1, token_ids_1T[0, positions][:, None])[:, 0].cpu())
-    return found
-
-
-@contextmanager
-def _own_attention(model: LanguageModel) -> Iterator[None]:
+    device, autocast = model.device, model.autocast
     model.model.set_attn_implementation("sdpa")
     try:
-        yield
+        for row in rows:
+            token_ids_1T = torch.tensor([row.token_ids], device=device)
+            positions = torch.tensor(list(row.sampled), device=device)
+            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                logits_TV = model.model(input_ids=token_ids_1T, use_cache=False).logits[0]
+            logprobs_NV = torch.log_softmax(logits_TV[positions - 1].float(), dim=-1)
+            found.append(logprobs_NV.gather(1, token_ids_1T[0, positions][:, None])[:, 0].cpu())
     finally:
         model.model.set_attn_implementation(ATTENTION)
-
-
-def _mean_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    return float((torch.cat(list(first)) - torch.cat(list(second))).abs().mean())
+    return torch.cat(found)
