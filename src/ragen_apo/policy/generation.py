@@ -65,6 +65,7 @@ class GenerationEngine:
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
+        self._mask_dtype = model.compute_dtype  # so no layer converts a mask again
         self._on_gpu = model.device.type == "cuda"
         self._view = CacheView(capacity)
         if self._on_gpu:
@@ -77,11 +78,6 @@ class GenerationEngine:
         ]
         self._cache = Cache(layers=list(self.layers))
         self._slots: list[Row | None] = [None] * num_rows
-
-    @property
-    def _mask_dtype(self) -> torch.dtype:
-        """That of the products: a mask in it is not converted again in every layer."""
-        return self.model.compute_dtype
 
     @property
     def num_free_rows(self) -> int:
@@ -241,22 +237,21 @@ class GenerationEngine:
         self._view.point_at(on_device([slots], device), positions_1T, read=slice(None))
         self._reserve(max(each.length for each in parts))
         token_ids = [token for row in rows for token in row.unread]
+        dtype = self._mask_dtype
+        if self._on_gpu:
+            prompt_slices = PaddedPrompts.of(parts, dtype=dtype, device=device)
+        else:
+            prompt_slices = [each.with_mask(dtype=dtype, device=device) for each in parts]
         hidden_1TH = self._pass(
             on_device([token_ids], device),
             positions_1T,
             # A mask of four axes is taken as it is; the prompt slices have their own.
             attention_mask=torch.zeros(1, 1, 1, 1, device=device),
-            prompt_slices=self._with_masks(parts),
+            prompt_slices=prompt_slices,
         )
         self._note_read(rows)
         last_R = on_device([each.tokens.stop - 1 for each in parts], device)
         return self.model.logits(hidden_1TH[0, last_R])
-
-    def _with_masks(self, parts: Sequence[PromptSlice]) -> Sequence[PromptSlice] | PaddedPrompts:
-        dtype, device = self._mask_dtype, self.model.device
-        if self._on_gpu:
-            return PaddedPrompts.of(parts, dtype=dtype, device=device)
-        return [each.with_mask(dtype=dtype, device=device) for each in parts]
 
     def _pass(self, token_ids_RT: Tensor, positions_RT: Tensor, **kwargs: Any) -> Tensor:
         return self.model.hidden_states(

@@ -12,7 +12,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -26,16 +25,6 @@ class BrokenOffError(httpx2.HTTPError):
 
 class TooLargeError(httpx2.HTTPError):
     """The body is larger than any that is of use."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """What a server has sent."""
-
-    status: int
-    headers: Mapping[str, str]
-    text: str
-    """The body, without the key."""
 
 
 def http_client(
@@ -66,12 +55,12 @@ class Exchange:
         self._socket: socket.socket | None = None
         self._ended_by: httpx2.HTTPError | None = None
 
-    def send(self, method: str, url: str, content: bytes | None = None) -> Received:
-        """The answer of the server.
+    def send(self, method: str, url: str, content: bytes | None) -> tuple[httpx2.Response, str]:
+        """The answer of the server: its head, and its body without the key.
 
         Raises httpx2.HTTPError: ReadTimeout when the time is over, BrokenOffError after
         `break_off`, TooLargeError for more than `max_bytes`. The server may have put the key into
-        it.
+        the error.
         """
         late = httpx2.ReadTimeout("the answer came too slowly")
         timer = threading.Timer(self._seconds, self._end, [late])
@@ -94,7 +83,7 @@ class Exchange:
         """Ends the request from another thread, also one that is not sent yet."""
         self._end(BrokenOffError("it was broken off"))
 
-    def _receive(self, method: str, url: str, content: bytes | None) -> Received:
+    def _receive(self, method: str, url: str, content: bytes | None) -> tuple[httpx2.Response, str]:
         body, traced = bytearray(), {"trace": self._note}
         with self._client.stream(method, url, content=content, extensions=traced) as response:
             for part in response.iter_bytes():
@@ -102,8 +91,7 @@ class Exchange:
                 if len(body) > self._max_bytes:
                     raise TooLargeError(f"an answer of more than {self._max_bytes:,} bytes")
         # Before anything of it is cut to length: half a key would not be found any more.
-        text = without_key(body.decode("utf-8", errors="replace"), self._key)
-        return Received(response.status_code, response.headers, text)
+        return response, without_key(body.decode("utf-8", errors="replace"), self._key)
 
     def _note(self, event: str, info: Mapping[str, Any]) -> None:
         """Keeps the socket of a new connection; that of TLS takes the place of the one below it."""

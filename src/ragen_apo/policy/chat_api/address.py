@@ -16,11 +16,6 @@ from ragen_apo.policy.api_keys import read_key
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 _OPTION = "--api-key-env (api_key_env)"
-_EXAMPLE = "such as https://api.openai.com/v1 or http://127.0.0.1:8000/v1"
-_KEYS = (
-    f"a key is read from the environment variable {DEFAULT_KEY_VARIABLE}, or from the one that "
-    "--api-key-env (in Python: api_key_env) names"
-)
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,12 @@ def read_address(base_url: str) -> Address:
     """The address in a URL. Raises ConfigError, which does not repeat the URL."""
     text = base_url.strip().rstrip("/")
     if problem := problem_with_address(text):
-        raise ConfigError(f"base_url {problem}; expected http:// or https://, {_EXAMPLE}; {_KEYS}")
+        raise ConfigError(
+            f"base_url {problem}; expected http:// or https://, such as https://api.openai.com/v1 "
+            "or http://127.0.0.1:8000/v1; a key is read from the environment variable "
+            f"{DEFAULT_KEY_VARIABLE}, or from the one that --api-key-env (in Python: api_key_env) "
+            "names"
+        )
     return Address(text.removesuffix("/chat/completions").rstrip("/"))
 
 

@@ -180,7 +180,8 @@ class ChatClient:
             self._http, seconds=self._timeout_seconds, max_bytes=MAX_ANSWER_BYTES, key=self._key
         )
         try:
-            received = exchange.send("POST", self._address.chat_url, json.dumps(body).encode())
+            url, content = self._address.chat_url, json.dumps(body).encode()
+            response, text = exchange.send("POST", url, content)
         except httpx2.ConnectTimeout:
             sentence = (
                 f"{server} cannot be reached (no connection within {MAX_CONNECT_SECONDS:g} s)."
@@ -195,11 +196,11 @@ class ChatClient:
         except httpx2.HTTPError as error:
             sentence = f"{server} broke the connection off ({self._told(error)})."
             return _Failure(sentence, passes=True)
-        status, headers = received.status, received.headers
+        status, headers = response.status_code, response.headers
         if status != httpx2.codes.OK:
-            return self._failure(status, headers, read_complaint(received.text))
+            return self._failure(status, headers, read_complaint(text))
         try:
-            answer = read_answer(received.text)
+            answer = read_answer(text)
         except ValueError as error:
             sentence = f"{server} sent what is no chat completion: {self._without_key(str(error))}."
             return _Failure(f"{sentence} Is --base-url that of an OpenAI-compatible API?", True)

@@ -14,7 +14,7 @@ import httpx2
 
 from ragen_apo.files import parse_json
 from ragen_apo.policy.api_keys import without_key
-from ragen_apo.policy.http_exchange import BrokenOffError, Exchange, Received, TooLargeError
+from ragen_apo.policy.http_exchange import BrokenOffError, Exchange, TooLargeError
 
 MAX_ANSWER_BYTES = 1 << 28
 """No answer that is of use is larger."""
@@ -84,11 +84,11 @@ class Request:
         """
         method = "GET" if self._body is None else "POST"
         try:
-            received = self._exchange.send(method, self._path, self._body)
+            response, text = self._exchange.send(method, self._path, self._body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             failure = self._failure(error)
         else:
-            return self._decoded(received)
+            return self._decoded(response, text)
         raise failure  # out here, without the error, which may hold what the server said
 
     def break_off(self) -> None:
@@ -112,18 +112,18 @@ class Request:
             advice="Start the server (docs/server.md), or correct rollouts.base_url",
         )
 
-    def _decoded(self, received: Received) -> Any:
-        if received.status != httpx2.codes.OK:
+    def _decoded(self, response: httpx2.Response, text: str) -> Any:
+        status = response.status_code
+        if status != httpx2.codes.OK:
             raise RequestError(
-                f"{self._path} was answered with status {received.status}: "
-                f"{_reason(received.text)}",
-                status=received.status,
-                advice=self._advice(received.status),
+                f"{self._path} was answered with status {status}: {_reason(text)}",
+                status=status,
+                advice=self._advice(status),
             )
-        if "json" not in received.headers.get("Content-Type", ""):
-            return received.text
+        if "json" not in response.headers.get("Content-Type", ""):
+            return text
         try:
-            return parse_json(received.text)
+            return parse_json(text)
         except ValueError as error:
             raise RequestError(f"{self._path}: the answer is not JSON ({error})") from error
 
