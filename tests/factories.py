@@ -22,6 +22,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 from ragen_apo.agent.assembly import build_environments
+from ragen_apo.agent.context import TokenLimits
 from ragen_apo.cli import app
 from ragen_apo.config import RunConfig, parse_config, resolved_yaml
 from ragen_apo.config.load import config_of
@@ -91,6 +92,9 @@ evaluation: {num_episodes: 5}
 """
 )
 """Every phase of a run in about three seconds; its agent answers in the right form now and then."""
+
+NO_LIMITS = TokenLimits(max_context_tokens=1 << 30, max_response_tokens=1)
+"""A context that no test fills."""
 
 SINGLE_ROLLOUT = ("apo", "apo_turn")
 """The algorithms that play a task once a step and subtract V*."""

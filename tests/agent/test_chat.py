@@ -25,6 +25,7 @@ from ragen_apo.policy.chat_api.client import ContextFullError
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.types import StopReason
 from tests import factories
+from tests.factories import NO_LIMITS
 
 FORM = "<think>a mug</think><answer>search mug</answer>"
 
@@ -94,7 +95,7 @@ def test_messages_are_what_the_context_manager_writes_as_tokens(
 ) -> None:
     """With the package's own chat template, read from the first token of the conversation on."""
     tokenizer = train_tokenizer(["a page with a mug", FORM], vocab_size=300)
-    context = ContextManager(tokenizer, system_prompt="the rules", window=window)
+    context = ContextManager(tokenizer, system_prompt="the rules", window=window, limits=NO_LIMITS)
     said = [f"<think>{n}</think><answer>search {n}</answer>" for n in range(num_turns)]
     turns, read = [], []
     for number, text in enumerate(said):

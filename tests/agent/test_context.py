@@ -13,6 +13,7 @@ from ragen_apo.errors import ModelError
 from ragen_apo.types import Turn
 from tests import factories
 from tests.chat_templates import GEMMA, GLM, LLAMA_2, PHI, R1, UNTHINKING, with_template
+from tests.factories import NO_LIMITS
 from tests.fixtures import CHATML
 from tests.sweeps import quick_first
 
@@ -62,24 +63,24 @@ def rendered(tokenizer, *, system_prompt: str | None) -> list[int]:
 def test_prompts_put_together_are_the_templates_rendering(
     tokenizer, system_prompt: str | None
 ) -> None:
-    context = ContextManager(tokenizer, system_prompt=system_prompt)
+    context = ContextManager(tokenizer, system_prompt=system_prompt, limits=NO_LIMITS)
     assert played(context, end=[]) == rendered(tokenizer, system_prompt=system_prompt)
 
 
 def test_an_end_token_that_was_sampled_is_not_added_again(chatml_tokenizer) -> None:
-    context = ContextManager(chatml_tokenizer, system_prompt=None)
+    context = ContextManager(chatml_tokenizer, system_prompt=None, limits=NO_LIMITS)
     end = [chatml_tokenizer.eos_token_id]
     assert played(context, end=end) == rendered(chatml_tokenizer, system_prompt=None)
 
 
 def test_an_end_token_inside_a_response_stays(chatml_tokenizer) -> None:
-    context = ContextManager(chatml_tokenizer, system_prompt=None)
+    context = ContextManager(chatml_tokenizer, system_prompt=None, limits=NO_LIMITS)
     end_id = chatml_tokenizer.eos_token_id
     assert context.next_prompt("page", last_response=[end_id, 40])[0] == end_id
 
 
 def test_decoding_leaves_the_end_token_out(chatml_tokenizer) -> None:
-    context = ContextManager(chatml_tokenizer, system_prompt=None)
+    context = ContextManager(chatml_tokenizer, system_prompt=None, limits=NO_LIMITS)
     token_ids = encode(chatml_tokenizer, RESPONSES[0])
     assert context.decode([*token_ids, chatml_tokenizer.eos_token_id]) == RESPONSES[0]
     assert context.decode(token_ids) == RESPONSES[0]
@@ -87,7 +88,7 @@ def test_decoding_leaves_the_end_token_out(chatml_tokenizer) -> None:
 
 
 def test_decoding_keeps_a_closing_tag_that_is_the_end_token(shop_tokenizer) -> None:
-    context = ContextManager(shop_tokenizer, system_prompt=None)
+    context = ContextManager(shop_tokenizer, system_prompt=None, limits=NO_LIMITS)
     assert context.decode(encode(shop_tokenizer, RESPONSES[0])) == RESPONSES[0]
 
 
@@ -113,7 +114,7 @@ def test_the_token_that_ends_a_turn_stands_in_the_context_once(
     tokenizer = with_template(chatml_tokenizer, template)
     end_id = tokenizer.convert_tokens_to_ids(TURN_ENDS[template])
     context = ContextManager(
-        tokenizer, system_prompt=None, end_ids=[tokenizer.eos_token_id, end_id]
+        tokenizer, system_prompt=None, end_ids=[tokenizer.eos_token_id, end_id], limits=NO_LIMITS
     )
     written = [*encode(tokenizer, "buy"), *([end_id] if sampled else [])]
     token_ids = [
@@ -131,7 +132,7 @@ def test_an_end_of_the_text_is_no_end_of_the_turn_and_both_stand_in_the_context(
     chatml_tokenizer,
 ) -> None:
     tokenizer = with_template(chatml_tokenizer, GEMMA)
-    context = ContextManager(tokenizer, system_prompt=None)
+    context = ContextManager(tokenizer, system_prompt=None, limits=NO_LIMITS)
     written = [*encode(tokenizer, "buy"), tokenizer.eos_token_id]
     following = tokenizer.decode(context.next_prompt("next", last_response=written))
     assert following.startswith("<end_of_turn>\n<start_of_turn>user\nnext")
@@ -141,7 +142,9 @@ def test_an_end_of_the_text_is_no_end_of_the_turn_and_both_stand_in_the_context(
 def test_a_system_prompt_without_a_system_role_stands_before_the_first_observation_only(
     chatml_tokenizer,
 ) -> None:
-    context = ContextManager(with_template(chatml_tokenizer, GEMMA), system_prompt="You shop.")
+    context = ContextManager(
+        with_template(chatml_tokenizer, GEMMA), system_prompt="You shop.", limits=NO_LIMITS
+    )
     first = context.tokenizer.decode(context.first_prompt("page"))
     assert first.startswith("<start_of_turn>user\nYou shop.\n\npage<end_of_turn>")
     following = context.tokenizer.decode(context.next_prompt("next", last_response=[40]))
@@ -151,7 +154,9 @@ def test_a_system_prompt_without_a_system_role_stands_before_the_first_observati
 def test_a_thought_that_the_template_opened_is_read_and_not_written_again(
     chatml_tokenizer,
 ) -> None:
-    context = ContextManager(with_template(chatml_tokenizer, R1), system_prompt=None)
+    context = ContextManager(
+        with_template(chatml_tokenizer, R1), system_prompt=None, limits=NO_LIMITS
+    )
     assert context.tokenizer.decode(context.first_prompt("page")).endswith("<think>\n")
     text = context.write_response(thought="find mug", action="search mug")
     assert text == "find mug</think><answer>search mug</answer>"
@@ -164,7 +169,9 @@ def test_a_thought_that_the_template_opened_is_read_and_not_written_again(
 def test_after_an_empty_thought_of_the_template_a_response_may_think_or_not(
     chatml_tokenizer,
 ) -> None:
-    context = ContextManager(with_template(chatml_tokenizer, UNTHINKING), system_prompt=None)
+    context = ContextManager(
+        with_template(chatml_tokenizer, UNTHINKING), system_prompt=None, limits=NO_LIMITS
+    )
     written = {
         "": "<answer>buy 3</answer>",
         "the mug": "<think>the mug</think><answer>buy 3</answer>",
@@ -181,7 +188,9 @@ def test_after_an_empty_thought_of_the_template_a_response_may_think_or_not(
 def test_a_context_reads_what_it_writes(
     chatml_tokenizer, template: str, thought: str, action: str
 ) -> None:
-    context = ContextManager(with_template(chatml_tokenizer, template), system_prompt=None)
+    context = ContextManager(
+        with_template(chatml_tokenizer, template), system_prompt=None, limits=NO_LIMITS
+    )
     parsed = context.parse(context.write_response(thought=thought, action=action))
     assert (parsed.thought, parsed.action) == (thought.strip(), action.strip())
 
@@ -190,7 +199,7 @@ def test_a_template_that_drops_earlier_responses_is_refused(shop_tokenizer) -> N
     forgetful = copy.deepcopy(shop_tokenizer)
     forgetful.chat_template = "<|user|>{{ messages[-1]['content'] }}<|assistant|>"
     with pytest.raises(ModelError, match="leaves out an earlier assistant message"):
-        ContextManager(forgetful, system_prompt=None)
+        ContextManager(forgetful, system_prompt=None, limits=NO_LIMITS)
 
 
 def turns(context: ContextManager, *, actions: Sequence[str], cut: int | None = None) -> list[Turn]:
@@ -224,7 +233,9 @@ def conversation(tokenizer, *contents: str) -> list[int]:
 
 
 def windowed(tokenizer, **window: int) -> ContextManager:
-    return ContextManager(tokenizer, system_prompt="You shop.", window=ContextWindow(**window))
+    return ContextManager(
+        tokenizer, system_prompt="You shop.", window=ContextWindow(**window), limits=NO_LIMITS
+    )
 
 
 ACTIONS = ["search blue mug", "", "buy\n 17"]

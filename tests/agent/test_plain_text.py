@@ -19,6 +19,7 @@ from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.types import training_samples
 from tests import factories
+from tests.factories import NO_LIMITS
 
 BRACKETED = (
     "{% for message in messages %}<\uff5c{{ message['role'] }}\uff5c>{{ message['content'] }}"
@@ -95,8 +96,8 @@ def test_a_page_that_names_roles_opens_no_message(
     forged = "".join(f"a{role}{role} b\n" for role in ROLES[kind])
     naive = tokenizer.encode(forged, add_special_tokens=False)
     assert len(structure(tokenizer, naive)) == 2 * len(ROLES[kind]), "the page is a danger"
-    context = ContextManager(tokenizer, system_prompt=f"Rules. {forged}")
-    harmless = ContextManager(tokenizer, system_prompt="Rules.")
+    context = ContextManager(tokenizer, system_prompt=f"Rules. {forged}", limits=NO_LIMITS)
+    harmless = ContextManager(tokenizer, system_prompt="Rules.", limits=NO_LIMITS)
     first, following = context.first_prompt(forged), context.next_prompt(forged, last_response=[])
     assert structure(tokenizer, first) == structure(tokenizer, harmless.first_prompt("a"))
     assert structure(tokenizer, following) == structure(
@@ -111,7 +112,10 @@ def test_a_remembered_action_and_a_scripted_response_open_no_message(
 ) -> None:
     action = f"search {ROLES[kind][1]} mug"
     context = ContextManager(
-        tokenizer, system_prompt=None, window=ContextWindow(num_turns=0, num_actions=1)
+        tokenizer,
+        system_prompt=None,
+        window=ContextWindow(num_turns=0, num_actions=1),
+        limits=NO_LIMITS,
     )
     response = render_response(thought=ROLES[kind][0], action=action)
     token_ids = context.encode_response(response)
@@ -138,8 +142,10 @@ def test_no_pieces_of_names_put_together_open_a_message(
 ) -> None:
     tokenizer = tokenizers[name]
     system_prompt = system_prompt or "x"
-    token_ids = ContextManager(tokenizer, system_prompt=system_prompt).first_prompt(page)
-    harmless = ContextManager(tokenizer, system_prompt="x").first_prompt("x")
+    token_ids = ContextManager(
+        tokenizer, system_prompt=system_prompt, limits=NO_LIMITS
+    ).first_prompt(page)
+    harmless = ContextManager(tokenizer, system_prompt="x", limits=NO_LIMITS).first_prompt("x")
     assert structure(tokenizer, token_ids) == structure(tokenizer, harmless)
     assert tokenizer.decode(token_ids) == rendered(tokenizer, system_prompt, page)
 
@@ -165,9 +171,15 @@ def test_text_without_such_names_has_the_tokens_of_the_rendering_as_a_whole(
     """So what was trained, and what was stored of it, stays valid."""
     tokenizer = tokenizers[name]
     whole = tokenizer.encode(rendered(tokenizer, system_prompt, page), add_special_tokens=False)
-    assert ContextManager(tokenizer, system_prompt=system_prompt).first_prompt(page) == whole
+    assert (
+        ContextManager(tokenizer, system_prompt=system_prompt, limits=NO_LIMITS).first_prompt(page)
+        == whole
+    )
     response = tokenizer.encode(page, add_special_tokens=False)
-    assert ContextManager(tokenizer, system_prompt=None).encode_response(page) == response
+    assert (
+        ContextManager(tokenizer, system_prompt=None, limits=NO_LIMITS).encode_response(page)
+        == response
+    )
 
 
 class Impostor:
@@ -192,7 +204,7 @@ def test_an_episode_has_one_message_a_turn_whatever_the_task_and_the_teacher_say
         environments,
         [EpisodeRequest(task, 0)],
         policy_version="impostor",
-        context=ContextManager(shop_tokenizer, system_prompt=None),
+        context=ContextManager(shop_tokenizer, system_prompt=None, limits=NO_LIMITS),
     )
     assert task.instruction in trajectory.turns[0].observation
     (sample,) = training_samples(trajectory)

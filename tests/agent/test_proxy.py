@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits
+from ragen_apo.agent.context import FULL_CONTEXT, ContextManager, ContextWindow, TokenLimits
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
@@ -20,6 +20,7 @@ from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_samples
 from tests.chat_templates import GEMMA, R1, UNTHINKING, with_template
+from tests.factories import NO_LIMITS
 from tests.sweeps import quick_first
 
 MAX_RESPONSE_TOKENS = 12
@@ -47,7 +48,7 @@ def proxy(
     num_rows: int = 8,
     capacity: int = 400,
     max_response_tokens: int = MAX_RESPONSE_TOKENS,
-    window: ContextWindow | None = None,
+    window: ContextWindow = FULL_CONTEXT,
 ) -> AgentProxy:
     engine = GenerationEngine(model, num_rows=num_rows, capacity=capacity)
     # An untrained model never writes the closing tag: let a fifth of the vocabulary end a response.
@@ -293,7 +294,7 @@ def test_a_scripted_episode_has_the_tokens_that_the_model_would_have(
     requests: list[EpisodeRequest],
     say: Callable[..., None],
 ) -> None:
-    context = ContextManager(tiny_model.tokenizer, system_prompt=None)
+    context = ContextManager(tiny_model.tokenizer, system_prompt=None, limits=NO_LIMITS)
     (scripted,) = play_scripted_episodes(
         environments.scripted_policies()["oracle"],
         environments,
@@ -352,12 +353,12 @@ class ThreeSearches:
 
 
 def scripted_within(
-    limits: TokenLimits | None,
+    limits: TokenLimits,
     model: LanguageModel,
     environments: EnvironmentManager,
     requests: Sequence[EpisodeRequest],
     *,
-    window: ContextWindow | None = None,
+    window: ContextWindow = FULL_CONTEXT,
 ) -> list[Trajectory]:
     context = ContextManager(model.tokenizer, system_prompt=None, window=window, limits=limits)
     return play_scripted_episodes(
@@ -365,19 +366,19 @@ def scripted_within(
     )
 
 
-@pytest.mark.parametrize("window", [None, ContextWindow(num_turns=0, num_actions=1)])
+@pytest.mark.parametrize("window", [FULL_CONTEXT, ContextWindow(num_turns=0, num_actions=1)])
 def test_a_scripted_episode_ends_where_the_context_of_the_model_would_be_full(
-    window: ContextWindow | None,
+    window: ContextWindow,
     tiny_model: LanguageModel,
     environments: EnvironmentManager,
     requests: list[EpisodeRequest],
     say: Callable[..., None],
 ) -> None:
-    (whole,) = scripted_within(None, tiny_model, environments, requests[:1], window=window)
+    (whole,) = scripted_within(NO_LIMITS, tiny_model, environments, requests[:1], window=window)
     assert len(whole.turns) == MAX_TURNS
     response = whole.turns[0].response_token_ids
     read = [len(turn.prompt_token_ids) for turn in whole.turns]
-    if window is None:
+    if window is FULL_CONTEXT:
         read = [sum(read[: n + 1]) + n * len(response) for n in range(MAX_TURNS)]
     longest = len(response) + 4
     first_without_room = read.index(max(read))
@@ -406,7 +407,7 @@ def test_a_scripted_episode_ends_where_the_context_of_the_model_would_be_full(
 def test_a_scripted_response_without_room_is_left_out_however_long_it_is(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:
-    (whole,) = scripted_within(None, tiny_model, environments, requests[:1])
+    (whole,) = scripted_within(NO_LIMITS, tiny_model, environments, requests[:1])
     (sample,) = training_samples(whole)
     limits = TokenLimits(len(sample.token_ids), 1)
     assert scripted_within(limits, tiny_model, environments, requests[:1]) == [whole]
@@ -418,7 +419,7 @@ def test_a_scripted_response_without_room_is_left_out_however_long_it_is(
 def test_a_scripted_episode_whose_first_turn_does_not_fit_is_refused(
     tiny_model: LanguageModel, environments: EnvironmentManager, requests: list[EpisodeRequest]
 ) -> None:
-    (whole,) = scripted_within(None, tiny_model, environments, requests[:1])
+    (whole,) = scripted_within(NO_LIMITS, tiny_model, environments, requests[:1])
     first = whole.turns[0]
     num_read, num_written = len(first.prompt_token_ids), len(first.response_token_ids)
     for longest in (1, num_written + 5):

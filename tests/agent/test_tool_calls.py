@@ -21,6 +21,7 @@ from ragen_apo.policy.call_form import CallForm
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import Trajectory, TurnFlag
 from tests.chat_templates import UNTHINKING
+from tests.factories import NO_LIMITS
 
 QWEN = ToolCalls(TOOLS, CallForm())
 LLAMA = ToolCalls(TOOLS, CallForm("", "", "parameters"))
@@ -225,7 +226,7 @@ def test_an_episode_has_the_tokens_of_the_model_s_own_conversation(
 ) -> None:
     """Appended turn by turn, it is what the template makes of the whole; only thoughts are ours."""
     tokenizer = real_template(model)
-    context = ContextManager(tokenizer, system_prompt="Buy.", tools=TOOLS)
+    context = ContextManager(tokenizer, system_prompt="Buy.", tools=TOOLS, limits=NO_LIMITS)
     trajectory = demonstration(shop, context)
     assert trajectory.success
     assert len(trajectory.turns) >= 2
@@ -248,7 +249,9 @@ def test_an_episode_has_the_tokens_of_the_model_s_own_conversation(
 def test_a_response_ends_with_the_turn_and_is_read_back_from_its_tokens(
     real_template: Callable, shop: EnvironmentManager, model: str
 ) -> None:
-    context = ContextManager(real_template(model), system_prompt=None, tools=TOOLS)
+    context = ContextManager(
+        real_template(model), system_prompt=None, tools=TOOLS, limits=NO_LIMITS
+    )
     for turn in demonstration(shop, context).turns:
         *_, last = turn.response_token_ids
         assert last == context.template.closing_ids[-1]
@@ -269,7 +272,7 @@ def test_a_page_cannot_forge_a_turn_or_a_call(
     real_template: Callable, model: str, page: str
 ) -> None:
     tokenizer = real_template(model)
-    context = ContextManager(tokenizer, system_prompt=None, tools=TOOLS)
+    context = ContextManager(tokenizer, system_prompt=None, tools=TOOLS, limits=NO_LIMITS)
     added = set(tokenizer.get_added_vocab().values())
     plain, forged = (
         [token for token in context.next_prompt(text, last_response=[]) if token in added]
@@ -284,7 +287,7 @@ def test_after_an_empty_thought_of_the_template_the_call_comes_at_once(
 ) -> None:
     tokenizer = real_template("qwen3")
     tokenizer.chat_template = "{% set enable_thinking = false %}" + tokenizer.chat_template
-    context = ContextManager(tokenizer, system_prompt=None, tools=TOOLS)
+    context = ContextManager(tokenizer, system_prompt=None, tools=TOOLS, limits=NO_LIMITS)
     assert context.template.opening.startswith("<think>")
     assert UNTHINKING.endswith("</think>\n\n' }}{% endif %}")
     text = context.write_response(thought="", action="search red mug")
@@ -302,6 +305,7 @@ def test_a_window_that_has_moved_shows_the_tools_again(
         system_prompt=None,
         window=ContextWindow(num_turns=0, num_actions=2),
         tools=TOOLS,
+        limits=NO_LIMITS,
     )
     turns = demonstration(shop, context).turns
     assert turns[-1].restarts_context

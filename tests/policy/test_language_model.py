@@ -46,7 +46,7 @@ from ragen_apo.policy.language_model import (
 )
 from ragen_apo.seeding import generator
 from tests.chat_templates import SMOLLM_3, with_template
-from tests.factories import TINY_ARCHITECTURE
+from tests.factories import NO_LIMITS, TINY_ARCHITECTURE
 from tests.fixtures import CHATML
 from tests.generating import respond
 
@@ -77,7 +77,7 @@ def test_a_saved_model_writes_the_same_text_in_plain_transformers(
     ours.save(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    context = ContextManager(ours.tokenizer, system_prompt=None)
+    context = ContextManager(ours.tokenizer, system_prompt=None, limits=NO_LIMITS)
     observations = ["TASK: User wants to buy blue mug.", "Found 0 results.", "Find red shoe."]
     prompts = [context.first_prompt(observation) for observation in observations]
     engine = GenerationEngine(ours, num_rows=3, capacity=100)

@@ -91,6 +91,9 @@ class ContextWindow:
         return ["Actions so far:", *numbered[-self.num_actions :], "Now:"]
 
 
+FULL_CONTEXT = ContextWindow()
+
+
 @dataclass(frozen=True)
 class Prompt:
     """The tokens that precede a response and are not in the context yet."""
@@ -125,7 +128,7 @@ class TokenLimits:
 
 
 class ContextManager:
-    """Makes the prompt of each response. Only scripted episodes can do without `limits`.
+    """Makes the prompt of each response.
 
     With `tools`, prompts show them and a response is a call of one. `end_ids` are the tokens that
     end a response (`LanguageModel.end_ids`), by default those that the tokenizer and its template
@@ -137,13 +140,13 @@ class ContextManager:
         tokenizer: PreTrainedTokenizerBase,
         *,
         system_prompt: str | None,
-        window: ContextWindow | None = None,
-        limits: TokenLimits | None = None,
+        limits: TokenLimits,
+        window: ContextWindow = FULL_CONTEXT,
         end_ids: Sequence[int] = (),
         tools: Sequence[Tool] = (),
     ) -> None:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
-        self.window, self.limits = window or ContextWindow(), limits
+        self.window, self.limits = window, limits
         schemas = [tool.schema for tool in tools]
         self.template = read_chat_template(tokenizer, tools=schemas)
         self._calls = ToolCalls(tools, read_call_form(self.template)) if tools else None

@@ -129,7 +129,6 @@ def begin_episodes(
 
     Raises ContextError if prompt and longest response do not fit into the context.
     """
-    assert context.limits is not None, "build_context sets them"
     for episode in start_episodes(requests, environments):
         episode.prompt = context.prompt((), episode.observation)
         if not context.limits.fit(episode.num_read_tokens):
@@ -148,7 +147,6 @@ def play_turns(
     Yields the environment's answer, and whether the episode is over; if not, the episode has its
     next prompt.
     """
-    assert context.limits is not None, "build_context sets them"
     acting = [episode.environment for episode, _, _ in answered]
     readings = [context.parse(text) for _, _, text in answered]
     outcomes = environments.map(environments.step, acting, readings)
@@ -183,11 +181,9 @@ class AgentProxy:
 
         `lockstep`: all episodes in progress take their turns together.
         """
-        assert context.limits is not None, "build_context sets them"
         self.engine, self.environments, self.context = engine, environments, context
-        self.limits, self.ranks = context.limits, ranks
+        self.ranks, self.lockstep = ranks, lockstep
         self.schedule: EpisodeSchedule = schedule
-        self.lockstep = lockstep
 
     def rollout(
         self,
@@ -266,7 +262,7 @@ class AgentProxy:
         self.engine.submit(
             row,
             episode.prompt.token_ids,
-            max_new_tokens=self.limits.max_response_tokens,
+            max_new_tokens=self.context.limits.max_response_tokens,
             restarts=episode.prompt.restarts,
         )
 

@@ -88,7 +88,6 @@ def _reply(playing: _Playing, context: ContextManager | None) -> tuple[Reply, st
     Raises ContextError if that is so in the first turn.
     """
     episode = playing.episode
-    limits = context.limits if context else None
     write = context.write_response if context else render_response
     if context:
         episode.prompt = context.prompt(episode.turns, episode.observation)
@@ -97,9 +96,11 @@ def _reply(playing: _Playing, context: ContextManager | None) -> tuple[Reply, st
     text = write(thought=reply.thought, action=reply.action)
     tokens = tuple(context.encode_response(text)) if context else ()
     num_read = episode.num_read_tokens
-    if limits and not limits.fit(num_read, num_response_tokens=len(tokens)):
+    if context and not context.limits.fit(num_read, num_response_tokens=len(tokens)):
         if playing.outcome is None:
-            raise limits.refusal(episode.request.task, num_read, num_response_tokens=len(tokens))
+            raise context.limits.refusal(
+                episode.request.task, num_read, num_response_tokens=len(tokens)
+            )
         playing.is_over = True
         return None
     return reply, text, Response(tokens, (0.0,) * len(tokens), stopped=True)

@@ -142,7 +142,6 @@ class World:
     def play_by_hand(self, played: PlayedEpisode, text: str) -> PlayedEpisode:
         """Executes what a person has written; raises ConfigError if it does not fit."""
         limits = self.context.limits
-        assert limits is not None, "build_context sets them"
         tokens = tuple(self.context.encode_response(text))
         num_read = played.episode.num_read_tokens
         if not tokens or not limits.fit(num_read, num_response_tokens=len(tokens)):
