@@ -31,9 +31,9 @@ from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.policy.tokenizer import train_tokenizer
 
-NOTES = """Queries and keys are float32 and values bfloat16, as rotary positions leave them under
-autocast; the fused kernel gets all three in bfloat16, as transformers calls it then. Ratios above 1
-are in favour of ours."""
+NOTES = """Queries and keys are float32 and values are bfloat16, as rotary positions leave them
+under autocast. The fused kernel gets all three in bfloat16, as transformers calls it then. Ratios
+above 1 are in favour of ours."""
 SHAPES = [(length, heads, 192 // heads) for length in (512, 1024, 2048) for heads in (4, 6)]
 ROWS = 2
 PASSES = ((8, 512), (4, 1024), (2, 1800), (2, 2700))
@@ -139,7 +139,8 @@ def passes(*, repeats: int, suffix: str) -> None:
     write_page(
         "attention",
         title="Scoring and training passes in bfloat16 on a CPU",
-        notes="Time with the fused kernel over time with blocks: above 1 the blocks are faster.",
+        notes="A cell is the time with the fused kernel over the time with blocks. Above 1 the "
+        "blocks are faster.",
         header=["shape", "scoring", "training", "both, as a step of A*-PO has them"],
         rows=[passes_row(model, *shape, repeats=repeats) for shape in PASSES],
         suffix=f"_passes{suffix}",

@@ -113,8 +113,8 @@ def main() -> None:
     write_page(
         "baseline_variance",
         title="What a baseline leaves of the returns' variance",
-        notes="Shares of the variance around the batch mean; baselines from so many other returns "
-        "of the task as `samples` says.",
+        notes="Cells are shares of the variance around the batch mean. A baseline is made of as "
+        "many other returns of the task as `samples` says.",
         header=["tasks of", "samples", "tasks", "mean return", "within", *BASELINES[1:]],
         rows=[
             table_row(label, returns, num_samples=num_samples)

@@ -67,9 +67,9 @@ def main() -> None:
         "distillation",
         title="What distillation does to success, pass@8 and entropy",
         notes=(
-            f"{len(arguments.runs)} runs, one a seed: mean ± standard deviation. Success in greedy "
-            f"play; pass@k of {NUM_SAMPLES} episodes a task at the temperature of training; "
-            "entropy is the mean -log pi of the tokens of these episodes, in nats."
+            f"There are {len(arguments.runs)} runs, one a seed: mean ± standard deviation. "
+            f"Success is that of greedy play. pass@k is of {NUM_SAMPLES} episodes a task at the "
+            "temperature of training. Entropy is the mean -log pi of the tokens of these episodes, in nats."
         ),
         header=["policy", "greedy, %", "pass@1, %", "pass@8, %", "entropy"],
         rows=[

@@ -83,7 +83,8 @@ def main() -> None:
     write_page(
         "environments",
         title="Catalogue shop: steps per second",
-        notes="One environment in one process, 497 products; recorded actions, resets included.",
+        notes="The catalogue shop has 497 products. Actions were recorded first. Resets are "
+        "included.",
         header=["actions of", "steps per episode", "steps/s", "episodes/s"],
         rows=rows,
     )

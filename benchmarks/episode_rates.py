@@ -70,8 +70,8 @@ def main() -> None:
         "episode_rates",
         title="Episodes per second in Stage 2",
         notes=(
-            "Medians over the steps of each run; what is counted is described in "
-            "benchmarks/episode_rates.py. Tokens are those of the contexts, prompts included. "
+            "Rates are medians over the steps of each run. What is counted is described in "
+            "`benchmarks/episode_rates.py`. Tokens are those of the contexts, prompts included. "
             f"Aims for 4 M parameters: {AIMS}"
         ),
         header=[

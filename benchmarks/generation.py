@@ -317,7 +317,7 @@ def main() -> None:
         notes=(
             f"{arguments.episodes} shop episodes, {arguments.rows} side by side, median of "
             f"{arguments.repeats} runs, {arguments.clock} seconds. What the two sides do is "
-            "described in benchmarks/generation.py. Aim: 5 times the episodes per second."
+            "described in `benchmarks/generation.py`. The aim is 5 times the episodes per second."
         ),
         header=[
             "workload and side",

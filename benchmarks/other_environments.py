@@ -125,7 +125,7 @@ def make_page(options: argparse.Namespace) -> None:
             table.append([environment, f"{name} (scripted)", outcome, reward, steps, "", ""])
     notes = (
         "Greedy episodes of `test`, one for each of its first tasks, with the sections "
-        "`environment` of the shipped configurations. In brackets the 95% interval of Wilson. "
+        "`environment` of the shipped configurations. In brackets is the 95% interval of Wilson. "
         "Unreadable and impossible actions are shares of all turns."
     )
     title = "One model before and after training, and behind an API"

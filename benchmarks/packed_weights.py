@@ -24,7 +24,7 @@ from ragen_apo.policy import language_model
 
 REPEATS = 3
 NOTES = """`{folder}` on `{config}`, {episodes} episodes at temperature 1, {repeats} times each in
-turns, with other tasks each time. Rates are medians over the times; one thread."""
+turns, with other tasks each time. Rates are medians over the times, with one thread."""
 
 
 def main() -> None:

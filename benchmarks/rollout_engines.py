@@ -33,9 +33,9 @@ from ragen_apo.types import Task, Trajectory
 
 CONFIG = Path("configs/shop_smollm2.yaml")
 NOTES = """{model}, {episodes} episodes of the shop at temperature {temperature:g} in {rows} rows,
-{repeats} times each in turns, with other tasks each time, after a first time that does not count;
-{threads} threads for either. The local engine computes in {local}, the server in what it was
-started with: {server}. Rates are medians; a token is a sampled one."""
+{repeats} times each in turns, with other tasks each time. A first time does not count. Either has
+{threads} threads. The local engine computes in {local}. The server computes in what it was started
+with: {server}. Rates are medians. A token is a sampled one."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def main() -> None:
     }
     found = in_turns(parts, players)
     notes = NOTES.format(
-        model=f"`{arguments.folder.name}` of `{arguments.folder.parent.name}`",
+        model=f"`{arguments.folder.parent.name}/{arguments.folder.name}`",
         episodes=arguments.episodes,
         rows=config.training.num_rows,
         repeats=arguments.repeats,

@@ -25,7 +25,7 @@ EPISODES = 64
 REPEATS = 3
 NEVER = 10**9
 NOTES = """{model} on {config}, {episodes} episodes at temperature 1, {repeats} times each in
-turns, with other tasks each time. Rates are medians over the times; one thread, products in
+turns, with other tasks each time. Rates are medians over the times, with one thread and products in
 {precision}."""
 
 

@@ -223,11 +223,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = [f"| {' | '.join(map(str, row))} |" for row in paper]
     notes = "\n".join(
         [
-            "Recorded seconds of a run's median step, over what the model of"
-            " `benchmarks/step_time.py` says with rates measured here = how many times longer"
-            " it took.",
+            "In the last two columns stand the recorded seconds of a run's median step, the seconds"
+            " that the model says with rates measured here, and how many times longer the step"
+            " took.",
             "",
-            "**On paper**: Qwen2.5 on H100s (35% of the data sheet's operations, 60% of"
+            "**On paper.** Qwen2.5 on H100s (35% of the data sheet's operations, 60% of"
             " its memory bandwidth, 70% of the networks'), 512 episodes of 8 turns of 350 tokens,"
             " 100 of them generated. Nothing of it was run.",
             "",

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,13 @@ def machine() -> str:
     )
 
 
+def escaped(cell: object) -> str:
+    r"""A cell with the star of A*-PO and V* as `\*`, so that no emphasis begins there."""
+    parts = str(cell).split("`")
+    parts[::2] = [re.sub(r"\b([AV])\*", r"\1\\*", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
 def write_page(
     name: str,
     *,
@@ -38,20 +46,23 @@ def write_page(
     suffix: str = "",
     folder: Path = RESULTS,
 ) -> None:
-    """Prints the page and writes it to FOLDER/NAME.md, a suffix after the name."""
+    """Prints the page and writes it to FOLDER/NAME.md, a suffix after the name.
+
+    The answer in a sentence, above the table, and what the page does not show are added by hand.
+    """
     command = shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
     lines = [
         f"# {title}",
         "",
+        f"| {' | '.join(map(escaped, header))} |",
+        f"|{'|'.join(['---'] + ['---:'] * (len(header) - 1))}|",
+        *(f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows),
+        "",
         notes.strip(),
         "",
+        f"- Command: `{command}`",
         f"- Machine: {machine()}",
         f"- Load of the last minute when the page was written: {os.getloadavg()[0]:.1f}",
-        f"- Command: `{command}`",
-        "",
-        f"| {' | '.join(header)} |",
-        f"|{'|'.join(['---'] + ['---:'] * (len(header) - 1))}|",
-        *(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows),
         "",
     ]
     folder.mkdir(parents=True, exist_ok=True)

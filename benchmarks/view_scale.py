@@ -194,8 +194,10 @@ def main() -> None:
     write_page(
         "view_scale",
         title="The viewer on large folders",
-        notes=f"200 runs of 1,000 steps; a run of 100,000 episodes ({size / 2**20:.0f} MiB). "
-        f"Memory of the process in MiB after so many pages of the large run: {listed}.",
+        notes="The folder `many` has 200 runs of 1,000 steps. The folder `large` has one run of "
+        f"100,000 episodes ({size / 2**20:.0f} MiB). `again` is the median of later answers of the "
+        "same application.\n\nMemory of the process in MiB after so many pages of the large run: "
+        f"{listed}.",
         header=(
             *("folder", "page", "first, s: fastest", "median"),
             *("of the processor: fastest", "median", "again", "kB"),
