@@ -69,8 +69,8 @@ def main() -> None:
         notes=(
             f"There are {len(arguments.runs)} runs, one a seed: mean ± standard deviation. "
             f"Success is that of greedy play. pass@k is of {NUM_SAMPLES} episodes a task at the "
-            "temperature of training. Entropy is the mean -log pi of the tokens of these episodes, in "
-            "nats."
+            "temperature of training. Entropy is the mean -log pi of the tokens of these episodes, "
+            "in nats."
         ),
         header=["policy", "greedy, %", "pass@1, %", "pass@8, %", "entropy"],
         rows=[

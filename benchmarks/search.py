@@ -211,14 +211,14 @@ def main() -> None:
         "search",
         title="Search over turns: success against tokens spent",
         notes=(
-            "The trained policy of one run a world, on the first tasks of a split. Mean ± standard "
-            "deviation over seeds of sampling; greedy play has one. Tokens are all "
-            "that were sampled for an episode, dropped candidates included; those of Stage 1 are "
-            "not in them. A beam of n samples n candidates a branch and turn, one of them greedy, "
-            "and one of the best of n episodes is greedy play. `known`: candidates whose move the "
-            "value store knows, which for tasks of `train` comes from the rewards that Stage 1 has "
-            "read there. The choice by reward is an upper bound: no deployed agent sees it. A row "
-            "with fewer seeds than another is unfinished."
+            "The trained policy of one run a world plays the first tasks of a split. A number "
+            "is a mean ± standard deviation over seeds of sampling. Greedy play has one. Tokens "
+            "are all that were sampled for an episode, dropped candidates included. Those of "
+            "Stage 1 are not in them. A beam of n samples n candidates a branch and turn, one "
+            "of them greedy. One of the best of n episodes is greedy play. `known` is the share "
+            "of candidates whose move the value store knows. For tasks of `train` it comes from "
+            "the rewards that Stage 1 has read there. The choice by reward is an upper bound: "
+            "no deployed agent sees it. A row with fewer seeds than another is unfinished."
         ),
         header=[
             "world, split",
