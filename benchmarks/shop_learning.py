@@ -121,8 +121,8 @@ def main() -> None:
         )
         for seed in arguments.seeds
     }
-    lines = ["# Learning to shop", "", NOTES, "", f"- Machine: {machine()}"]
-    lines += ["- Command: `python -m benchmarks.shop_learning`", "", *main_table(runs), ""]
+    lines = ["# Learning to shop", "", *main_table(runs), "", NOTES, ""]
+    lines += ["- Command: `python -m benchmarks.shop_learning`", f"- Machine: {machine()}", ""]
     write(lines)
     variants: dict[str, list[RunDirectory]] = {name: [] for name in VARIANTS}
     for seed, base in runs.items():

@@ -50,23 +50,32 @@ SPLITS = ("standard", "product")
 BASELINES = ("random", "heuristic", "careful")
 CURVES = {"success_rate": "Success", "return_mean": "Score"}
 REFERENCE = "reference: copying, demonstrations"
-NOTES = """Greedy play, at most 15 turns, the first 500 goals of the split `test`; settings were
-chosen on the split `validation`. The model starts from random weights and sees one episode of a
-scripted shopper for each training goal, several times over. `careful` knows no more than it reads
-and is among the baselines; `teacher` knows the goal and solves 99.8%; `forgetful` does, too, but
-sometimes misnames the product and goes on as `careful`. Published agents start from a pretrained
-model and see no demonstrations. 95.8% of the standard test goals are about products of training
-goals; those of the split `product` are about none. Success is a purchase with score 1. The same
-purchases are scored under both rewards, with the noun rule `rule` and price seed 0; "trained under"
-is the reward of Stages 1 and 2. Means and standard deviations are over seeds. Published for
-comparison: GiGPO with Qwen2.5-7B, 75.2% and 86.2 under `upstream` on the standard split
-(verl-agent's table; its validation goals are also trained on; nouns by spaCy, price limits drawn
-without a seed). Minutes are those of the run up to that policy. Sections of `careful` are from
-`--config configs/webshop_new_products.yaml`; that of the split `standard` is older: 800 steps of
-demonstrations, relabelled among the tokens of their own names alone. `careful, relabel_spares 0.95`
-has `--warm_start.demonstrations.relabel_spares 0.95`, so that more has to be copied and less can be
-known (docs/log.md). All of it was measured with version 6 of the text of `compact`, without the
-mark ` (opened)` behind the number of a result that was opened."""
+NOTES = """The model starts from random weights and sees one episode of a scripted shopper for each
+training goal, several times over. Published agents start from a pretrained model and
+see no demonstrations.
+
+- **Play** is greedy, at most 15 turns, on the first 500 goals of the split `test`.
+  Settings were chosen on the split `validation`.
+- **Shoppers.** `careful` knows no more than it reads and is among the baselines.
+  `teacher` knows the goal and solves 99.8%. `forgetful` does, too, but sometimes
+  misnames the product and goes on as `careful`.
+- **Splits.** 95.8% of the standard test goals are about products of training goals.
+  Those of the split `product` are about none.
+- **Success** is a purchase with score 1. The same purchases are scored under both
+  rewards, with the noun rule `rule` and price seed 0. "Trained under" is the reward of
+  Stages 1 and 2.
+- **Means** and standard deviations are over seeds. Minutes are those of the run up to
+  that policy.
+- **Published for comparison**: GiGPO with Qwen2.5-7B, 75.2% and 86.2 under `upstream`
+  on the standard split (verl-agent's table). Its validation goals are also trained on.
+  Nouns are by spaCy, and price limits were drawn without a seed.
+- **Sections of `careful`** are from `--config configs/webshop_new_products.yaml`. That
+  of the split `standard` is older: 800 steps of demonstrations, relabelled among the
+  tokens of their own names alone. `careful, relabel_spares 0.95` has
+  `--warm_start.demonstrations.relabel_spares 0.95`, so that more has to be copied and
+  less can be known (docs/log.md).
+- **Text.** All of it was measured with version 6 of the text of `compact`, without the
+  mark ` (opened)` behind the number of a result that was opened."""
 
 
 def trained(reward: str) -> str:
