@@ -110,7 +110,9 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *ROOT.glob("docs/*.md")], ids=lambda page: page.name
+    "page",
+    [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md")],
+    ids=lambda page: page.name,
 )
 def test_no_star_of_a_page_begins_an_emphasis_by_mistake(page: Path) -> None:
     """Markdown sets what is between the stars of two A*-PO in italics, unless they are escaped."""
