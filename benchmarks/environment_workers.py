@@ -153,9 +153,9 @@ def main() -> None:
     write_page(
         "environment_workers",
         title=f"Episodes a second where a step waits {1000 * given.wait:g} ms",
-        notes=f"{given.episodes} episodes at a time, with {turns:.1f} turns of the policy each. "
-        "`waits in a row` counts how many waits come one after another. `processor ms` is the "
-        "least processor time of an episode.",
+        notes=f"{given.episodes} episodes are played at a time, with {turns:.1f} turns of the "
+        "policy each. `waits in a row` counts how many waits come one after another. `processor "
+        "ms` is the least processor time of an episode.",
         header=["episodes of", "workers", "episodes/s", "waits in a row", "processor ms"],
         rows=rows,
         suffix="" if given.wait else "_cost",

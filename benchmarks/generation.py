@@ -315,9 +315,9 @@ def main() -> None:
         "generation",
         title="Generation over many turns",
         notes=(
-            f"{arguments.episodes} shop episodes, {arguments.rows} side by side, median of "
-            f"{arguments.repeats} runs, {arguments.clock} seconds. What the two sides do is "
-            "described in `benchmarks/generation.py`. The aim is 5 times the episodes per second."
+            f"{arguments.episodes} shop episodes are played, {arguments.rows} side by side. Rates "
+            f"are the median of {arguments.repeats} runs, in {arguments.clock} seconds. What the two "
+            "sides do is described in `benchmarks/generation.py`. The aim is 5 times the episodes per second."
         ),
         header=[
             "workload and side",

@@ -30,8 +30,9 @@ from ragen_apo.seeding import derive_seed
 from ragen_apo.training.batching import collate
 from ragen_apo.types import Trajectory, training_samples
 
-NOTES = """Nats, over all sampled tokens of the episodes (shop, temperature 1). `autocast` is
-`machine.mixed_precision: bfloat16`. `bfloat16 weights` is `machine.dtype: bfloat16`."""
+NOTES = """Numbers are nats, over all sampled tokens of the episodes (shop, temperature 1).
+`autocast` is `machine.mixed_precision: bfloat16`. `bfloat16 weights` is
+`machine.dtype: bfloat16`."""
 PRECISIONS = {
     "float32": (torch.float32, None),
     "bfloat16 autocast": (torch.float32, torch.bfloat16),

@@ -124,9 +124,9 @@ def make_page(options: argparse.Namespace) -> None:
             reward, steps = f"{found['avg_reward']:.3f}", f"{found['avg_steps']:.1f}"
             table.append([environment, f"{name} (scripted)", outcome, reward, steps, "", ""])
     notes = (
-        "Greedy episodes of `test`, one for each of its first tasks, with the sections "
-        "`environment` of the shipped configurations. In brackets is the 95% interval of Wilson. "
-        "Unreadable and impossible actions are shares of all turns."
+        "Episodes are greedy and of `test`, one for each of its first tasks. They have the "
+        "sections `environment` of the shipped configurations. In brackets is the 95% interval of "
+        "Wilson. Unreadable and impossible actions are shares of all turns."
     )
     title = "One model before and after training, and behind an API"
     write_page("other_environments", title=title, notes=notes, header=HEADER, rows=table)

@@ -23,8 +23,8 @@ from ragen_apo.api import read_config
 from ragen_apo.policy import language_model
 
 REPEATS = 3
-NOTES = """`{folder}` on `{config}`, {episodes} episodes at temperature 1, {repeats} times each in
-turns, with other tasks each time. Rates are medians over the times, with one thread."""
+NOTES = """`{folder}` plays {episodes} episodes of `{config}` at temperature 1, {repeats} times each
+in turns, with other tasks each time. Rates are medians over the times, with one thread."""
 
 
 def main() -> None:

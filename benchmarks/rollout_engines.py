@@ -32,10 +32,10 @@ from ragen_apo.seeding import derive_seed
 from ragen_apo.types import Task, Trajectory
 
 CONFIG = Path("configs/shop_smollm2.yaml")
-NOTES = """{model}, {episodes} episodes of the shop at temperature {temperature:g} in {rows} rows,
-{repeats} times each in turns, with other tasks each time. A first time does not count. Either has
-{threads} threads. The local engine computes in {local}. The server computes in what it was started
-with: {server}. Rates are medians. A token is a sampled one."""
+NOTES = """{model} plays {episodes} episodes of the shop at temperature {temperature:g} in {rows}
+rows, {repeats} times each in turns, with other tasks each time. A first time does not count. Either
+has {threads} threads. The local engine computes in {local}. The server computes in what it was
+started with: {server}. Rates are medians. A token is a sampled one."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ragen_apo.policy import rows as engine_rows
 EPISODES = 64
 REPEATS = 3
 NEVER = 10**9
-NOTES = """{model} on {config}, {episodes} episodes at temperature 1, {repeats} times each in
+NOTES = """{model} plays {episodes} episodes of {config} at temperature 1, {repeats} times each in
 turns, with other tasks each time. Rates are medians over the times, with one thread and products in
 {precision}."""
 

@@ -356,10 +356,10 @@ def main() -> None:
         "throughput",
         title="Training and rollouts beside matrix products",
         notes=(
-            f"{config.policy.path or 'The default model'}: {num_episodes} episodes in micro-batches"
-            f" of {config.training.micro_batch_size}, and rollouts of as many."
-            f" {given.clock.capitalize()} seconds, measured {given.repeats} times in turns"
-            " (medians). The entropy of the scored tokens, a metric, by itself takes"
+            f"{config.policy.path or 'The default model'} trains on {num_episodes} episodes in"
+            f" micro-batches of {config.training.micro_batch_size}, and plays rollouts of as many."
+            f" Times are {given.clock} seconds, measured {given.repeats} times in turns (medians)."
+            " The entropy of the scored tokens, a metric, by itself takes"
             f" {' and '.join(f'{share:.1%}' for share in shares)} of Stage 2. What is counted is"
             " described in `benchmarks/throughput.py`, and so are the two rates of products that"
             " are measured before every workload."
