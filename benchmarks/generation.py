@@ -316,8 +316,9 @@ def main() -> None:
         title="Generation over many turns",
         notes=(
             f"{arguments.episodes} shop episodes are played, {arguments.rows} side by side. Rates "
-            f"are the median of {arguments.repeats} runs, in {arguments.clock} seconds. What the two "
-            "sides do is described in `benchmarks/generation.py`. The aim is 5 times the episodes per second."
+            f"are the median of {arguments.repeats} runs, in {arguments.clock} seconds. What the "
+            "two sides do is described in `benchmarks/generation.py`. The aim is 5 times the "
+            "episodes per second."
         ),
         header=[
             "workload and side",

@@ -228,8 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             " took.",
             "",
             "**On paper.** The model was asked for Qwen2.5 on H100s (35% of the data sheet's"
-            " operations, 60% of its memory bandwidth, 70% of the networks'), 512 episodes of 8 turns of 350 tokens,"
-            " 100 of them generated. Nothing of it was run.",
+            " operations, 60% of its memory bandwidth, 70% of the networks'), 512 episodes of"
+            " 8 turns of 350 tokens, 100 of them generated. Nothing of it was run.",
             "",
             "| model | GPUs | rollouts, s | training, s | exchange, s |",
             "|---|---|---|---|---|",
