@@ -7,15 +7,41 @@ import sys
 from collections.abc import Iterator
 
 from ragen_apo.config.algorithms import ALGORITHMS, AlgorithmConfig, algorithm_class
-from ragen_apo.config.messages import Key, key_table, keys_of, reference_page
+from ragen_apo.config.messages import Key, key_table, keys_of
 from ragen_apo.config.run import RunConfig
 from ragen_apo.config.section import Section
 
+HEAD = """# Configuration
 
-def algorithm_pages() -> Iterator[str]:
+These are all keys of a YAML file. A key that is left out has its default. On the command
+line the same keys are written with dots: `--optimizer.learning_rate 1e-4`. The options
+of an environment are further keys of the section `environment`. They have
+[a page of their own](environments.md).
+`python -m ragen_apo.config` prints this page.
+"""
+
+
+def configuration_page() -> str:
+    """docs/configuration.md: every key of every section, and of every algorithm."""
+    keys = list(keys_of(RunConfig))
+    lines = [HEAD, *key_table([key for key in keys if "." not in key.path], links=True)]
+    for path, section in [(key.path, key.section) for key in keys if key.section]:
+        lines += ["", f"## {path}", ""]
+        if path == "algorithm":
+            lines += _algorithms()
+            continue
+        inside = [key for key in keys if key.path.rpartition(".")[0] == path and key.has_value]
+        lines += [_role(section), "", *key_table(inside, within=f"{path}.", links=True)]
+    return _with_stars("\n".join(lines) + "\n")
+
+
+def _role(section: type) -> str:
+    return " ".join((section.__doc__ or "").split())
+
+
+def _algorithms() -> Iterator[str]:
     """The section `algorithm`: what each one is, its own options, and those that several share."""
     classes = [algorithm_class(name) for name in ALGORITHMS]
-    yield from ("", "## algorithm", "")
     yield "A name alone, `algorithm: grpo`, means its defaults. An option of another algorithm is"
     yield "an error. A comparison or the command line may name another algorithm than the file."
     yield "Then options that both have keep their values; those at their default take the new one."
@@ -37,7 +63,7 @@ def algorithm_pages() -> Iterator[str]:
         for number, (names, keys) in enumerate(sorted(tables.items(), key=lambda t: -len(t[0]))):
             yield from ("", f"### algorithm: {', '.join(names)}", "")
             if number == 0:
-                yield from (" ".join((each.__doc__ or "").split()), "")
+                yield from (_role(each), "")
             yield from key_table(keys, within="algorithm.")
 
 
@@ -60,13 +86,6 @@ def _names_that_take(
 
 def _declares(section: type, key: Key) -> bool:
     return key.path.split(".")[1] in vars(section).get("__annotations__", {})
-
-
-def configuration_page() -> str:
-    """docs/configuration.md: every key of every section, and of every algorithm."""
-    page = reference_page({key.path: key for key in keys_of(RunConfig)})
-    head, _, tail = page.partition("\n## algorithm\n")
-    return _with_stars(head + "\n".join(algorithm_pages()) + "\n" + tail[tail.index("\n## ") :])
 
 
 def _with_stars(page: str) -> str:

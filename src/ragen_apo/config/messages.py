@@ -201,28 +201,6 @@ def _known_path(parts: Sequence[str], keys: Mapping[str, Key]) -> str:
     return path
 
 
-def reference_page(keys: Mapping[str, Key]) -> str:
-    """docs/configuration.md: every key with its default, what is allowed and what it means."""
-    lines = [
-        "# Configuration",
-        "",
-        "These are all keys of a YAML file. A key that is left out has its default. On the command",
-        "line the same keys are written with dots: `--optimizer.learning_rate 1e-4`. The options",
-        "of an environment are further keys of the section `environment`. They have",
-        "[a page of their own](environments.md).",
-        "`python -m ragen_apo.config` prints this page.",
-        "",
-    ]
-    lines += key_table([key for path, key in keys.items() if "." not in path], links=True)
-    for path, key in keys.items():
-        if key.section is None:
-            continue
-        inside = [k for p, k in keys.items() if p.rpartition(".")[0] == path and k.has_value]
-        role = " ".join((key.section.__doc__ or "").split())
-        lines += ["", f"## {path}", "", role, "", *key_table(inside, within=f"{path}.", links=True)]
-    return "\n".join(lines) + "\n"
-
-
 def key_table(keys: Iterable[Key], *, within: str = "", links: bool = False) -> list[str]:
     """A table in Markdown, a line for each key; names leave out the prefix `within`.
 
