@@ -188,8 +188,30 @@ def without_player(board: Board) -> tuple[Board, Cell] | None:
 def make_frozen_lake(**options: object) -> GameEnvironment:
     """The environment `frozen_lake`; raises ConfigError for options it does not accept."""
     checked = validate_options(FrozenLakeOptions, options)
+    slips = (
+        f"The ice is slippery: a step goes where it should with probability "
+        f"{checked.success_rate:.2f}, otherwise to one of the two sides. "
+        if checked.slippery
+        else ""
+    )
+    properties = EnvironmentProperties(
+        name=NAME,
+        version=f"{NAME}-{TEXT_VERSION}-{checked.digest()}",
+        reward_version=digest_of_options(checked.reward),
+        deterministic=not checked.slippery,
+        return_range=checked.reward.return_range(
+            max_actions=checked.max_actions_of_episode, max_turns=checked.max_turns
+        ),
+        splits=SPLITS,
+        rules=(
+            "You cross a frozen lake to the goal; falling into a hole ends the episode. "
+            f"{checked.actions_in_words('Right || Down')}{slips}"
+            f"{LANGUAGE.rules(checked.observation)}"
+        ),
+        tools=(move_tool("Walk over the ice.", checked.max_actions_per_turn),),
+    )
     return GameEnvironment(
-        properties=_declare(checked),
+        properties=properties,
         tasks=draw_tasks(
             NAME,
             draw_lake,
@@ -256,31 +278,6 @@ def has_way(lake: Board) -> bool:
                 reached.add(ahead)
                 queue.append(ahead)
     return False
-
-
-def _declare(options: FrozenLakeOptions) -> EnvironmentProperties:
-    slips = (
-        f"The ice is slippery: a step goes where it should with probability "
-        f"{options.success_rate:.2f}, otherwise to one of the two sides. "
-        if options.slippery
-        else ""
-    )
-    return EnvironmentProperties(
-        name=NAME,
-        version=f"{NAME}-{TEXT_VERSION}-{options.digest()}",
-        reward_version=digest_of_options(options.reward),
-        deterministic=not options.slippery,
-        return_range=options.reward.return_range(
-            max_actions=options.max_actions_of_episode, max_turns=options.max_turns
-        ),
-        splits=SPLITS,
-        rules=(
-            "You cross a frozen lake to the goal; falling into a hole ends the episode. "
-            f"{options.actions_in_words('Right || Down')}{slips}"
-            f"{LANGUAGE.rules(options.observation)}"
-        ),
-        tools=(move_tool("Walk over the ice.", options.max_actions_per_turn),),
-    )
 
 
 Play = tuple[str, int]

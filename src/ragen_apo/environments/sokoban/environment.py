@@ -170,8 +170,33 @@ class SokobanWorld:
 def make_sokoban(**options: object) -> GameEnvironment:
     """The environment `sokoban`; raises ConfigError for options it does not accept."""
     checked = validate_options(SokobanOptions, options)
+    of_errands = (
+        " Below the board, box: is the way to a box, and push its way to the nearest free target."
+        if checked.surroundings
+        else ""
+    )
+    properties = EnvironmentProperties(
+        name=NAME,
+        version=f"{NAME}-{TEXT_VERSION}-{checked.digest()}",
+        reward_version=digest_of_options(checked.reward),
+        deterministic=True,
+        return_range=checked.reward.return_range(
+            num_boxes=checked.num_boxes,
+            max_actions=checked.max_actions_of_episode,
+            max_turns=checked.max_turns,
+        ),
+        splits=SPLITS,
+        rules=(
+            f"You push boxes onto targets. {checked.actions_in_words('Right || Up')}Walking into a "
+            "box pushes it if the cell behind it is free; boxes cannot be pulled. "
+            f"{LANGUAGE.rules(checked.observation)}{of_errands}"
+        ),
+        tools=(
+            move_tool("Walk, and push a box that is in the way.", checked.max_actions_per_turn),
+        ),
+    )
     return GameEnvironment(
-        properties=_declare(checked),
+        properties=properties,
         tasks=draw_tasks(
             NAME,
             draw_level,
@@ -212,34 +237,6 @@ def _description(board: Board) -> Description:
         instruction=f"Push {targets}.",
         category=f"{room.num_rows}x{room.num_columns}, boxes: {num_boxes}",
         payload={"board": list(board)},
-    )
-
-
-def _declare(options: SokobanOptions) -> EnvironmentProperties:
-    of_errands = (
-        " Below the board, box: is the way to a box, and push its way to the nearest free target."
-        if options.surroundings
-        else ""
-    )
-    return EnvironmentProperties(
-        name=NAME,
-        version=f"{NAME}-{TEXT_VERSION}-{options.digest()}",
-        reward_version=digest_of_options(options.reward),
-        deterministic=True,
-        return_range=options.reward.return_range(
-            num_boxes=options.num_boxes,
-            max_actions=options.max_actions_of_episode,
-            max_turns=options.max_turns,
-        ),
-        splits=SPLITS,
-        rules=(
-            f"You push boxes onto targets. {options.actions_in_words('Right || Up')}Walking into a "
-            "box pushes it if the cell behind it is free; boxes cannot be pulled. "
-            f"{LANGUAGE.rules(options.observation)}{of_errands}"
-        ),
-        tools=(
-            move_tool("Walk, and push a box that is in the way.", options.max_actions_per_turn),
-        ),
     )
 
 
