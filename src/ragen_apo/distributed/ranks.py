@@ -14,6 +14,8 @@ divide what takes long:
 All but the first two are meetings: every rank has to come to each, in the same order. One that
 does not come within the timeout, or comes to another meeting, ends the others with a RanksError
 that says who was where. A run of one process has no meetings: each call returns what it was given.
+Nothing travels as a pickle (torch's own `all_gather_object` and its like send nothing else): a rank
+runs no code that it receives.
 """
 
 from __future__ import annotations
