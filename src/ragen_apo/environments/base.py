@@ -174,7 +174,7 @@ def task_with_id(environment: HasTasks, task_id: str, splits: Sequence[str] | No
 
 
 _BUILT_IN: dict[str, str] = {
-    "bandit": "ragen_apo.environments.bandit.environment:make_bandit",
+    "bandit": "ragen_apo.environments.bandit:make_bandit",
     "countdown": "ragen_apo.environments.countdown.environment:make_countdown",
     "frozen_lake": "ragen_apo.environments.frozen_lake:make_frozen_lake",
     "mixture": "ragen_apo.environments.mixture:MixtureEnvironment",
