@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ragen_apo.config import resolved_yaml
-from ragen_apo.config.distillation import DistillationConfig
+from ragen_apo.config.values import DistillationConfig
 from ragen_apo.errors import ConfigError, MissingValueError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.progress import SilentProgress

@@ -1,8 +1,8 @@
 """The configuration of a run: pydantic models, read from YAML, written back fully resolved.
 
     section.py               the base class of all sections, and the ranges of numbers
-    machine, environment, agent, policy, rollouts, warm_start, values, distillation, tracking
-                             a section each
+    machine, environment, agent, policy, rollouts, warm_start, tracking    a section each
+    values.py                the sections of Stage 1: values and distillation
     training.py              the sections of Stage 2 and of evaluation; search.py is part of it
     algorithms.py            the algorithms by name, and what their sections share
     run.py                   RunConfig: all of them, and what must hold between them

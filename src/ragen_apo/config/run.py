@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.algorithms import AlgorithmConfig, read_algorithm
-from ragen_apo.config.distillation import DistillationConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.config.policy import PolicyConfig
@@ -26,7 +25,7 @@ from ragen_apo.config.training import (
     SamplingConfig,
     TrainingConfig,
 )
-from ragen_apo.config.values import ValuesConfig
+from ragen_apo.config.values import DistillationConfig, ValuesConfig
 from ragen_apo.config.warm_start import WarmStartConfig
 
 

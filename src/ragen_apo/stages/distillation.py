@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from ragen_apo.config.distillation import DistillationConfig
+from ragen_apo.config.values import DistillationConfig
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import derive_seed

@@ -16,11 +16,11 @@ from ragen_apo.agent.environment_manager import tools_to_call
 from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.algorithms import AlgorithmConfig
-from ragen_apo.config.distillation import DistillationConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
 from ragen_apo.config.policy import PolicyConfig
 from ragen_apo.config.rollouts import RolloutsConfig
+from ragen_apo.config.values import DistillationConfig
 from ragen_apo.config.warm_start import WarmStartConfig
 from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
