@@ -80,25 +80,19 @@ class Form:
     said: str
     """What later messages quote as the model's own words."""
     parsed: ParsedResponse
-    calls: tuple[ToolCall, ...] = ()
-    """The call that later messages quote, with the observation as its result."""
+    call: ToolCall | None = None
+    """What later messages quote in the place of words, with the observation as its result."""
 
     def messages(self, observation: str) -> list[Message]:
         """The answer, and what came of it."""
-        if not self.calls:
-            said: Message = {"role": "assistant", "content": self.said}
+        said: Message = {"role": "assistant", "content": self.said}
+        if self.call is None:
             return [said, {"role": "user", "content": observation}]
-        quoted = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in self.calls
-        ]
+        function = {"name": self.call.name, "arguments": self.call.arguments}
+        quoted = {"id": self.call.id, "type": "function", "function": function}
         return [
-            {"role": "assistant", "content": self.said, "tool_calls": quoted},
-            {"role": "tool", "tool_call_id": self.calls[0].id, "content": observation},
+            said | {"tool_calls": [quoted]},
+            {"role": "tool", "tool_call_id": self.call.id, "content": observation},
         ]
 
 
@@ -135,7 +129,7 @@ def read_call(answer: Answer, tools: Sequence[Tool]) -> Form:
     said = answer.content.strip()
     if parsed.is_valid and len(answer.tool_calls) == 1:
         call = answer.tool_calls[0]
-        return Form(text, said, parsed, (replace(call, id=call.id or "call"),))
+        return Form(text, said, parsed, replace(call, id=call.id or "call"))
     return Form(text, said or NO_ANSWER, parsed)
 
 
@@ -264,7 +258,11 @@ def _play_turns(
     outcomes = environments.map(step, conversations, forms)
     for conversation, outcome in zip(conversations, outcomes, strict=True):
         if outcome:
-            _record(conversation, outcome)
+            answer, form = conversation.answers[-1], conversation.said[-1]
+            stopped = CLOSE_ANSWER in answer.content or answer.finish_reason != "length"
+            response = Response((), (), stopped=stopped)
+            conversation.episode.record(response, form.text, form.parsed, outcome)
+            conversation.outcome = outcome
         yield conversation
 
 
@@ -281,11 +279,3 @@ def _read(
     conversation.said.append(read_call(answer, tools) if tools else read_form(answer))
     conversation.episode.state_key = conversation.episode.environment.state_key()
     return conversation.said[-1]
-
-
-def _record(conversation: _Conversation, outcome: Outcome) -> None:
-    answer, form = conversation.answers[-1], conversation.said[-1]
-    stopped = CLOSE_ANSWER in answer.content or answer.finish_reason != "length"
-    response = Response((), (), stopped=stopped)
-    conversation.outcome = outcome
-    conversation.episode.record(response, form.text, form.parsed, outcome)

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.environments.tools import Tool, call_of
@@ -67,15 +66,13 @@ class ToolCalls:
             return _FAULT
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return _FAULT
+        arguments = value.get("arguments", value.get("parameters", {}))
+        tool = next((tool for tool in self.tools if tool.name == value["name"]), None)
+        action = None
+        if tool is not None and isinstance(arguments, dict):
+            action = tool.action_of(arguments)
         thought = _THOUGHT_TAG.sub("", thought + before).strip()
-        return ParsedResponse(thought, self._action(value).strip(), is_valid=True)
-
-    def _action(self, call: dict[str, Any]) -> str:
-        arguments = call.get("arguments", call.get("parameters", {}))
-        tool = next((tool for tool in self.tools if tool.name == call["name"]), None)
-        if tool is None or not isinstance(arguments, dict):
-            return ""
-        return tool.action_of(arguments) or ""
+        return ParsedResponse(thought, (action or "").strip(), is_valid=True)
 
     def render(self, *, thought: str, action: str) -> str:
         """The response with this thought and the call that stands for this action text.
