@@ -36,6 +36,7 @@ from ragen_apo.policy.passes import on_device
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 from ragen_apo.policy.recorded_passes import RecordedPasses
 from ragen_apo.policy.rows import (
+    SHARED_TOKENS,
     Prefix,
     Row,
     better_later,
@@ -176,7 +177,7 @@ class GenerationEngine:
 
     def _copy_prefixes(self, sources: Mapping[Row, Prefix]) -> None:
         """Gives rows that begin what other rows have read of the same prompt."""
-        copies = {row: each for row, each in sources.items() if each.is_worth_copying}
+        copies = {row: each for row, each in sources.items() if each.length >= SHARED_TOKENS}
         if not copies:
             return
         slots = [each.slot for each in copies.values()]

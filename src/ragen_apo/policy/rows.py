@@ -61,11 +61,6 @@ class Prefix(NamedTuple):
     length: int
     slot: int
 
-    @property
-    def is_worth_copying(self) -> bool:
-        """Whether copying it is faster than reading it again."""
-        return self.length >= SHARED_TOKENS
-
 
 def longest_prefix(row: Row, readers: Iterable[Row]) -> Prefix:
     """What another row has read of the prompt of a row that begins; most of it, if several."""

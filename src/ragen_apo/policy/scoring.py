@@ -47,8 +47,7 @@ def score_tokens(
     """
 
     def read(hidden_NH: Tensor, tokens_N: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs_NV = _distributions(model, hidden_NH, temperature=temperature)
-        chosen_N = _of_tokens(logprobs_NV, tokens_N)
+        logprobs_NV, chosen_N = _scored(model, hidden_NH, tokens_N, temperature=temperature)
         with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
             return chosen_N, -(logprobs_NV.exp() * logprobs_NV).sum(-1)
 
@@ -65,23 +64,21 @@ def token_logprobs(
     """The log-probabilities [R, T] of `score_tokens` alone."""
 
     def read(hidden_NH: Tensor, tokens_N: Tensor) -> tuple[Tensor]:
-        logprobs_NV = _distributions(model, hidden_NH, temperature=temperature)
-        return (_of_tokens(logprobs_NV, tokens_N),)
+        return (_scored(model, hidden_NH, tokens_N, temperature=temperature)[1],)
 
     (logprobs_N,) = model.over_targets(token_ids_RT, loss_mask_RT, read)
     return _in_rows(logprobs_N, loss_mask_RT)
 
 
-def _distributions(model: LanguageModel, hidden_NH: Tensor, *, temperature: float) -> Tensor:
-    """What each token was drawn from, as log pi [N, V]."""
+def _scored(
+    model: LanguageModel, hidden_NH: Tensor, tokens_N: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """What each token was drawn from, as log pi [N, V], and log pi of the token itself."""
     logits_NV = model.logits(hidden_NH)
     if temperature != 1.0:
         logits_NV = logits_NV / temperature
-    return torch.log_softmax(logits_NV, dim=-1)
-
-
-def _of_tokens(logprobs_NV: Tensor, tokens_N: Tensor) -> Tensor:
-    return logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
+    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+    return logprobs_NV, logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
 
 
 def _in_rows(values_N: Tensor, loss_mask_RT: Tensor) -> Tensor:
