@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -250,9 +251,8 @@ class ServerEngine:
 
     def _least_busy(self) -> Member:
         """The server with the fewest rows, of those that play."""
-        playing = self._rotation.playing
-        loads = [sum(row.member is member for row in self._rows) for member in playing]
-        return playing[loads.index(min(loads))]
+        num_rows = Counter(row.member for row in self._rows)
+        return min(self._rotation.playing, key=lambda member: num_rows[member])
 
     def _arrived(self) -> list[tuple[ServerRow, Response | RequestError]]:
         """The answers that are there, at least one.

@@ -126,7 +126,8 @@ class Rotation:
             waiting = [each for each in self.members if not each.is_playing and each.may_return]
             if not waiting:
                 break
-            self._pause(min(member.num_failures for member in waiting))
+            if num_failures := min(member.num_failures for member in waiting):
+                self._is_broken_off.wait(RETRY_SECONDS * 2 ** (num_failures - 1))
             for member in waiting:
                 self._try(member)
         if not self.playing:
@@ -173,8 +174,3 @@ class Rotation:
             without = [rank for rank, each in enumerate(found) if url in each]
             self._say(f"{listed(without)} of {ranks.size}: {lacked[url]} {_GOES_ON}")
         self._told = set(lacked)
-
-    def _pause(self, num_failures: int) -> None:
-        if num_failures > 0:
-            seconds = RETRY_SECONDS * 2 ** (num_failures - 1)
-            self._is_broken_off.wait(seconds)
