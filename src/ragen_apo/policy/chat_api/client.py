@@ -114,33 +114,32 @@ class ChatClient:
     def answer(
         self, messages: Sequence[Message], *, draws: np.random.Generator, tools: Tools = ()
     ) -> Answer:
-        """The model's answer; `draws` spread the pauses of clients that fail together.
+        """The model's answer, which may call the functions whose schemas are in `tools`.
 
-        It may call the functions whose schemas are in `tools`.
-
-        Raises ContextFullError, or ApiError for what no other attempt mends.
+        `draws` spread the pauses of clients that fail together. Raises ContextFullError, or
+        ApiError for what no other attempt mends.
         """
-        failure, attempt = None, 0
-        while failure is None or (failure.passes and attempt < self._retries.max_attempts):
-            if failure is not None:
-                self._pause(failure, attempt - 1, draws)
+        num_failures = 0
+        while True:
             limit_name = self._limit_name
-            failure = self._attempt(messages, limit_name, tools)
-            if isinstance(failure, Answer):
+            found = self._attempt(messages, limit_name, tools)
+            if isinstance(found, Answer):
                 self._has_answered = True
-                return failure
-            if failure.wants_other_limit and limit_name == _LIMIT_NAMES[0]:
-                self._limit_name, failure = _LIMIT_NAMES[1], None
+                return found
+            if found.wants_other_limit and limit_name == _LIMIT_NAMES[0]:
+                self._limit_name = _LIMIT_NAMES[1]
                 continue
-            attempt += 1
-        if failure.context_full:
-            raise ContextFullError(failure.sentence)
-        if failure.passes:
-            raise ApiError(
-                f"{failure.sentence} Attempts made: {attempt}. Give the same command again "
-                "when the server is well; what was answered is kept"
-            )
-        raise ApiError(failure.sentence)
+            num_failures += 1
+            if found.context_full:
+                raise ContextFullError(found.sentence)
+            if not found.passes:
+                raise ApiError(found.sentence)
+            if num_failures == self._retries.max_attempts:
+                raise ApiError(
+                    f"{found.sentence} Attempts made: {num_failures}. Give the same command again "
+                    "when the server is well; what was answered is kept"
+                )
+            self._pause(found, num_failures - 1, draws)
 
     def stop(self) -> None:
         """Ends pauses and further attempts; answers under way still come."""
