@@ -30,8 +30,6 @@ _ADAPTER = "default"
 _MARK = ".lora_"
 """Occurs in the name of every tensor of an adapter, and `_BASE` in those of the layer below it."""
 _BASE = ".base_layer"
-_AXES_OF_FUSED_LAYERS = 3
-"""One matrix for each expert."""
 
 
 def require_peft() -> None:
@@ -95,12 +93,12 @@ def _refuse_fused_layers(model: PreTrainedModel) -> None:
     fused = {
         name: parameter.numel()
         for name, parameter in model.base_model.named_parameters()
-        if parameter.ndim == _AXES_OF_FUSED_LAYERS
+        if parameter.ndim == 3  # one matrix for each expert
     }
     if fused:
         share = num_adapted / (num_adapted + sum(fused.values()))
         names = sorted({name.rpartition(".")[2] for name in fused})
-        kinds = sorted({kind.rpartition(".")[2] for kind in _linear_layers(model)})
+        kinds = sorted(_linear_layers(model))
         raise ConfigError(
             f"policy.lora.target_modules is {ALL_LINEAR}, and the experts of "
             f"{type(model).__name__} ({', '.join(names)}) are no linear layers but one tensor a "
