@@ -70,7 +70,7 @@ class Exchange:
             self._raise_if_ended()
             received = self._receive(method, url, content)
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            raise
+            raise  # there was nothing to hang up
         except httpx2.HTTPError:
             self._raise_if_ended()
             raise
@@ -102,7 +102,7 @@ class Exchange:
                 self._hang_up()
 
     def _end(self, reason: httpx2.HTTPError) -> None:
-        self._ended_by = reason
+        self._ended_by = self._ended_by or reason
         self._hang_up()
 
     def _hang_up(self) -> None:
