@@ -10,6 +10,7 @@ folder the projection is a tensor like any other, and is replaced.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -56,12 +57,11 @@ def require_same_projection(model: LanguageModel, facts: ServerFacts) -> None:
     Raises RequestError.
     """
     folder = Path(facts.folder)
-    try:
+    # What is not here to be compared is refused like what differs.
+    with contextlib.suppress(OSError, ValueError, safetensors.SafetensorError):
         config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
         if not config.get("tie_word_embeddings", True) or _has_embeddings_of(model, folder):
             return
-    except (OSError, ValueError, safetensors.SafetensorError):
-        pass  # not here to be compared: refused like one that differs
     raise RequestError(
         f"vLLM's build for CPUs keeps the vocabulary projection that it was started with where it "
         f"is tied to the embeddings, and the policy's embeddings are not those of {facts.folder}",

@@ -85,7 +85,7 @@ class Request:
         method = "GET" if self._body is None else "POST"
         try:
             response, text = self._exchange.send(method, self._path, self._body)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except httpx2.HTTPError as error:
             failure = self._failure(error)
         else:
             return self._decoded(response, text)
