@@ -66,7 +66,6 @@ class GenerationEngine:
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
         self.model, self.num_rows, self.capacity = model, num_rows, capacity
         self.stop_rule = StopRule(model)
-        self._mask_dtype = model.compute_dtype  # so no layer converts a mask again
         self._on_gpu = model.device.type == "cuda"
         self._view = CacheView(capacity)
         if self._on_gpu:
@@ -79,6 +78,11 @@ class GenerationEngine:
         ]
         self._cache = Cache(layers=list(self.layers))
         self._slots: list[Row | None] = [None] * num_rows
+
+    @property
+    def _mask_dtype(self) -> torch.dtype:
+        """That of the products now: a mask in it is not converted again in every layer."""
+        return self.model.compute_dtype
 
     @property
     def num_free_rows(self) -> int:
