@@ -6,7 +6,7 @@ values mean; `objectives` reads it as the type of an argument. Nothing here impo
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 Credit = Literal["episode", "turn"]
 EpisodeSchedule = Literal["static", "dynamic"]
@@ -58,3 +58,10 @@ clamped to [-1, 3]."""
 
 RunEnd = Literal["reference", "policy"]
 """What a run is made up to: the end of the warm start, or the trained policy."""
+
+
+def check_choice(name: str, value: Any, choice: Any) -> None:
+    """Raises ValueError unless `value` is one of a choice above."""
+    if value not in get_args(choice):
+        expected = ", ".join(map(repr, get_args(choice)))
+        raise ValueError(f"{name} must be one of {expected}, got {value!r}")

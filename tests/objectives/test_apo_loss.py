@@ -322,6 +322,24 @@ def test_the_default_settings_are_the_papers():
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"beta2": 0.0}, "beta2 must be positive"),
+        ({"beta2": math.inf}, "beta2 must be positive and finite, got inf"),
+        ({"beta2": math.nan}, "beta2 must be"),
+        ({"loss": "ppo"}, "must be one of 'regression', 'weighted', got 'ppo'"),
+        ({"length_normalization": "mean"}, "must be one of 'none', 'tokens', got 'mean'"),
+        ({"advantage_clamp": 0.0}, "advantage_clamp must be positive or None"),
+        ({"advantage_clamp": math.nan}, "advantage_clamp must be"),
+        ({"kl_coefficient": -0.1}, "kl_coefficient must be 0 or positive"),
+    ],
+)
+def test_settings_out_of_range_are_rejected(change, message):
+    with pytest.raises(ValueError, match=message):
+        ApoSettings(**change)
+
+
 VALUES = {
     "v_star_B": torch.tensor([0.9, 0.1, 0.1, 0.9]),
     "success_B": torch.tensor([True, False, False, True]),

@@ -11,6 +11,7 @@ from ragen_apo.choices import Aggregation
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
+    entropy_bonus,
     importance_weights,
     kl_loss,
     penalize_rewards,
@@ -326,18 +327,27 @@ def test_importance_weights_by_hand():
     given = {"sampled_logprobs_BT": sampled_BT, "mask_BT": mask_BT}
     weights_BT = importance_weights(old_BT, cap=3.0, **given)
     assert weights_BT.tolist() == [pytest.approx([2, 0.5, 3, 0, 3])]
+    with pytest.raises(ValueError, match=r"cap must lie in \[1.0, inf\], got 0.5"):
+        importance_weights(old_BT, cap=0.5, **given)
 
 
-def test_a_hand_computed_penalty():
+def test_a_hand_computed_penalty_and_bonus():
     mask_BT = torch.tensor([[True, False, True]])
     rewards_BT = torch.tensor([[0.0, math.nan, 1.0]])
     kl_BT = torch.tensor([[0.5, math.nan, -0.1]])
     penalized = penalize_rewards(rewards_BT, kl_BT=kl_BT, mask_BT=mask_BT, coefficient=0.1)
     assert penalized.tolist() == [pytest.approx([-0.05, 0, 1.01])]
+    entropy_BT = torch.tensor([[0.5, math.nan, 2.0]], requires_grad=True)
+    bonus_BT = entropy_bonus(entropy_BT, mask_BT=mask_BT, coefficient=0.1)
+    (gradient_BT,) = torch.autograd.grad(bonus_BT.sum(), entropy_BT)
+    assert bonus_BT.tolist() == [pytest.approx([-0.05, 0, -0.2])]
+    assert gradient_BT.tolist() == [pytest.approx([-0.1, 0, -0.1])]
 
 
 def test_refusals(batch):
     for wrong, message in (
+        ({"clip_low": 1.5}, r"clip_low must lie in \[0.0, 1.0\], got 1.5"),
+        ({"clip_high": math.nan}, "clip_high must lie in"),
         ({"old_logprobs_BT": torch.zeros(6, 8)}, r"must have shape \(6, 9\), got \(6, 8\)"),
         ({"advantages_BT": torch.full((6, 9), math.nan)}, "advantages_BT must be finite"),
     ):
@@ -347,9 +357,15 @@ def test_refusals(batch):
     for wrong, message in (
         ({"num_sequences": 5}, "at least 6, got 5"),
         ({"num_tokens": 1}, "num_tokens counts the sampled tokens of the whole batch"),
+        ({"max_tokens": None}, "needs max_tokens"),
+        ({"aggregation": "mean"}, "aggregation must be one of 'token_mean'"),
     ):
         given = {"aggregation": "constant", **counts(batch), **wrong}
         with pytest.raises(ValueError, match=message):
             aggregate(loss_BT, mask_BT=mask_BT, **given)
     with pytest.raises(ValueError, match=r"must have shape \(6, 9\), got \(6, 8\)"):
         kl_loss(loss_BT, reference_logprobs_BT=torch.zeros(6, 8), mask_BT=mask_BT)
+    with pytest.raises(ValueError, match="coefficient"):
+        penalize_rewards(loss_BT, kl_BT=loss_BT, mask_BT=mask_BT, coefficient=-1)
+    with pytest.raises(ValueError, match="coefficient must be finite"):
+        entropy_bonus(loss_BT, mask_BT=mask_BT, coefficient=math.nan)

@@ -255,9 +255,30 @@ def test_explained_variance_of_a_perfect_a_silent_and_a_harmful_critic():
 def test_refusals():
     batch = make_batch(2)
     for wrong, message in (
+        ({"gamma": 1.1}, r"gamma must lie in \[0.0, 1.0\], got 1.1"),
+        ({"gae_lambda": -0.1}, "gae_lambda must lie in"),
+        ({"lambda_turn": math.nan}, "lambda_turn must lie in"),
         ({"values_BT": torch.zeros(4, 11)}, r"values_BT must have shape \(4, 12\)"),
         ({"rewards_BT": torch.full((4, 12), math.nan)}, "rewards_BT must be finite"),
-        ({"turn_index_BT": batch["turn_index_BT"][:, 1:]}, r"turn_index_BT must have shape"),
+        ({"turn_index_BT": torch.zeros(4, 12, dtype=torch.int64)}, "-1 elsewhere"),
+        ({"turn_index_BT": -batch["turn_index_BT"]}, "-1 elsewhere"),
+        ({"turn_index_BT": batch["turn_index_BT"].double()}, "int64 ids"),
     ):
         with pytest.raises(ValueError, match=message):
             bi_level_gae(**{**batch, **wrong})
+    falling = {
+        "rewards_BT": torch.zeros(1, 2),
+        "values_BT": torch.zeros(1, 2),
+        "mask_BT": torch.ones(1, 2, dtype=torch.bool),
+        "turn_index_BT": torch.tensor([[1, 0]]),
+    }
+    with pytest.raises(ValueError, match=r"must not fall along a row, got \[1, 0\]"):
+        bi_level_gae(**falling)
+    with pytest.raises(ValueError, match="clip must be positive"):
+        clipped_value_loss(
+            torch.zeros(1, 2),
+            old_values_BT=torch.zeros(1, 2),
+            returns_BT=torch.zeros(1, 2),
+            mask_BT=falling["mask_BT"],
+            clip=0.0,
+        )

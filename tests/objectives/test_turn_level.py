@@ -259,6 +259,12 @@ def test_the_clamp_bounds_what_one_segment_contributes():
     torch.testing.assert_close(clamped.loss, expected)
 
 
+@pytest.mark.parametrize("trace", [-0.1, 1.5])
+def test_a_trace_out_of_range_is_refused(trace):
+    with pytest.raises(ValueError, match="trace must lie between 0 and 1"):
+        Problem().turn_loss([0], trace=trace)
+
+
 def test_reference_logprobs_of_another_shape_are_refused():
     problem = Problem()
     problem.reference_BT = problem.reference_BT[:, :1]  # would be used for both tokens

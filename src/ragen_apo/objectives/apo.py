@@ -23,12 +23,13 @@ Axes: B sequences, T token positions. `_B` one number per sequence, `_BT` one pe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ragen_apo.choices import LengthNormalization, LossForm
+from ragen_apo.choices import LengthNormalization, LossForm, check_choice
 from ragen_apo.objectives.tensors import check_tokens, check_vectors, token_log_ratio
 
 MIN_VALUE_VARIANCE = 1e-10
@@ -37,16 +38,30 @@ MIN_VALUE_VARIANCE = 1e-10
 
 @dataclass(frozen=True)
 class ApoSettings:
-    """The knobs of Stage 2; the defaults are the paper's."""
+    """The knobs of Stage 2; the defaults are the paper's. Raises ValueError out of range."""
 
     beta2: float = 1e-3
-    """Weight of KL(pi || pi_ref), in the unit of a return; positive."""
+    """Weight of KL(pi || pi_ref), in the unit of a return."""
     loss: LossForm = "regression"
     length_normalization: LengthNormalization = "none"
     advantage_clamp: float | None = None
     """Largest |A| that a gradient sees, on both sides alike; None for no limit."""
     kl_coefficient: float = 0.0
     """Weight lambda of the additional `kl_penalty`, in the same unit as beta2."""
+
+    def __post_init__(self) -> None:
+        check_choice("loss", self.loss, LossForm)
+        check_choice("length_normalization", self.length_normalization, LengthNormalization)
+        if not (math.isfinite(self.beta2) and self.beta2 > 0):
+            raise ValueError(f"beta2 must be positive and finite, got {self.beta2}")
+        if self.advantage_clamp is not None and not self.advantage_clamp > 0:
+            raise ValueError(
+                f"advantage_clamp must be positive or None for no limit, got {self.advantage_clamp}"
+            )
+        if not (math.isfinite(self.kl_coefficient) and self.kl_coefficient >= 0):
+            raise ValueError(
+                f"kl_coefficient must be 0 or positive and finite, got {self.kl_coefficient}"
+            )
 
 
 @dataclass(frozen=True)

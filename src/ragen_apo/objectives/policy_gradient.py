@@ -22,14 +22,16 @@ Axes: B sequences, T token positions. `_B` one number per sequence, `_BT` one pe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ragen_apo.choices import Aggregation
+from ragen_apo.choices import Aggregation, check_choice
 from ragen_apo.objectives.tensors import (
     check_finite_tokens,
+    check_range,
     check_tokens,
     sampled_or_zero,
     token_log_ratio,
@@ -63,7 +65,7 @@ def clipped_policy_loss(
     `logprobs_BT` carries the gradient; the other tensors are constants. `mask_BT` is True exactly
     at sampled tokens, and nothing else is read. `clip_low = 1` and `clip_high = inf` switch a side
     off. No gradient flows where log pi and log pi_old differ by more than 20. Raises ValueError for
-    shapes that differ and advantages that are not finite.
+    shapes that differ, advantages that are not finite, and clips out of range.
     """
     check_tokens(
         mask_BT,
@@ -72,6 +74,8 @@ def clipped_policy_loss(
         advantages_BT=advantages_BT,
     )
     check_finite_tokens(mask_BT, advantages_BT=advantages_BT)
+    check_range("clip_low", clip_low, low=0.0, high=1.0)
+    check_range("clip_high", clip_high, low=0.0, high=math.inf)
     advantages_BT = sampled_or_zero(advantages_BT.detach(), mask_BT)
     log_ratio_BT = token_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     ratio_BT = log_ratio_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO).exp()
@@ -96,8 +100,9 @@ def importance_weights(
     expected loss of a token under the sampler is that under pi_old; the cap bounds the variance and
     leaves a bias. That the tokens before came from the sampler, too, is not made up for.
     Truncated importance sampling: Yao et al., "Your Efficient RL Framework Secretly Brings You
-    Off-Policy RL Training" (2025).
+    Off-Policy RL Training" (2025). Raises ValueError for shapes that differ and a cap below 1.
     """
+    check_range("cap", cap, low=1.0, high=math.inf)
     with torch.no_grad():
         log_weight_BT = token_log_ratio(old_logprobs_BT, sampled_logprobs_BT, mask_BT)
         weight_BT = log_weight_BT.clamp(min=-MAX_LOG_RATIO, max=MAX_LOG_RATIO).exp()
@@ -118,8 +123,8 @@ def aggregate(
     `num_sequences` and `num_tokens` (sampled ones) count the whole batch, so the results of its
     micro-batches add up to its loss. `max_tokens`, the limit of sampled tokens per sequence, is for
     `constant`. A sequence without sampled tokens adds 0 and still counts as a sequence.
-    Raises ValueError for shapes that differ, and counts below 1 or below those of the given
-    sequences.
+    Raises ValueError for shapes that differ, counts below 1 or below those of the given sequences,
+    a missing `max_tokens` and an unknown aggregation.
     """
     check_tokens(mask_BT, loss_BT=loss_BT)
     if num_sequences < max(len(mask_BT), 1):
@@ -135,13 +140,15 @@ def aggregate(
             f"{num_tokens}"
         )
     loss_B = sampled_or_zero(loss_BT, mask_BT).sum(dim=1)
+    check_choice("aggregation", aggregation, Aggregation)
     if aggregation == "token_mean":
         return loss_B.sum() / num_tokens
     if aggregation == "sequence_mean_token_mean":
         return (loss_B / num_tokens_B.clamp(min=1)).sum() / num_sequences
     if aggregation == "sequence_mean_token_sum":
         return loss_B.sum() / num_sequences
-    assert max_tokens is not None, "constant divides by it"
+    if max_tokens is None or max_tokens < 1:
+        raise ValueError(f"aggregation 'constant' needs max_tokens, at least 1, got {max_tokens}")
     return loss_B.sum() / (num_sequences * max_tokens)
 
 
@@ -166,9 +173,22 @@ def penalize_rewards(
 
     `kl_BT` is d = log pi - log pi_ref at the weights that sampled. Only this estimate of a token's
     KL gives a policy gradient the gradient of KL(pi || pi_ref). "k3" would give it minus the
-    gradient of KL(pi_ref || pi). Raises ValueError for shapes that differ, and numbers that are not
-    finite at sampled tokens.
+    gradient of KL(pi_ref || pi). Raises ValueError for shapes that differ, a negative coefficient,
+    and numbers that are not finite at sampled tokens.
     """
     check_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)
     check_finite_tokens(mask_BT, rewards_BT=rewards_BT, kl_BT=kl_BT)
+    check_range("coefficient", coefficient, low=0.0, high=math.inf)
     return sampled_or_zero(rewards_BT.detach() - coefficient * kl_BT.detach(), mask_BT)
+
+
+def entropy_bonus(entropy_BT: Tensor, *, mask_BT: Tensor, coefficient: float) -> Tensor:
+    """-coefficient H at each sampled token [B, T], to be added to token losses; 0 elsewhere.
+
+    `entropy_BT` is the entropy of the whole next-token distribution in nats and carries the
+    gradient. Raises ValueError for shapes that differ and a coefficient that is not finite.
+    """
+    check_tokens(mask_BT, entropy_BT=entropy_BT)
+    if not math.isfinite(coefficient):
+        raise ValueError(f"coefficient must be finite, got {coefficient}")
+    return -coefficient * sampled_or_zero(entropy_BT, mask_BT)

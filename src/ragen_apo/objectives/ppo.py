@@ -19,7 +19,7 @@ Axes: B sequences, T token positions, K turns.
   sampled token, a KL penalty at every token.
 - `values_BT`: the critic's values.
 - `mask_BT`: True exactly at sampled tokens.
-- `turn_index_BT`: int64, -1 except at sampled tokens; never falls along a row.
+- `turn_index_BT`: int64, -1 except at sampled tokens.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from torch import Tensor
 from ragen_apo.objectives.tensors import (
     at_least_float32,
     check_finite_tokens,
+    check_ids,
+    check_range,
     check_tokens,
     discounted_sum,
     next_sampled,
@@ -61,10 +63,9 @@ def gae(
     """Generalised advantage estimation over sampled tokens.
 
     gamma counts tokens, not turns: below 1 it discounts long thoughts. Raises ValueError for shapes
-    that differ and numbers that are not finite at sampled tokens.
+    that differ, numbers that are not finite at sampled tokens, and gamma or lambda outside [0, 1].
     """
-    check_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
-    check_finite_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
+    _check(rewards_BT, values_BT, mask_BT, gamma=gamma, gae_lambda=gae_lambda)
     values_BT = sampled_or_zero(at_least_float32(values_BT.detach()), mask_BT)
     delta_BT = rewards_BT + gamma * next_sampled(values_BT, mask_BT=mask_BT, end=0)
     advantages_BT = discounted_sum(delta_BT - values_BT, mask_BT=mask_BT, decay=gamma * gae_lambda)
@@ -93,14 +94,22 @@ def bi_level_gae(
 
     As in VAGEN's released code, a turn's advantage *replaces* the token-level one of its last
     token. With all four constants 1 the result is that of `gae`; what makes the difference is a
-    gamma_turn below gamma, which discounts by turns, or a lambda_turn of its own. Raises ValueError
-    where `gae` does.
+    gamma_turn below gamma, which discounts by turns, or a lambda_turn of its own. `turn_index_BT`
+    must not fall along a row. Raises ValueError where `gae` does and for a turn index that is -1 at
+    a sampled token, not -1 elsewhere, or falling.
     """
-    check_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT, turn_index_BT=turn_index_BT)
-    check_finite_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
+    _check(
+        rewards_BT,
+        values_BT,
+        mask_BT,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        gamma_turn=gamma_turn,
+        lambda_turn=lambda_turn,
+    )
+    next_turn_BT = _check_turns(turn_index_BT, mask_BT)
     rewards_BT = sampled_or_zero(at_least_float32(rewards_BT.detach()), mask_BT)
     values_BT = sampled_or_zero(at_least_float32(values_BT.detach()), mask_BT)
-    next_turn_BT = next_sampled(turn_index_BT, mask_BT=mask_BT, end=-1)
     last_BT = mask_BT & (next_turn_BT != turn_index_BT)
 
     turn_BT = turn_index_BT.clamp(min=0)
@@ -138,11 +147,13 @@ def clipped_value_loss(
 
     [B, T], 0 where no token was sampled; `aggregate` it as token_mean. `values_BT` carries the
     gradient. `clip` is in the unit of a return; None for the plain square.
-    Raises ValueError for shapes that differ, and old values or returns that are not finite at
-    sampled tokens.
+    Raises ValueError for shapes that differ, a clip that is not positive, and old values or returns
+    that are not finite at sampled tokens.
     """
     check_tokens(mask_BT, values_BT=values_BT, old_values_BT=old_values_BT, returns_BT=returns_BT)
     check_finite_tokens(mask_BT, old_values_BT=old_values_BT, returns_BT=returns_BT)
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be positive or None for the plain square, got {clip}")
     values_BT = sampled_or_zero(at_least_float32(values_BT), mask_BT)
     old_BT = sampled_or_zero(old_values_BT.detach(), mask_BT).to(values_BT.dtype)
     returns_BT = sampled_or_zero(returns_BT.detach(), mask_BT).to(values_BT.dtype)
@@ -168,3 +179,26 @@ def explained_variance(values_BT: Tensor, *, returns_BT: Tensor, mask_BT: Tensor
         return math.nan
     unexplained = (returns_N - values_N).var(correction=0) / returns_N.var(correction=0)
     return 1 - unexplained.item()
+
+
+def _check(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, **constants: float) -> None:
+    check_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
+    check_finite_tokens(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
+    for name, value in constants.items():
+        check_range(name, value, low=0.0, high=1.0)
+
+
+def _check_turns(turn_index_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the turn of the next sampled token [B, T], -1 after the last."""
+    check_tokens(mask_BT, turn_index_BT=turn_index_BT)
+    check_ids(turn_index_BT=turn_index_BT)
+    if not torch.equal(turn_index_BT >= 0, mask_BT):
+        raise ValueError("turn_index_BT must be at least 0 at sampled tokens and -1 elsewhere")
+    next_turn_BT = next_sampled(turn_index_BT, mask_BT=mask_BT, end=-1)
+    falling_BT = mask_BT & (next_turn_BT >= 0) & (next_turn_BT < turn_index_BT)
+    if falling_BT.any():
+        row = int(falling_BT.nonzero()[0, 0])
+        raise ValueError(
+            f"turn_index_BT must not fall along a row, got {turn_index_BT[row].tolist()}"
+        )
+    return next_turn_BT

@@ -72,6 +72,12 @@ def check_ids(**tensors_N: Tensor) -> None:
             raise ValueError(f"{name} must hold int64 ids, got {tensor.dtype}")
 
 
+def check_range(name: str, value: float, *, low: float, high: float) -> None:
+    """Raise ValueError unless low <= value <= high; NaN never is."""
+    if not low <= value <= high:
+        raise ValueError(f"{name} must lie in [{low}, {high}], got {value}")
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor in a floating-point type in which sums over tokens can be trusted."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -41,14 +41,18 @@ from ragen_apo.objectives.tensors import (
 
 @dataclass(frozen=True)
 class TurnLevelSettings:
-    """The knobs of the turn-level loss."""
+    """The knobs of the turn-level loss. Raises ValueError for a trace outside [0, 1]."""
 
     beta2: float
     """Weight of KL(pi || pi_ref), in the unit of a return."""
     trace: float
-    """lambda, from 0 to 1."""
+    """lambda."""
     advantage_clamp: float | None = None
     """Largest |A_h| that a gradient sees; None for no limit."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.trace <= 1.0:
+            raise ValueError(f"trace must lie between 0 and 1, got {self.trace}")
 
 
 def turn_level_loss(

@@ -20,6 +20,7 @@ from ragen_apo.objectives.apo import ApoSettings, apo_loss
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
+    entropy_bonus,
     importance_weights,
     kl_loss,
     penalize_rewards,
@@ -168,8 +169,9 @@ def policy_term(
             reference_logprobs_BT=step.reference_logprobs_BT,
             mask_BT=mask_BT,
         )
-    assert scores.entropy_BT is not None
-    loss_BT = loss_BT - entropy_coefficient * scores.entropy_BT
+    loss_BT = loss_BT + entropy_bonus(
+        scores.entropy_BT, mask_BT=mask_BT, coefficient=entropy_coefficient
+    )
     return aggregate(
         loss_BT,
         mask_BT=mask_BT,

@@ -12,11 +12,12 @@ from torch import Tensor
 from ragen_apo.objectives.policy_gradient import (
     aggregate,
     clipped_policy_loss,
+    entropy_bonus,
     importance_weights,
     kl_loss,
     penalize_rewards,
 )
-from ragen_apo.objectives.tensors import sampled_or_zero, token_log_ratio
+from ragen_apo.objectives.tensors import token_log_ratio
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.algorithms.base import Algorithm
 from ragen_apo.training.algorithms.policy_gradient import PolicyGradientConfig
@@ -83,8 +84,9 @@ class ClippedRatio(Algorithm[Tensor]):
             )
         if settings.entropy_coefficient > 0:
             assert scores.entropy_BT is not None
-            entropy_BT = sampled_or_zero(scores.entropy_BT, mask_BT)
-            loss_BT = loss_BT - settings.entropy_coefficient * entropy_BT
+            loss_BT = loss_BT + entropy_bonus(
+                scores.entropy_BT, mask_BT=mask_BT, coefficient=settings.entropy_coefficient
+            )
         return LossPart(
             loss=aggregate(
                 loss_BT,
