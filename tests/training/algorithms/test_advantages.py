@@ -96,6 +96,15 @@ def test_rloo_equals_its_definition(entries):
     assert advantages_of(Rloo(), returns_B, group_B).tolist() == pytest.approx(expected, abs=1e-6)
 
 
+def test_rollouts_of_one_task_are_needed():
+    returns_B, group_B = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([1, 1, 3])
+    with pytest.raises(ValueError, match=r"got one for group 3 \(and 0 more\)"):
+        advantages_of(Rloo(), returns_B, group_B)
+    for algorithm in (Grpo(), DrGrpo(), Rloo()):
+        with pytest.raises(ValueError, match="got 3 groups of one"):
+            advantages_of(algorithm, returns_B, torch.tensor([1, 2, 3]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("algorithm", [Grpo(), DrGrpo(), Rloo()], ids=lambda each: each.name)
 def test_equal_returns_have_advantages_of_exactly_zero(algorithm, dtype):

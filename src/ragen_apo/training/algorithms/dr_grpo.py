@@ -34,7 +34,4 @@ class DrGrpo(GroupConfig):
     """How token losses become one number; the default is what the algorithm's paper does."""
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        from ragen_apo.objectives.tensors import group_statistics
-
-        tasks = group_statistics(rollouts.returns_B, group_N=rollouts.group_B)
-        return rollouts.spread(tasks.deviation)
+        return rollouts.spread(self.statistics_of_tasks(rollouts).deviation)

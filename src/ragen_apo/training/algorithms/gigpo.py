@@ -68,7 +68,7 @@ class Gigpo(GroupConfig):
         )
         to_go_BK = discounted_sum(rewards_BK, decay=self.gamma)
 
-        of_episode = group_statistics(rollouts.returns_B, group_N=rollouts.group_B)
+        of_episode = self.statistics_of_tasks(rollouts)
         of_turn = group_statistics(to_go_BK[row_N, turn_N], group_N=anchor_N)
         advantages_BK = torch.zeros_like(to_go_BK)
         advantages_BK[row_N, turn_N] = of_episode.standardized()[row_N] + of_turn.standardized()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ragen_apo.config import RunConfig
+    from ragen_apo.objectives.tensors import GroupStatistics
     from ragen_apo.policy.language_model import LanguageModel
     from ragen_apo.training.algorithms.base import Algorithm
     from ragen_apo.training.rollouts import Rollouts
@@ -144,3 +145,11 @@ class GroupConfig(PolicyGradientConfig):
 
     group_size: GroupSize = 8
     """Rollouts per task."""
+
+    def statistics_of_tasks(self, rollouts: Rollouts) -> GroupStatistics:
+        """The returns within their tasks; raises ValueError where no task has two rollouts."""
+        from ragen_apo.objectives.tensors import check_comparable, group_statistics
+
+        tasks = group_statistics(rollouts.returns_B, group_N=rollouts.group_B)
+        check_comparable(tasks)
+        return tasks
