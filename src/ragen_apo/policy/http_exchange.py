@@ -55,7 +55,7 @@ class Exchange:
         self._socket: socket.socket | None = None
         self._ended_by: httpx2.HTTPError | None = None
 
-    def send(self, method: str, url: str, content: bytes | None) -> tuple[httpx2.Response, str]:
+    def send(self, method: str, url: str, content: bytes | None) -> tuple[httpx2.Response, bytes]:
         """The answer of the server: its head, and its body without the key.
 
         Raises httpx2.HTTPError: ReadTimeout when the time is over, BrokenOffError after
@@ -83,7 +83,9 @@ class Exchange:
         """Ends the request from another thread, also one that is not sent yet."""
         self._end(BrokenOffError("it was broken off"))
 
-    def _receive(self, method: str, url: str, content: bytes | None) -> tuple[httpx2.Response, str]:
+    def _receive(
+        self, method: str, url: str, content: bytes | None
+    ) -> tuple[httpx2.Response, bytes]:
         body, traced = bytearray(), {"trace": self._note}
         with self._client.stream(method, url, content=content, extensions=traced) as response:
             for part in response.iter_bytes():
@@ -91,7 +93,8 @@ class Exchange:
                 if len(body) > self._max_bytes:
                     raise TooLargeError(f"an answer of more than {self._max_bytes:,} bytes")
         # Before anything of it is cut to length: half a key would not be found any more.
-        return response, without_key(body.decode("utf-8", errors="replace"), self._key)
+        text = without_key(body.decode(errors="surrogateescape"), self._key)
+        return response, text.encode(errors="surrogateescape")
 
     def _note(self, event: str, info: Mapping[str, Any]) -> None:
         """Keeps the socket of a new connection; that of TLS takes the place of the one below it."""

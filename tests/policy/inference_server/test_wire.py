@@ -108,3 +108,9 @@ def test_an_answer_with_less_than_was_announced_is_no_answer() -> None:
     with dripping(cut) as (url, _), failed as caught:
         request(url, seconds=20).send()
     assert not caught.value.is_refusal, "the server may answer the next time"
+
+
+def test_an_answer_that_is_no_utf8_is_no_json() -> None:
+    wrong = STATUS + b'Content-Length: 11\r\n\r\n{"a": "\xff"} '
+    with dripping(wrong) as (url, _), pytest.raises(RequestError, match="the answer is not JSON"):
+        request(url, seconds=20).send()

@@ -180,7 +180,7 @@ class ChatClient:
         )
         try:
             url, content = self._address.chat_url, json.dumps(body).encode()
-            response, text = exchange.send("POST", url, content)
+            response, received = exchange.send("POST", url, content)
         except httpx2.ConnectTimeout:
             sentence = (
                 f"{server} cannot be reached (no connection within {MAX_CONNECT_SECONDS:g} s)."
@@ -196,6 +196,7 @@ class ChatClient:
             sentence = f"{server} broke the connection off ({self._told(error)})."
             return _Failure(sentence, passes=True)
         status, headers = response.status_code, response.headers
+        text = received.decode(errors="replace")
         if status != httpx2.codes.OK:
             return self._failure(status, headers, read_complaint(text))
         try:

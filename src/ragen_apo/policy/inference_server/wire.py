@@ -84,11 +84,11 @@ class Request:
         """
         method = "GET" if self._body is None else "POST"
         try:
-            response, text = self._exchange.send(method, self._path, self._body)
+            response, content = self._exchange.send(method, self._path, self._body)
         except httpx2.HTTPError as error:
             failure = self._failure(error)
         else:
-            return self._decoded(response, text)
+            return self._decoded(response, content)
         raise failure  # out here, without the error, which may hold what the server said
 
     def break_off(self) -> None:
@@ -112,8 +112,8 @@ class Request:
             advice="Start the server (docs/server.md), or correct rollouts.base_url",
         )
 
-    def _decoded(self, response: httpx2.Response, text: str) -> Any:
-        status = response.status_code
+    def _decoded(self, response: httpx2.Response, content: bytes) -> Any:
+        status, text = response.status_code, content.decode("utf-8", errors="replace")
         if status != httpx2.codes.OK:
             raise RequestError(
                 f"{self._path} was answered with status {status}: {_reason(text)}",
@@ -123,7 +123,7 @@ class Request:
         if "json" not in response.headers.get("Content-Type", ""):
             return text
         try:
-            return parse_json(text)
+            return parse_json(content.decode())
         except ValueError as error:
             raise RequestError(f"{self._path}: the answer is not JSON ({error})") from error
 
