@@ -264,6 +264,18 @@ class TestOverrides:
             "values.baseline is zero, and algorithm grpo subtracts no V*",
         ),
         (
+            "algorithm: grpo\nvalues: {estimator: regression}",
+            "values.estimator is regression, and algorithm grpo subtracts no V*",
+        ),
+        (
+            "values: {estimator: regression, baseline: zero}",
+            "values.estimator is regression, and values.baseline zero subtracts nothing",
+        ),
+        (
+            "values: {estimator: regression, beta1: 0}",
+            "predicts exp(R / beta1), and values.beta1 is 0; set it above 0, or",
+        ),
+        (
             "values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}",
             "remove one of the two",
         ),

@@ -35,6 +35,10 @@ constant                   sum over tokens / (sequences x max_tokens): Dr. GRPO.
 Baseline = Literal["v_star", "mean", "zero"]
 """What A*-PO subtracts from a return: V*, or for ablations the mean of the samples, or nothing."""
 
+ValueEstimator = Literal["samples", "regression"]
+"""How V* is computed from the episodes of Stage 1: of a task or state from its own samples, or by a
+regression over all of them (`values.regression`), which values states that were never seen, too."""
+
 KlPlace = Literal["loss", "reward"]
 """Where a KL penalty stands: added to the loss, or subtracted from the rewards of tokens. Each has
 the one estimate of a token's KL whose gradient is right there (`objectives.policy_gradient.kl_loss`

@@ -16,19 +16,24 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "sharding"),
+    ("algorithm", "sharding", "others"),
     [
-        *((name, "none") for name in ("apo", "apo_turn", "ppo", "grpo")),
+        *((name, "none", ()) for name in ("apo", "apo_turn", "ppo", "grpo")),
         # What is in shares is the policy and the reference, and the critic; losses see neither.
-        *((name, "full") for name in ("apo_turn", "ppo")),
+        ("apo_turn", "full", ("--values.estimator=regression",)),
+        ("ppo", "full", ()),
     ],
 )
 def test_two_ranks_make_the_steps_of_one_process(
-    algorithm: str, sharding: str, finished_run: Path, by_one_process: Callable[..., Seen]
+    algorithm: str,
+    sharding: str,
+    others: tuple[str, ...],
+    finished_run: Path,
+    by_one_process: Callable[..., Seen],
 ) -> None:
     options = (finished_run, algorithm, 4, "float64")
-    one = by_one_process(steps, *options)
-    first, second = answers(in_ranks(2, steps, *options, sharding))
+    one = by_one_process(steps, *options, "none", *others)
+    first, second = answers(in_ranks(2, steps, *options, sharding, *others))
     assert_same_steps(first, one)
     for name, tensor in first.state.items():
         assert np.array_equal(second.state[name], tensor), "ranks must not drift apart"

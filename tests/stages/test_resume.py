@@ -197,10 +197,14 @@ def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
     assert_same_state(run, whole)
 
 
-def test_a_run_with_a_context_window_killed_in_stage_two(
+def test_a_run_with_a_context_window_and_values_by_regression_killed_in_stage_two(
     run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
-    config = algorithm_runs.config("apo", "--agent.context={mode: last_turns, num_turns: 1}")
+    config = algorithm_runs.config(
+        "apo_turn",
+        "--agent.context={mode: last_turns, num_turns: 1}",
+        "--values.estimator=regression",
+    )
     whole = factories.run(config, tmp_path / "whole")
     # In the last of four steps, after the checkpoint of the second.
     status = run_until_killed(tmp_path, target=STEP, call=4, text=resolved_yaml(config))
@@ -212,6 +216,7 @@ def test_a_run_with_a_context_window_killed_in_stage_two(
     assert_same_tensors(run.policy, whole.policy)
     assert samples(run.path) == samples(whole.path)
     assert all(row["gradient_norm"] > 0 for row in rows(whole.metrics)), "or moments do not matter"
+    assert all(row.get("known_turn_share", 1.0) == 1.0 for row in rows(whole.metrics))
     assert any('"restarts_context": true' in trajectory for trajectory in stored(whole.path))
 
 

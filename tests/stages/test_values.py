@@ -1,5 +1,8 @@
 """What Stage 1 says of the reference, and what Stage 2 is told of it."""
 
+import math
+import re
+
 import pytest
 
 from ragen_apo.errors import MissingValueError
@@ -77,6 +80,29 @@ def test_the_ablations_use_zero_and_the_mean_of_the_returns(session: Session) ->
         assert value == pytest.approx(sum(returns[task_id]) / len(returns[task_id]))
         assert value <= v_star[task_id] + 1e-12
     assert any(value < v_star[task_id] - 1e-6 for task_id, value in mean.items())
+
+
+def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
+    session: Session,
+) -> None:
+    said, tasks = Sayings(), session.training_tasks()
+    asked = with_keys(with_progress(session, said), "--values.estimator=regression")
+    model = reference(session)
+    found, stored = (reference_values(each, model, tasks) for each in (asked, session))
+    assert found.tasks.keys() == stored.tasks.keys()
+    assert found.tasks != pytest.approx(stored.tasks)
+    assert found.regression is not None and stored.regression is None
+    assert found.regression.beta == session.config.values.beta1
+    assert found.regression.sentence() in said.lines
+    assert re.fullmatch(
+        r"V\* by regression on \d+ states of 42 episodes; it leaves \d+% of the variance of what "
+        "held-out episodes earn",
+        found.regression.sentence(),
+    )
+    mean = reference_values(with_keys(asked, "--values.baseline=mean"), model, tasks)
+    assert mean.regression is not None and math.isinf(mean.regression.beta)
+    with pytest.raises(MissingValueError, match="no sampled return of 3 of 24 tasks"):
+        reference_values(asked, model, session.environments.tasks("all"))
 
 
 def test_a_new_reference_has_values_of_its_own_and_the_old_ones_stay(session: Session) -> None:

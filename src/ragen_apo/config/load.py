@@ -37,6 +37,7 @@ _YOUNG_AND_FIXED = (
     "agent.template_options",
     "policy.revision",
     "training.best_of",
+    "values.estimator",
 )
 """Those whose default is how such a run was made, and which may not change."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ragen_apo.choices import Baseline, Credit, Relabel
+from ragen_apo.choices import Baseline, Credit, Relabel, ValueEstimator
 from ragen_apo.config.section import Count, LearningRate, NonNegative, Section, Size
 
 
@@ -23,6 +23,9 @@ class ValuesConfig(Section):
     """Rollouts per task at most, if adaptive."""
     store: str | None = None
     """Take V* from this existing value store instead of sampling the reference."""
+    estimator: ValueEstimator = "samples"
+    """V* of a task or state from its own samples; or by regression on the reference's hidden states
+    over all samples, which needs fewer of them and, with apo_turn, gives every turn a value."""
     baseline: Baseline = "v_star"
     """What A*-PO subtracts from the return; mean and zero are ablations."""
 

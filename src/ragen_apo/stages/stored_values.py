@@ -6,19 +6,25 @@ has to lie on a disk of its host.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
+
+from pydantic import TypeAdapter
 
 from ragen_apo.config.values import ValuesConfig
 from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
 from ragen_apo.stages.task_selection import select_stored_tasks
+from ragen_apo.stages.value_regression import values_by_regression
 from ragen_apo.task_order import missing_categories
 from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.state_values import ReferenceValues, state_values
 from ragen_apo.values.store import ValueStore
+
+_REFERENCE_VALUES = TypeAdapter(ReferenceValues)
 
 
 def reference_values(
@@ -38,18 +44,24 @@ def reference_values(
     beta = baseline_beta(config.values)
     min_visits = config.algorithm.min_state_visits
     conditions = session.conditions(reference)
+    by_regression = config.values.estimator == "regression"
 
-    def stored() -> dict[str, dict[str, float]]:
+    def stored() -> ReferenceValues:
         with session.value_store() as store:
-            values = {"tasks": store.values(conditions, task_ids, beta=beta)}
-            if min_visits is not None:
-                trajectories = stored_trajectories(store, conditions, tasks)
-                values["states"] = dict(
-                    state_values(trajectories, beta=beta, min_visits=min_visits)
-                )
-            return values
+            values = store.values(conditions, task_ids, beta=beta)
+            episodes = stored_trajectories(store, conditions, tasks)
+            if by_regression:
+                regression, values = values_by_regression(reference, list(episodes), beta=beta)
+                session.progress.say(regression.sentence())
+                return ReferenceValues(values, regression=regression)
+            if min_visits is None:
+                return ReferenceValues(values)
+            known = state_values(episodes, beta=beta, min_visits=min_visits)
+            return ReferenceValues(values, known)
 
-    return ReferenceValues(**session.ranks.from_first(stored, "values of the store"))
+    # A regression reads what the whole reference makes of the episodes.
+    with reference.whole() if by_regression else contextlib.nullcontext():
+        return session.ranks.from_first(stored, "values of the store", _REFERENCE_VALUES)
 
 
 def selected_tasks(

@@ -12,8 +12,10 @@ Nothing is computed from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from ragen_apo.evaluation.failures import failure_pattern, reports_target
 from ragen_apo.evaluation.summary import episode_row
@@ -43,13 +45,16 @@ def kept_episodes(
             trajectory, episode=index, policy=trajectory.policy_version, pattern=pattern
         )
         row["step"] = rollouts.step + 1
-        reference = _reference_logprobs(trajectory, scored)
+        reference = _of_turns(trajectory, scored, lambda each: each.reference_logprobs_BT)
+        by_regression = _of_turns(trajectory, scored, lambda each: each.state_values_BT)
         for number, turn in enumerate(trajectory.turns):
             row["turns"][number] |= {
                 "token_ids": list(turn.response_token_ids),
                 "logprobs": _rounded(turn.logprobs),
-                "reference_logprobs": reference[number],
-                "v_star": _value(trajectory, number, rollouts.values),
+                "reference_logprobs": _rounded(reference[number]),
+                "v_star": next(
+                    iter(by_regression[number]), _stored_value(trajectory, number, rollouts.values)
+                ),
             }
         rows.append(row)
     return rows
@@ -62,22 +67,23 @@ def chosen(returns: Sequence[float], *, num_episodes: int) -> list[int]:
     return sorted(list(dict.fromkeys([best, worst, *indices]))[:num_episodes])
 
 
-def _reference_logprobs(trajectory: Trajectory, scored: Rollouts | None) -> list[list[float]]:
-    """Of each turn's tokens; of none for an episode that the step did not train on."""
+def _of_turns(
+    trajectory: Trajectory, scored: Rollouts | None, read: Callable[[Rollouts], Tensor | None]
+) -> list[list[float]]:
+    """What `read` says of each turn's tokens; of none where it, or the step, has nothing."""
     trained_on = () if scored is None else scored.trajectories
     row = next((row for row, each in enumerate(trained_on) if each is trajectory), None)
-    if scored is None or row is None:
+    if scored is None or row is None or (values_BT := read(scored)) is None:
         return [[] for _ in trajectory.turns]
-    turn_T, logprobs_T = scored.turn_index_BT[row].cpu(), scored.reference_logprobs_BT[row].cpu()
-    of_turns = [logprobs_T[turn_T == number].tolist() for number in range(len(trajectory.turns))]
-    return [_rounded(logprobs) for logprobs in of_turns]
+    turn_T, values_T = scored.turn_index_BT[row].cpu(), values_BT[row].cpu()
+    return [values_T[turn_T == number].tolist() for number in range(len(trajectory.turns))]
 
 
 def _rounded(logprobs: Sequence[float]) -> list[float]:
     return [round(logprob, NUM_DIGITS) for logprob in logprobs]
 
 
-def _value(trajectory: Trajectory, number: int, values: ReferenceValues) -> float | None:
+def _stored_value(trajectory: Trajectory, number: int, values: ReferenceValues) -> float | None:
     """V* of the task in the first turn, of the state later on."""
     if number == 0:
         return values.tasks.get(trajectory.task.task_id)

@@ -59,6 +59,8 @@ class Rollouts:
     rewards_BT: Tensor
     """A turn's reward at its last sampled token; each row adds up to its return."""
     values: ReferenceValues
+    state_values_BT: Tensor | None = None
+    """V* by regression of the state in which a sampled token's turn was written; 0 elsewhere."""
     ranks: Ranks = ALONE
     """Who shares the work on them."""
 
@@ -101,6 +103,7 @@ class Rollouts:
             group_B=self.group_B[keep_B],
             returns_B=self.returns_B[keep_B],
             rewards_BT=self.rewards_BT[keep_B],
+            state_values_BT=None if self.state_values_BT is None else self.state_values_BT[keep_B],
         )
 
     def micro_batches(self, indices: Sequence[int], *, size: int) -> Iterator[MicroBatch]:

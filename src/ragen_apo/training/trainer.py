@@ -10,7 +10,8 @@
     choice        of several rollouts for each one the best, if configured
     filter        tasks that are worth an update, with normalised returns, if configured, and
                   those that the algorithm can learn from
-    reference     log-probabilities of the same tokens under the frozen reference; and under the
+    reference     log-probabilities of the same tokens under the frozen reference, and V* of each
+                  turn's state where a regression says it; and log-probabilities under the
                   policy, for an algorithm with a ratio whose sampler rounds otherwise
     prepare       the algorithm's advantages, from all rollouts
     for each pass, for each minibatch:
@@ -42,6 +43,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.objectives.filters import filter_groups
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.scoring import TokenScores, score_tokens, token_logprobs
+from ragen_apo.policy.turn_features import at_turns, turn_features
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.algorithms.base import Algorithm
@@ -53,6 +55,7 @@ from ragen_apo.training.rollouts_ahead import RolloutsAhead
 from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
 from ragen_apo.training.thoughts import cross_scoring_metrics
 from ragen_apo.types import Task, Trajectory
+from ragen_apo.values.regression import ValueRegression
 from ragen_apo.values.state_values import ReferenceValues
 
 
@@ -217,7 +220,8 @@ class Trainer:
         )
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
-        """The rollouts with log pi_ref of their tokens, and log pi_old where the sampler's differs.
+        """The rollouts with what the reference says of them, and log pi_old where the sampler's
+        differs.
 
         Ratios to a sampler that rounds otherwise would be of its rounding. So the policy scores the
         tokens as the loss does, before the first update of the step, and its ratios begin at 1.
@@ -230,6 +234,11 @@ class Trainer:
         scored = replace(
             rollouts, reference_logprobs_BT=logprobs_under(self.reference, "reference")
         )
+        regression = self.values.regression
+        if regression is not None and self.config.algorithm.min_state_visits is not None:
+            value = functools.partial(self._state_values, regression)
+            values_BT = rollouts.scored(value, size=self._micro_batch_size, what="values")
+            scored = replace(scored, state_values_BT=values_BT)
         is_local = self.config.rollouts.engine == "local"
         rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
         if rounds_alike or not self.algorithm.has_ratio:
@@ -294,6 +303,11 @@ class Trainer:
             temperature=self.config.sampling.temperature,
         )
         return micro.in_rows(logprobs_ML)
+
+    def _state_values(self, regression: ValueRegression, micro: MicroBatch) -> torch.Tensor:
+        """V* of the state in which each sampled token's turn was written [B, T]."""
+        features_NH = turn_features(self.reference, micro.samples.token_ids_RT, micro.targets_ML)
+        return micro.in_rows(at_turns(regression.values(features_NH), micro.targets_ML))
 
     # Between steps.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ragen_apo.types import Trajectory
 from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.regression import ValueRegression
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ReferenceValues:
     """V* by task id."""
     states: Mapping[str, float] = field(default_factory=dict)
     """V* by state key, of states that were visited often enough."""
+    regression: ValueRegression | None = None
+    """V* of any state, in the place of `states`."""
 
 
 @dataclass(frozen=True)

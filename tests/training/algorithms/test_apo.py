@@ -5,25 +5,32 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from ragen_apo.errors import ConfigError
+from ragen_apo.policy.turn_features import turn_features
 from ragen_apo.session import Session
 from ragen_apo.training.algorithms.apo import ApoTargets
 from ragen_apo.training.algorithms.apo_turn import TurnTargets
-from ragen_apo.values.state_values import segments
+from ragen_apo.training.trainer import Trainer
+from ragen_apo.types import Trajectory, training_samples
+from ragen_apo.values.state_values import Segment, segments
 from tests.factories import config, sampled_logprobs, step_without_update, trainer, trainer_of
 from tests.sweeps import quick_first
 
 TRACE = 0.5
 
 
-@pytest.mark.parametrize("algorithm", quick_first(["apo", "apo_turn"]))
+STORED = [f"--algorithm.trace={TRACE}", "--algorithm.min_visits=1"]
+PREDICTED = [f"--algorithm.trace={TRACE}", "--values.estimator=regression"]
+FORMS = [("apo", []), ("apo_turn", STORED), ("apo_turn", PREDICTED)]
+
+
+@pytest.mark.parametrize(("algorithm", "by_turn"), quick_first(FORMS))
 def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_with(
-    algorithm: str, session: Session
+    algorithm: str, by_turn: list[str], session: Session
 ) -> None:
-    by_turn = [f"--algorithm.trace={TRACE}", "--algorithm.min_visits=1"]
-    by_turn = by_turn if algorithm == "apo_turn" else []
     trainer = trainer_of(
         session,
         algorithm,
@@ -39,11 +46,7 @@ def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_wit
             sampled_logprobs(model, trajectory) for model in (trainer.policy, trainer.reference)
         )
         log_ratios = (policy - reference).tolist()
-        parts = segments(
-            trajectory,
-            task_value=trainer.values.tasks[trajectory.task.task_id],
-            values=trainer.values.states if algorithm == "apo_turn" else {},
-        )
+        parts = parts_of(trajectory, trainer)
         residuals = []
         for part, following in zip(parts, [*parts[1:], None], strict=True):
             turns = trajectory.turns[part.first_turn : part.first_turn + part.num_turns]
@@ -66,6 +69,24 @@ def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_wit
     offset_B = first_offsets(seen.targets)
     assert offset_B.tolist() == pytest.approx(others, abs=1e-5)
     assert offset_B.abs().max() > 1e-3 and len(set(offset_B.tolist())) > 1
+
+
+def parts_of(trajectory: Trajectory, trainer: Trainer) -> list[Segment]:
+    """The segments of an episode, cut turn by turn."""
+    regression, task_id = trainer.values.regression, trajectory.task.task_id
+    if regression is None:
+        by_turn = trainer.config.algorithm.name == "apo_turn"
+        states = trainer.values.states if by_turn else {}
+        return segments(trajectory, task_value=trainer.values.tasks[task_id], values=states)
+    (sample,) = training_samples(trajectory)
+    tokens, targets = torch.tensor([sample.token_ids]), torch.tensor([sample.loss_mask])
+    values = regression.values(turn_features(trainer.reference, tokens, targets)).tolist()
+    assert values[0] == pytest.approx(trainer.values.tasks[task_id], abs=1e-4)
+    assert len(set(values)) == len(trajectory.turns)
+    return [
+        Segment(first_turn=number, num_turns=1, reward=turn.reward, value=value)
+        for number, (turn, value) in enumerate(zip(trajectory.turns, values, strict=True))
+    ]
 
 
 def first_offsets(targets: ApoTargets | TurnTargets) -> Tensor:

@@ -4,11 +4,12 @@
     A_s     = sum over l >= 0 of trace^l delta_{s+l}
     loss    = - sum over segments of detach(A_s) Delta_s
 
-Equations are in `objectives.turn_level`, values of states in `values.state_values`; the trace is
-GAE's lambda (Schulman et al., arXiv 1506.02438). Assumes that equal states have equal keys. With
-trace 1 the expected gradient is that of `apo` for any values; with 0 it relies on them. These
-values count chance as skill. So in a stochastic environment only trace 1 is right, and any other is
-refused.
+Equations are in `objectives.turn_level`; the trace is GAE's lambda (Schulman et al., arXiv
+1506.02438). Values of states are the store's, for states with a key that Stage 1 visited
+(`values.state_values`; equal states must have equal keys), or those of a regression
+(`values.regression`), which gives every turn one. With trace 1 the expected gradient is that of
+`apo` for any values; with 0 it relies on them. These values count chance as skill. So in a
+stochastic environment only trace 1 is right, and any other is refused.
 """
 
 from __future__ import annotations
@@ -107,37 +108,19 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
         import torch
 
         from ragen_apo.objectives.turn_level import segment_sums
-        from ragen_apo.values.state_values import segments
 
-        cuts = [
-            segments(
-                trajectory,
-                task_value=rollouts.values.tasks[trajectory.task.task_id],
-                values=rollouts.values.states,
-            )
-            for trajectory in rollouts.trajectories
-        ]
-        num_columns = max(len(parts) for parts in cuts)
-        num_turns = max(len(trajectory.turns) for trajectory in rollouts.trajectories)
-        values_BS = torch.zeros(len(cuts), num_columns)
-        segment_of_turn_BK = torch.zeros(len(cuts), num_turns, dtype=torch.int64)
-        for row, parts in enumerate(cuts):
-            for column, part in enumerate(parts):
-                values_BS[row, column] = part.value
-                last_turn = part.first_turn + part.num_turns
-                segment_of_turn_BK[row, part.first_turn : last_turn] = column
-        device = rollouts.group_B.device
-        values_BS = values_BS.to(device)
-        segment_BT = segment_of_turn_BK.to(device).gather(1, rollouts.turn_index_BT.clamp(min=0))
+        by_turn = rollouts.state_values_BT is not None
+        values_BS, segment_BT, num_segments_B = (_every_turn if by_turn else _between_known)(
+            rollouts
+        )
         rewards_BS = segment_sums(
             rollouts.rewards_BT, mask_BT=rollouts.mask_BT, segment_BT=segment_BT, like=values_BS
         )
         offset_BS = torch.zeros_like(values_BS)
         if self._settings.has_offset:
             advantage_BS = self._advantages_at_sampling(rollouts, segment_BT, rewards_BS, values_BS)
-            num_segments_B = torch.tensor([len(parts) for parts in cuts], device=device)
-            index_S = torch.arange(num_columns, device=device)
-            present_BS = index_S < num_segments_B[:, None]
+            index_S = torch.arange(values_BS.shape[1], device=values_BS.device)
+            present_BS = index_S < torch.tensor(num_segments_B, device=values_BS.device)[:, None]
             offset_BS = self._settings.offset(
                 advantage_BS, values_BS=values_BS, present_BS=present_BS
             )
@@ -145,7 +128,7 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
             segment_BT=segment_BT,
             rewards_BS=rewards_BS,
             values_BS=values_BS,
-            num_segments=sum(len(parts) for parts in cuts),
+            num_segments=sum(num_segments_B),
             offset_BS=offset_BS,
         )
 
@@ -196,3 +179,48 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
             num_known = targets.num_segments - len(rollouts)
             metrics["known_turn_share"] = num_known / num_later_turns
         return metrics
+
+
+def _every_turn(rollouts: Rollouts) -> tuple[Tensor, Tensor, list[int]]:
+    """Each turn is a segment, with the value that the regression gives its state.
+
+    Values [B, S], the segment of each sampled token [B, T], and the segments of each trajectory.
+    """
+    import torch
+
+    assert rollouts.state_values_BT is not None
+    num_turns_B = [len(trajectory.turns) for trajectory in rollouts.trajectories]
+    most = max(num_turns_B)
+    # What was not sampled goes to a column behind the last turn.
+    turn_BT = torch.where(rollouts.mask_BT, rollouts.turn_index_BT, most)
+    zeros_BS = rollouts.state_values_BT.new_zeros(len(turn_BT), most + 1)
+    values_BS = zeros_BS.scatter(1, turn_BT, rollouts.state_values_BT)[:, :most]
+    return values_BS, turn_BT.clamp(max=most - 1), num_turns_B
+
+
+def _between_known(rollouts: Rollouts) -> tuple[Tensor, Tensor, list[int]]:
+    """The segments between states whose value the store has; as `_every_turn`."""
+    import torch
+
+    from ragen_apo.values.state_values import segments
+
+    cuts = [
+        segments(
+            trajectory,
+            task_value=rollouts.values.tasks[trajectory.task.task_id],
+            values=rollouts.values.states,
+        )
+        for trajectory in rollouts.trajectories
+    ]
+    num_segments_B = [len(parts) for parts in cuts]
+    num_turns = max(len(trajectory.turns) for trajectory in rollouts.trajectories)
+    values_BS = torch.zeros(len(cuts), max(num_segments_B))
+    segment_of_turn_BK = torch.zeros(len(cuts), num_turns, dtype=torch.int64)
+    for row, parts in enumerate(cuts):
+        for column, part in enumerate(parts):
+            values_BS[row, column] = part.value
+            last_turn = part.first_turn + part.num_turns
+            segment_of_turn_BK[row, part.first_turn : last_turn] = column
+    device = rollouts.group_B.device
+    segment_BT = segment_of_turn_BK.to(device).gather(1, rollouts.turn_index_BT.clamp(min=0))
+    return values_BS.to(device), segment_BT, num_segments_B

@@ -1,0 +1,158 @@
+"""V* of any state, by regression on what the reference makes of it.
+
+Consumes features of the states that Stage 1 visited (`policy.turn_features`) and what the reference
+earned from there; produces values of states, seen or not. Pure.
+
+    V_hat(s) = beta log f(s),   f minimises  sum_i (exp(G_i / beta) - f(s_i))^2 + ridge ||w||^2
+
+G is the return-to-go, and f is linear in random Fourier features (Rahimi and Recht, "Random
+Features for Large-Scale Kernel Machines", 2007): an approximate kernel ridge regression, solved in
+closed form. E[exp(G / beta) | s] minimises the expected square. So V_hat(s) approaches V*(s) as far
+as the features tell states apart. One sample of each task serves all tasks.
+
+Axes: N states, H numbers of a state, D random features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragen_apo.plural import counted
+from ragen_apo.seeding import generator
+
+NUM_FEATURES = 1024
+NUM_FOLDS = 5
+RIDGES = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 3))
+"""What is tried; the one that predicts held-out episodes best is taken."""
+MIN_DEVIATION = 1e-6
+"""Of a number that is nearly the same in all states, such as one that the model does not use."""
+
+
+@dataclass(frozen=True)
+class ValueRegression:
+    """A fitted regression; plain numbers, so that it can be sent to other processes."""
+
+    beta: float
+    highest: float
+    """The highest return-to-go; exponentials are of differences to it."""
+    means: Sequence[float]
+    """Of each number of a state."""
+    deviations: Sequence[float]
+    weights: Sequence[float]
+    """Of each random feature."""
+    constant: float
+    """f where all random features are 0."""
+    lowest_f: float
+    """The smallest that was fitted: no prediction is lower, as f is positive."""
+    unexplained: float
+    """Share of the variance of exp(G / beta) that held-out episodes leave (of G at beta inf)."""
+
+    num_states: int
+    num_episodes: int
+
+    def sentence(self) -> str:
+        """What it was fitted to, and how well it predicts."""
+        return (
+            f"V* by regression on {counted(self.num_states, 'state')} of "
+            f"{counted(self.num_episodes, 'episode')}; it leaves {self.unexplained:.0%} of the "
+            "variance of what held-out episodes earn"
+        )
+
+    def values(self, features_NH: Tensor) -> Tensor:
+        """V_hat [N], float32, on the device of the features."""
+        mean_H, deviation_H = _row(self.means), _row(self.deviations)
+        features_ND = _random_features((features_NH.double().cpu() - mean_H) / deviation_H)
+        f_N = features_ND @ _row(self.weights) + self.constant
+        if not math.isinf(self.beta):
+            f_N = self.highest + self.beta * f_N.clamp(min=self.lowest_f).log()
+        return f_N.float().to(features_NH.device)
+
+
+def fit_values(
+    features_NH: Tensor, returns_to_go: Sequence[float], *, episodes: Sequence[int], beta: float
+) -> ValueRegression:
+    """The regression of N states; `episodes` says which episode each is of.
+
+    `beta` is positive, or inf for the mean of returns. Episodes are held out as a whole, since
+    their states share what came of them. Raises ValueError for fewer episodes than folds, for
+    numbers that are not finite, and for another number of returns or episodes than of features.
+    """
+    if not len(features_NH) == len(returns_to_go) == len(episodes):
+        raise ValueError(
+            f"expected one return-to-go and one episode for each of {len(features_NH)} states, got "
+            f"{len(returns_to_go)} and {len(episodes)}"
+        )
+    if not beta > 0:
+        raise ValueError(f"beta must be positive or inf, got {beta}")
+    if len(set(episodes)) < NUM_FOLDS:
+        raise ValueError(f"expected at least {NUM_FOLDS} episodes, got {len(set(episodes))}")
+    features_NH = features_NH.double().cpu()
+    target_N = _row(returns_to_go)
+    if not (features_NH.isfinite().all() and target_N.isfinite().all()):
+        raise ValueError("features and returns must be finite")
+    highest = float(target_N.max())
+    if not math.isinf(beta):
+        target_N = ((target_N - highest) / beta).exp()
+    mean_H = features_NH.mean(0)
+    deviation_H = features_NH.std(0, correction=0).clamp(min=MIN_DEVIATION)
+    features_ND = _random_features((features_NH - mean_H) / deviation_H)
+    middle_D, middle = features_ND.mean(0), target_N.mean()
+    centred_ND, centred_N = features_ND - middle_D, target_N - middle
+    fold_N = torch.tensor([episode % NUM_FOLDS for episode in episodes])
+    ridge, error = _best_ridge(centred_ND, centred_N, fold_N)
+    weight_D = _solved(centred_ND.T @ centred_ND, centred_ND.T @ centred_N, ridge)
+    spread = float(centred_N.square().mean())
+    return ValueRegression(
+        beta=beta,
+        highest=highest,
+        means=mean_H.tolist(),
+        deviations=deviation_H.tolist(),
+        weights=weight_D.tolist(),
+        constant=float(middle - middle_D @ weight_D),
+        lowest_f=float(target_N.min()),
+        unexplained=error / spread if spread > 0 else 0.0,
+        num_states=len(episodes),
+        num_episodes=len(set(episodes)),
+    )
+
+
+def _row(numbers: Sequence[float]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _random_features(standard_NH: Tensor) -> Tensor:
+    """cos(w z + b) of standardised numbers z [N, D].
+
+    The width of the Gaussian kernel is sqrt(H), near the typical distance of two states.
+    """
+    num_numbers = standard_NH.shape[1]
+    draws = generator(0, "random-features", num_numbers)
+    frequency_HD = torch.from_numpy(draws.standard_normal((num_numbers, NUM_FEATURES)))
+    phase_D = torch.from_numpy(draws.uniform(0, 2 * math.pi, NUM_FEATURES))
+    waves_ND = (standard_NH @ frequency_HD / math.sqrt(num_numbers) + phase_D).cos()
+    return waves_ND * math.sqrt(2 / NUM_FEATURES)
+
+
+def _best_ridge(features_ND: Tensor, target_N: Tensor, fold_N: Tensor) -> tuple[float, float]:
+    """The ridge whose predictions of held-out folds err least, and their mean squared error."""
+    gram_DD, moment_D = features_ND.T @ features_ND, features_ND.T @ target_N
+    errors = dict.fromkeys(RIDGES, 0.0)
+    for fold in range(NUM_FOLDS):
+        held_ND, held_N = features_ND[fold_N == fold], target_N[fold_N == fold]
+        rest_DD, rest_D = gram_DD - held_ND.T @ held_ND, moment_D - held_ND.T @ held_N
+        for ridge in RIDGES:
+            residual_N = held_N - held_ND @ _solved(rest_DD, rest_D, ridge)
+            errors[ridge] += float(residual_N.square().sum())
+    best = min(RIDGES, key=lambda ridge: (errors[ridge], -ridge))
+    return best, errors[best] / len(target_N)
+
+
+def _solved(gram_DD: Tensor, moment_D: Tensor, ridge: float) -> Tensor:
+    """(gram + ridge)^-1 moment."""
+    lower_DD = torch.linalg.cholesky(gram_DD + ridge * torch.eye(len(gram_DD), dtype=gram_DD.dtype))
+    return torch.cholesky_solve(moment_D[:, None], lower_DD)[:, 0]

@@ -1,0 +1,161 @@
+"""V* by regression: where samples are few, what they have in common says more than each alone."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from ragen_apo.values.estimator import soft_value
+from ragen_apo.values.regression import (
+    RIDGES,
+    ValueRegression,
+    _random_features,
+    fit_values,
+)
+
+BETA = 0.5
+
+
+def tasks(num: int = 300, *, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    """Numbers of each task, and how often the reference solves it: between 5 and 95%."""
+    draws = np.random.default_rng(seed)
+    features = draws.normal(size=(num, 6))
+    rates = 0.05 + 0.9 / (1 + np.exp(-2 * features[:, 0] - features[:, 1]))
+    return torch.from_numpy(features).float(), rates
+
+
+def optimal(rates: np.ndarray, beta: float = BETA) -> np.ndarray:
+    """V* of returns 0 and 1, from the success rate."""
+    if math.isinf(beta):
+        return rates
+    return beta * np.log(1 + rates * np.expm1(1 / beta))
+
+
+def fitted(returns: np.ndarray, features: torch.Tensor, beta: float = BETA) -> ValueRegression:
+    return fit_values(features, returns.tolist(), episodes=range(len(returns)), beta=beta)
+
+
+def error(values: Any, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((np.asarray(values) - expected) ** 2)))
+
+
+@pytest.mark.parametrize("beta", [BETA, math.inf])
+def test_one_sample_of_each_task_values_all_tasks_and_unseen_ones(beta: float) -> None:
+    features, rates = tasks()
+    returns = (np.random.default_rng(1).random(len(rates)) < rates).astype(float)
+    regression = fitted(returns, features, beta)
+    own = [soft_value([value], beta=beta) for value in returns]
+    assert error(regression.values(features), optimal(rates, beta)) < 0.3 * error(
+        own, optimal(rates, beta)
+    )
+    new_features, new_rates = tasks(seed=2)
+    values = regression.values(new_features)
+    mean = np.full(len(new_rates), optimal(rates, beta).mean())
+    assert error(values, optimal(new_rates, beta)) < 0.6 * error(mean, optimal(new_rates, beta))
+
+
+def test_without_noise_the_values_are_the_returns_and_little_is_left() -> None:
+    features, rates = tasks()
+    regression = fitted(rates, features)
+    assert error(regression.values(features), rates) < 0.02
+    assert regression.unexplained < 0.05
+
+
+def test_returns_that_have_nothing_to_do_with_the_states_are_not_explained() -> None:
+    features, _ = tasks()
+    returns = (np.random.default_rng(3).random(len(features)) < 0.4).astype(float)
+    regression = fitted(returns, features)
+    assert 0.95 < regression.unexplained < 1.1
+    assert regression.values(features).std() < 0.1
+    assert regression.values(features).mean() == pytest.approx(
+        optimal(np.array([returns.mean()]))[0], abs=0.05
+    )
+
+
+def test_equal_returns_are_the_value_of_every_state() -> None:
+    features, _ = tasks()
+    regression = fitted(np.full(len(features), 0.7), features)
+    assert torch.allclose(regression.values(features), torch.tensor(0.7), atol=1e-6)
+    assert regression.unexplained == 0.0
+
+
+def test_it_is_the_ridge_regression_of_the_best_ridge_written_down() -> None:
+    """By least squares with a row for each penalty, and each ridge tried on whole episodes."""
+    features, rates = tasks(60)
+    returns = (np.random.default_rng(1).random(60) < rates).astype(float)
+    episodes = [index // 3 for index in range(60)]
+    regression = fit_values(features, returns.tolist(), episodes=episodes, beta=BETA)
+
+    standard = (features - features.mean(0)) / features.std(0, correction=0)
+    waves = _random_features(standard.double()).numpy()
+    target = np.exp((returns - returns.max()) / BETA)
+
+    def predicted(train: np.ndarray, asked: np.ndarray, ridge: float) -> np.ndarray:
+        # The means are those of all states: a held-out fold moves them by a fold's share.
+        middle, level = waves.mean(0), target.mean()
+        rows = np.vstack([waves[train] - middle, math.sqrt(ridge) * np.eye(waves.shape[1])])
+        aims = np.concatenate([target[train] - level, np.zeros(waves.shape[1])])
+        weights = np.linalg.lstsq(rows, aims, rcond=None)[0]
+        return (waves[asked] - middle) @ weights + level
+
+    fold = np.array(episodes) % 5
+    errors = {}
+    for ridge in RIDGES:
+        held = np.concatenate(
+            [
+                (predicted(fold != each, fold == each, ridge) - target[fold == each]) ** 2
+                for each in range(5)
+            ]
+        )
+        errors[ridge] = held.mean()
+    best = min(errors, key=errors.__getitem__)
+    everything = np.full(60, True)
+    f = predicted(everything, everything, best).clip(min=target.min())
+    assert regression.values(features).numpy() == pytest.approx(
+        returns.max() + BETA * np.log(f), abs=1e-6
+    )
+    assert regression.unexplained == pytest.approx(errors[best] / target.var())
+
+
+def test_random_features_have_the_products_of_a_gaussian_kernel() -> None:
+    points = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    waves = _random_features(points)
+    kernel = (-torch.cdist(points, points).square() / (2 * 8)).exp()
+    assert (waves @ waves.T - kernel).abs().max() < 0.15
+    assert (waves @ waves.T - kernel).abs().mean() < 0.03
+
+
+def test_it_is_sent_to_other_processes_as_json() -> None:
+    features, rates = tasks(50)
+    regression = fitted(rates, features)
+    kind = TypeAdapter(ValueRegression)
+    received = kind.validate_json(kind.dump_json(regression))
+    assert torch.equal(received.values(features), regression.values(features))
+    assert asdict(received) == asdict(regression)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"beta": 0.0}, "beta must be positive or inf, got 0.0"),
+        ({"beta": math.nan}, "beta must be positive or inf, got nan"),
+        ({"episodes": [0, 0, 1, 1, 2, 2, 3, 3]}, "expected at least 5 episodes, got 4"),
+        ({"returns_to_go": [math.inf, *[0.0] * 7]}, "features and returns must be finite"),
+        ({"features_NH": torch.full((8, 2), math.nan)}, "features and returns must be finite"),
+        ({"returns_to_go": [0.0] * 7}, "for each of 8 states, got 7 and 8"),
+        ({"episodes": range(9)}, "for each of 8 states, got 8 and 9"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(changed: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {
+        "features_NH": torch.eye(8)[:, :2],
+        "returns_to_go": [0.0] * 8,
+        "episodes": range(8),
+        "beta": BETA,
+    }
+    with pytest.raises(ValueError, match=message):
+        fit_values(**asked | changed)
