@@ -183,6 +183,18 @@ def test_no_station_of_an_ablation_says_that_there_is_a_v_star(
     assert not any("V*" in part for pair in others for part in pair)
 
 
+def test_the_station_of_v_star_says_that_a_regression_made_it(
+    build_run: Callable[..., Path],
+) -> None:
+    plain = load_run(build_run())
+    values = {**plain.config["values"], "estimator": "regression"}
+    run = dataclasses.replace(plain, config={**plain.config, "values": values})
+    assert pipeline(plain)[3][1].startswith("β₁ log mean exp(R/β₁)\n")
+    name, text = pipeline(run)[3]
+    assert name == "V*  (Stage 1)"
+    assert text == "β₁ log f, fitted to exp(R/β₁)\n4 reference episodes a task\nβ₁ = 0.5"
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_station_of_the_slide_has_room_for_its_text(
     algorithm: str, build_run: Callable[..., Path]

@@ -150,7 +150,9 @@ def _baseline(run: RunData) -> tuple[str, str]:
     if traits.has_values:
         beta1 = finite(values.get("beta1"))
         beta = "" if beta1 is None else f"\nβ₁ = {compact(beta1)}"
-        return "V*  (Stage 1)", f"β₁ log mean exp(R/β₁)\n{_samples(values)}{beta}"
+        by_regression = values.get("estimator") == "regression"
+        value = "β₁ log f, fitted to exp(R/β₁)" if by_regression else "β₁ log mean exp(R/β₁)"
+        return "V*  (Stage 1)", f"{value}\n{_samples(values)}{beta}"
     if traits.has_critic:
         return "Critic", "A copy of the policy learns to predict what is still to be earned"
     if traits.compares_groups:

@@ -51,7 +51,12 @@ def reference_values(
             values = store.values(conditions, task_ids, beta=beta)
             episodes = stored_trajectories(store, conditions, tasks)
             if by_regression:
-                regression, values = values_by_regression(reference, list(episodes), beta=beta)
+                regression, values = values_by_regression(
+                    reference,
+                    list(episodes),
+                    beta=beta,
+                    micro_batch_size=config.training.micro_batch_size,
+                )
                 session.progress.say(regression.sentence())
                 return ReferenceValues(values, regression=regression)
             if min_visits is None:

@@ -145,7 +145,9 @@ def _coverage(
         beta=config.values.beta1,
         unreadable_share=unreadable,
     )
-    if (min_visits := config.algorithm.min_state_visits) is not None:
+    min_visits = config.algorithm.min_state_visits
+    # A regression values every state.
+    if min_visits is not None and config.values.estimator == "samples":
         trajectories = stored_trajectories(store, conditions, tasks)
         report |= state_coverage(trajectories, min_visits=min_visits)
     # Without V* the filter chooses among the rollouts of each step, not among tasks.

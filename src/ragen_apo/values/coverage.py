@@ -130,8 +130,8 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
     if report.get("num_known_states") == 0 and report.get("share_turns_known") is not None:
         sentence += (
             " No state was visited as often as algorithm.min_visits asks for, so none has a value "
-            "and every episode is one segment: A*-PO by trajectory. For more, raise "
-            "values.num_samples or set min_visits to 1."
+            "and every episode is one segment: A*-PO by trajectory. For more, set "
+            "values.estimator to regression, raise values.num_samples or set min_visits to 1."
         )
     return sentence
 
