@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from ragen_apo.policy.turn_features import turn_features
 from ragen_apo.training.batching import collate, loss_mask_of, micro_batches
 from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.values.regression import ValueRegression, fit_values
+from ragen_apo.values.state_values import returns_to_go
 
 
 def values_by_regression(
@@ -27,14 +27,10 @@ def values_by_regression(
     A task's value is that of its first state, the mean where its episodes begin differently. `beta`
     as in `fit_values`; at most `micro_batch_size` contexts are read at a time.
     """
-    returns_to_go: list[float] = []
-    for episode in episodes:
-        rewards = [turn.reward for turn in reversed(episode.turns)]
-        returns_to_go += reversed(list(itertools.accumulate(rewards)))
-    features = _features(reference, episodes, micro_batch_size=micro_batch_size)
+    features = features_by_episode(reference, episodes, micro_batch_size=micro_batch_size)
     regression = fit_values(
         torch.cat(features),
-        returns_to_go,
+        [to_go for episode in episodes for to_go in returns_to_go(episode)],
         episodes=[number for number, each in enumerate(episodes) for _ in each.turns],
         beta=beta,
     )
@@ -45,7 +41,7 @@ def values_by_regression(
     return regression, {task_id: sum(each) / len(each) for task_id, each in values.items()}
 
 
-def _features(
+def features_by_episode(
     reference: LanguageModel, episodes: Sequence[Trajectory], *, micro_batch_size: int
 ) -> list[torch.Tensor]:
     """Those of each episode's turns, on the CPU: of many episodes they are large."""

@@ -10,6 +10,7 @@ It needs no more episodes: the trajectories of a task in Stage 1 share states.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -54,21 +55,26 @@ def state_values(
     """
     if min_visits < 1:
         raise ValueError(f"min_visits must be at least 1, got {min_visits}")
-    returns_to_go: dict[str, list[float]] = defaultdict(list)
+    samples_of: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         first_visits: dict[str, float] = {}
-        to_go = 0.0
-        for turn in reversed(trajectory.turns):
-            to_go += turn.reward
+        turns = list(zip(trajectory.turns, returns_to_go(trajectory), strict=True))
+        for turn, to_go in reversed(turns):
             if turn.state_key is not None:
                 first_visits[turn.state_key] = to_go
         for state_key, value in first_visits.items():
-            returns_to_go[state_key].append(value)
+            samples_of[state_key].append(value)
     return {
         state_key: soft_value(samples, beta=beta)
-        for state_key, samples in returns_to_go.items()
+        for state_key, samples in samples_of.items()
         if len(samples) >= min_visits
     }
+
+
+def returns_to_go(trajectory: Trajectory) -> list[float]:
+    """Of each turn, what is earned in it and in those after it, added up from the end."""
+    rewards = [turn.reward for turn in reversed(trajectory.turns)]
+    return list(itertools.accumulate(rewards, initial=0.0))[:0:-1]
 
 
 def state_coverage(
