@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from benchmarks.tables import write_page
 from numpy.typing import NDArray
 
@@ -68,6 +69,7 @@ def row(label: str, path: Path, *, num_samples: int) -> list[str]:
         chosen = {id_: [each[index] for index in used] for id_, each in episodes.items()}
         flat = [episode for each in chosen.values() for episode in each]
         regression, _ = values_by_regression(reference, flat, beta=math.inf, micro_batch_size=size)
+        value_of = regression.on(torch.device("cpu"))
         own = {
             id_: float(np.mean([episode.episode_return for episode in each]))
             for id_, each in chosen.items()
@@ -84,7 +86,7 @@ def row(label: str, path: Path, *, num_samples: int) -> list[str]:
                     zip(
                         episode.turns,
                         returns_to_go(episode),
-                        regression.values(features[id_][number]).tolist(),
+                        value_of(features[id_][number]).tolist(),
                         strict=True,
                     )
                 )

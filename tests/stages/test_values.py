@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ragen_apo.errors import MissingValueError
+from ragen_apo.errors import MissingValueError, TrainingError
 from ragen_apo.session import Session
 from ragen_apo.stages.stored_values import reference_values, selected_tasks
 from ragen_apo.stages.values import estimate_values
@@ -103,6 +103,8 @@ def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
     assert mean.regression is not None and math.isinf(mean.regression.beta)
     with pytest.raises(MissingValueError, match="no sampled return of 3 of 24 tasks"):
         reference_values(asked, model, session.environments.tasks("all"))
+    with pytest.raises(TrainingError, match="at least 5 episodes .* got 4; train on more tasks"):
+        reference_values(asked, model, tasks[:2])
 
 
 def test_a_new_reference_has_values_of_its_own_and_the_old_ones_stay(session: Session) -> None:

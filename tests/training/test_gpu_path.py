@@ -437,6 +437,7 @@ def played() -> Played:
     [
         ("apo", ["--algorithm.center_residuals=true"]),
         ("apo_turn", ["--algorithm.min_visits=1", "--algorithm.center_residuals=true"]),
+        ("apo_turn", ["--values.estimator=regression", "--algorithm.fit_values=true"]),
         (
             "ppo",
             [
@@ -471,9 +472,14 @@ def test_a_step_is_that_of_the_cpu(
 
 
 def waits_of_a_step(
-    session: Session, algorithm: str, trajectories: list[Trajectory], *, micro_batch_size: int
+    session: Session,
+    algorithm: str,
+    trajectories: list[Trajectory],
+    *others: str,
+    micro_batch_size: int,
 ) -> Counter[str]:
     keys = [f"--training.micro_batch_size={micro_batch_size}", "--monitors.every_steps=null"]
+    keys += others
     with PretendGpu() as gpu:
         trainer = trainer_of(replace(session, device=torch.device("cuda")), algorithm, *keys)
         gpu.waits.clear()
@@ -482,14 +488,20 @@ def waits_of_a_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["apo", "apo_turn", "oapl", "ppo", "grpo", "gigpo"])
+@pytest.mark.parametrize(
+    ("algorithm", "others"),
+    [
+        *((name, []) for name in ("apo", "apo_turn", "oapl", "ppo", "grpo", "gigpo")),
+        ("apo_turn", ["--values.estimator=regression"]),
+    ],
+)
 def test_no_micro_batch_waits_for_the_device(
-    session: Session, played: Played, algorithm: str
+    session: Session, played: Played, algorithm: str, others: list[str]
 ) -> None:
     """Of four times as many as one update needs, none does; a step does some times."""
     episodes = played(trainer_of(session, algorithm))
     whole, in_parts = (
-        waits_of_a_step(session, algorithm, episodes, micro_batch_size=size)
+        waits_of_a_step(session, algorithm, episodes, *others, micro_batch_size=size)
         for size in (len(episodes), len(episodes) // 4)
     )
     assert whole["to cpu"] > 0

@@ -12,12 +12,13 @@ from pydantic import TypeAdapter
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.regression import (
     RIDGES,
+    RandomFeatures,
     ValueRegression,
-    _random_features,
     fit_values,
 )
 
 BETA = 0.5
+CPU = torch.device("cpu")
 
 
 def tasks(num: int = 300, *, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
@@ -39,6 +40,10 @@ def fitted(returns: np.ndarray, features: torch.Tensor, beta: float = BETA) -> V
     return fit_values(features, returns.tolist(), episodes=range(len(returns)), beta=beta)
 
 
+def values_of(regression: ValueRegression, features: torch.Tensor) -> torch.Tensor:
+    return regression.on(CPU)(features)
+
+
 def error(values: Any, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((np.asarray(values) - expected) ** 2)))
 
@@ -49,11 +54,11 @@ def test_one_sample_of_each_task_values_all_tasks_and_unseen_ones(beta: float) -
     returns = (np.random.default_rng(1).random(len(rates)) < rates).astype(float)
     regression = fitted(returns, features, beta)
     own = [soft_value([value], beta=beta) for value in returns]
-    assert error(regression.values(features), optimal(rates, beta)) < 0.3 * error(
+    assert error(values_of(regression, features), optimal(rates, beta)) < 0.3 * error(
         own, optimal(rates, beta)
     )
     new_features, new_rates = tasks(seed=2)
-    values = regression.values(new_features)
+    values = values_of(regression, new_features)
     mean = np.full(len(new_rates), optimal(rates, beta).mean())
     assert error(values, optimal(new_rates, beta)) < 0.6 * error(mean, optimal(new_rates, beta))
 
@@ -61,7 +66,7 @@ def test_one_sample_of_each_task_values_all_tasks_and_unseen_ones(beta: float) -
 def test_without_noise_the_values_are_the_returns_and_little_is_left() -> None:
     features, rates = tasks()
     regression = fitted(rates, features)
-    assert error(regression.values(features), rates) < 0.02
+    assert error(values_of(regression, features), rates) < 0.02
     assert regression.unexplained < 0.05
 
 
@@ -70,8 +75,8 @@ def test_returns_that_have_nothing_to_do_with_the_states_are_not_explained() -> 
     returns = (np.random.default_rng(3).random(len(features)) < 0.4).astype(float)
     regression = fitted(returns, features)
     assert 0.95 < regression.unexplained < 1.1
-    assert regression.values(features).std() < 0.1
-    assert regression.values(features).mean() == pytest.approx(
+    assert values_of(regression, features).std() < 0.1
+    assert values_of(regression, features).mean() == pytest.approx(
         optimal(np.array([returns.mean()]))[0], abs=0.05
     )
 
@@ -79,7 +84,7 @@ def test_returns_that_have_nothing_to_do_with_the_states_are_not_explained() -> 
 def test_equal_returns_are_the_value_of_every_state() -> None:
     features, _ = tasks()
     regression = fitted(np.full(len(features), 0.7), features)
-    assert torch.allclose(regression.values(features), torch.tensor(0.7), atol=1e-6)
+    assert torch.allclose(values_of(regression, features), torch.tensor(0.7), atol=1e-6)
     assert regression.unexplained == 0.0
 
 
@@ -91,7 +96,7 @@ def test_it_is_the_ridge_regression_of_the_best_ridge_written_down() -> None:
     regression = fit_values(features, returns.tolist(), episodes=episodes, beta=BETA)
 
     standard = (features - features.mean(0)) / features.std(0, correction=0)
-    waves = _random_features(standard.double()).numpy()
+    waves = RandomFeatures(6, CPU)(standard.double()).numpy()
     target = np.exp((returns - returns.max()) / BETA)
 
     def predicted(train: np.ndarray, asked: np.ndarray, ridge: float) -> np.ndarray:
@@ -115,7 +120,7 @@ def test_it_is_the_ridge_regression_of_the_best_ridge_written_down() -> None:
     best = min(errors, key=errors.__getitem__)
     everything = np.full(60, True)
     f = predicted(everything, everything, best).clip(min=target.min())
-    assert regression.values(features).numpy() == pytest.approx(
+    assert values_of(regression, features).numpy() == pytest.approx(
         returns.max() + BETA * np.log(f), abs=1e-6
     )
     assert regression.unexplained == pytest.approx(errors[best] / target.var())
@@ -123,7 +128,7 @@ def test_it_is_the_ridge_regression_of_the_best_ridge_written_down() -> None:
 
 def test_random_features_have_the_products_of_a_gaussian_kernel() -> None:
     points = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    waves = _random_features(points)
+    waves = RandomFeatures(8, CPU)(points)
     kernel = (-torch.cdist(points, points).square() / (2 * 8)).exp()
     assert (waves @ waves.T - kernel).abs().max() < 0.15
     assert (waves @ waves.T - kernel).abs().mean() < 0.03
@@ -134,7 +139,7 @@ def test_it_is_sent_to_other_processes_as_json() -> None:
     regression = fitted(rates, features)
     kind = TypeAdapter(ValueRegression)
     received = kind.validate_json(kind.dump_json(regression))
-    assert torch.equal(received.values(features), regression.values(features))
+    assert torch.equal(values_of(received, features), values_of(regression, features))
     assert asdict(received) == asdict(regression)
 
 

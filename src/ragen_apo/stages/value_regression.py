@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.turn_features import turn_features
 from ragen_apo.training.batching import collate, loss_mask_of, micro_batches
 from ragen_apo.types import Trajectory, training_samples
-from ragen_apo.values.regression import ValueRegression, fit_values
+from ragen_apo.values.regression import NUM_FOLDS, ValueRegression, fit_values
 from ragen_apo.values.state_values import returns_to_go
 
 
@@ -25,8 +26,15 @@ def values_by_regression(
     """What is fitted to all turns of the reference's episodes, and what it says of each task.
 
     A task's value is that of its first state, the mean where its episodes begin differently. `beta`
-    as in `fit_values`; at most `micro_batch_size` contexts are read at a time.
+    as in `fit_values`; at most `micro_batch_size` contexts are read at a time. Raises TrainingError
+    for too few episodes.
     """
+    if len(episodes) < NUM_FOLDS:
+        raise TrainingError(
+            f"values.estimator regression needs at least {NUM_FOLDS} episodes of the reference, "
+            f"got {len(episodes)}; train on more tasks, raise values.num_samples, or set "
+            "values.estimator to samples"
+        )
     features = features_by_episode(reference, episodes, micro_batch_size=micro_batch_size)
     regression = fit_values(
         torch.cat(features),
@@ -34,7 +42,8 @@ def values_by_regression(
         episodes=[number for number, each in enumerate(episodes) for _ in each.turns],
         beta=beta,
     )
-    first_N = regression.values(torch.stack([each[0] for each in features])).tolist()
+    first_NH = torch.stack([each[0] for each in features])
+    first_N = regression.on(first_NH.device)(first_NH).tolist()
     values: dict[str, list[float]] = defaultdict(list)
     for episode, value in zip(episodes, first_N, strict=True):
         values[episode.task.task_id].append(value)

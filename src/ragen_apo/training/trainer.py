@@ -55,7 +55,7 @@ from ragen_apo.training.rollouts_ahead import RolloutsAhead
 from ragen_apo.training.step_metrics import StepMetrics, rollout_metrics
 from ragen_apo.training.thoughts import cross_scoring_metrics
 from ragen_apo.types import Task, Trajectory
-from ragen_apo.values.regression import ValueRegression
+from ragen_apo.values.regression import ValueFunction
 from ragen_apo.values.state_values import ReferenceValues
 
 
@@ -234,9 +234,8 @@ class Trainer:
         scored = replace(
             rollouts, reference_logprobs_BT=logprobs_under(self.reference, "reference")
         )
-        regression = self.values.regression
-        if regression is not None and self.config.algorithm.min_state_visits is not None:
-            value = functools.partial(self._state_values, regression)
+        if self._value_of is not None:
+            value = functools.partial(self._state_values, self._value_of)
             values_BT = rollouts.scored(value, size=self._micro_batch_size, what="values")
             scored = replace(scored, state_values_BT=values_BT)
         is_local = self.config.rollouts.engine == "local"
@@ -304,10 +303,10 @@ class Trainer:
         )
         return micro.in_rows(logprobs_ML)
 
-    def _state_values(self, regression: ValueRegression, micro: MicroBatch) -> torch.Tensor:
+    def _state_values(self, value_of: ValueFunction, micro: MicroBatch) -> torch.Tensor:
         """V* of the state in which each sampled token's turn was written [B, T]."""
         features_NH = turn_features(self.reference, micro.samples.token_ids_RT, micro.targets_ML)
-        return micro.in_rows(at_turns(regression.values(features_NH), micro.targets_ML))
+        return micro.in_rows(at_turns(value_of(features_NH), micro.targets_ML))
 
     # Between steps.
 
@@ -318,6 +317,9 @@ class Trainer:
         if self._ahead:
             self._ahead.forget()
         self.reference, self.tasks, self.values = reference, tasks, values
+        self._value_of: ValueFunction | None = None
+        if values.regression is not None and self.config.algorithm.min_state_visits is not None:
+            self._value_of = values.regression.on(self.policy.device)
         self.order = DrawOrder(
             [task.category for task in tasks],
             weights=self.proxy.environments.properties.category_weights,

@@ -35,7 +35,7 @@ MIN_DEVIATION = 1e-6
 
 @dataclass(frozen=True)
 class ValueRegression:
-    """A fitted regression; plain numbers, so that it can be sent to other processes."""
+    """A fitted regression: plain numbers, which can be sent to other processes."""
 
     beta: float
     highest: float
@@ -63,14 +63,49 @@ class ValueRegression:
             "variance of what held-out episodes earn"
         )
 
-    def values(self, features_NH: Tensor) -> Tensor:
-        """V_hat [N], float32, on the device of the features."""
-        mean_H, deviation_H = _row(self.means), _row(self.deviations)
-        features_ND = _random_features((features_NH.double().cpu() - mean_H) / deviation_H)
-        f_N = features_ND @ _row(self.weights) + self.constant
-        if not math.isinf(self.beta):
-            f_N = self.highest + self.beta * f_N.clamp(min=self.lowest_f).log()
-        return f_N.float().to(features_NH.device)
+    def on(self, device: torch.device) -> ValueFunction:
+        """The function itself, whose numbers are on a device."""
+        return ValueFunction(self, device)
+
+
+class ValueFunction:
+    """V_hat of features. Its numbers are moved once, so that calls do not wait for a device."""
+
+    def __init__(self, regression: ValueRegression, device: torch.device) -> None:
+        self._beta, self._highest = regression.beta, regression.highest
+        self._constant, self._lowest_f = regression.constant, regression.lowest_f
+        self._mean_H, self._deviation_H, self._weight_D = (
+            _row(numbers).to(device)
+            for numbers in (regression.means, regression.deviations, regression.weights)
+        )
+        self._features = RandomFeatures(len(regression.means), device)
+
+    def __call__(self, features_NH: Tensor) -> Tensor:
+        """V_hat [N] of the features [N, H], float32."""
+        features_ND = self._features((features_NH.double() - self._mean_H) / self._deviation_H)
+        f_N = features_ND @ self._weight_D + self._constant
+        if not math.isinf(self._beta):
+            f_N = self._highest + self._beta * f_N.clamp(min=self._lowest_f).log()
+        return f_N.float()
+
+
+class RandomFeatures:
+    """cos(w z + b) of standardised numbers z: random Fourier features of a Gaussian kernel.
+
+    Its width is sqrt(H), near the typical distance of two states. The same for equal H.
+    """
+
+    def __init__(self, num_numbers: int, device: torch.device) -> None:
+        draws = generator(0, "random-features", num_numbers)
+        frequency_HD = draws.standard_normal((num_numbers, NUM_FEATURES))
+        phase_D = draws.uniform(0, 2 * math.pi, NUM_FEATURES)
+        self._frequency_HD = torch.from_numpy(frequency_HD / math.sqrt(num_numbers)).to(device)
+        self._phase_D = torch.from_numpy(phase_D).to(device)
+
+    def __call__(self, standard_NH: Tensor) -> Tensor:
+        """Features [N, D], whose products approximate the kernel."""
+        waves_ND = (standard_NH @ self._frequency_HD + self._phase_D).cos()
+        return waves_ND * math.sqrt(2 / NUM_FEATURES)
 
 
 def fit_values(
@@ -100,7 +135,8 @@ def fit_values(
         target_N = ((target_N - highest) / beta).exp()
     mean_H = features_NH.mean(0)
     deviation_H = features_NH.std(0, correction=0).clamp(min=MIN_DEVIATION)
-    features_ND = _random_features((features_NH - mean_H) / deviation_H)
+    random_features = RandomFeatures(features_NH.shape[1], features_NH.device)
+    features_ND = random_features((features_NH - mean_H) / deviation_H)
     middle_D, middle = features_ND.mean(0), target_N.mean()
     centred_ND, centred_N = features_ND - middle_D, target_N - middle
     fold_N = torch.tensor([episode % NUM_FOLDS for episode in episodes])
@@ -123,19 +159,6 @@ def fit_values(
 
 def _row(numbers: Sequence[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
-
-
-def _random_features(standard_NH: Tensor) -> Tensor:
-    """cos(w z + b) of standardised numbers z [N, D].
-
-    The width of the Gaussian kernel is sqrt(H), near the typical distance of two states.
-    """
-    num_numbers = standard_NH.shape[1]
-    draws = generator(0, "random-features", num_numbers)
-    frequency_HD = torch.from_numpy(draws.standard_normal((num_numbers, NUM_FEATURES)))
-    phase_D = torch.from_numpy(draws.uniform(0, 2 * math.pi, NUM_FEATURES))
-    waves_ND = (standard_NH @ frequency_HD / math.sqrt(num_numbers) + phase_D).cos()
-    return waves_ND * math.sqrt(2 / NUM_FEATURES)
 
 
 def _best_ridge(features_ND: Tensor, target_N: Tensor, fold_N: Tensor) -> tuple[float, float]:

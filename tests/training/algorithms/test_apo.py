@@ -80,7 +80,8 @@ def parts_of(trajectory: Trajectory, trainer: Trainer) -> list[Segment]:
         return segments(trajectory, task_value=trainer.values.tasks[task_id], values=states)
     (sample,) = training_samples(trajectory)
     tokens, targets = torch.tensor([sample.token_ids]), torch.tensor([sample.loss_mask])
-    values = regression.values(turn_features(trainer.reference, tokens, targets)).tolist()
+    value_of = regression.on(tokens.device)
+    values = value_of(turn_features(trainer.reference, tokens, targets)).tolist()
     assert values[0] == pytest.approx(trainer.values.tasks[task_id], abs=1e-4)
     assert len(set(values)) == len(trajectory.turns)
     return [
