@@ -165,8 +165,11 @@ class LanguageModel:
         token_ids_RT: Tensor,
         targets_RT: Tensor,
         read: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        read_all: Callable[[Tensor], tuple[Tensor, ...]] = lambda _: (),
     ) -> tuple[Tensor, ...]:
         """Tensors [N, ...] that `read` makes of the N targets, in little memory.
+
+        After them what `read_all` makes of all hidden states [R, T, H] of the same pass.
 
         It gets the hidden states [n, H] that predict n of them, and their tokens [n]. They are so
         few that their `logits` are at most `MAX_LOGITS` numbers; for the backward pass `read` is
@@ -189,7 +192,8 @@ class LanguageModel:
             hidden_RTH = self.hidden_states(token_ids_RT, use_cache=False, **rows)
             hidden_NH = hidden_RTH.flatten(0, 1)[before_N]
             max_rows = max(MAX_LOGITS // self.vocabulary_size, 1)
-            return in_pieces(read, hidden_NH, tokens_N, max_rows=max_rows)
+            found = in_pieces(read, hidden_NH, tokens_N, max_rows=max_rows)
+            return (*found, *read_all(hidden_RTH))
 
         return compute() if self.shards is None else self.shards.run(compute)
 

@@ -7,6 +7,7 @@ tokens, logits are made in pieces (`LanguageModel.over_targets`), so their memor
 Further axis (`ragen_apo.types` has the others): N sampled tokens of the batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,12 +63,31 @@ def token_logprobs(
     model: LanguageModel, token_ids_RT: Tensor, loss_mask_RT: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
     """The log-probabilities [R, T] of `score_tokens` alone."""
+    return token_logprobs_and(no_more, model, token_ids_RT, loss_mask_RT, temperature=temperature)[
+        0
+    ]
+
+
+def no_more(_: Tensor) -> tuple[Tensor, ...]:
+    """Reads nothing of all hidden states."""
+    return ()
+
+
+def token_logprobs_and(
+    read_all: Callable[[Tensor], tuple[Tensor, ...]],
+    model: LanguageModel,
+    token_ids_RT: Tensor,
+    loss_mask_RT: Tensor,
+    *,
+    temperature: float = 1.0,
+) -> tuple[Tensor, ...]:
+    """`token_logprobs`, then what `read_all` makes of all hidden states of the same pass."""
 
     def read(hidden_NH: Tensor, tokens_N: Tensor) -> tuple[Tensor]:
         return (_scored(model, hidden_NH, tokens_N, temperature=temperature)[1],)
 
-    (logprobs_N,) = model.over_targets(token_ids_RT, loss_mask_RT, read)
-    return _in_rows(logprobs_N, loss_mask_RT)
+    logprobs_N, *others = model.over_targets(token_ids_RT, loss_mask_RT, read, read_all)
+    return _in_rows(logprobs_N, loss_mask_RT), *others
 
 
 def _scored(

@@ -10,10 +10,11 @@ hidden state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ragen_apo.policy.attention import whole_rows
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.passes import to_device
 
@@ -24,22 +25,32 @@ def turn_features(model: LanguageModel, token_ids_ML: Tensor, targets_ML: Tensor
     `targets_ML`, on the CPU, is True at the sampled tokens, and False at the first position and
     between two turns.
     """
-    device = token_ids_ML.device
+
+    def nothing(*_: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+    read = features_reader(targets_ML, token_ids_ML.device)
+    with torch.no_grad():
+        return model.over_targets(token_ids_ML, targets_ML, nothing, read)[0]
+
+
+def features_reader(
+    targets_ML: Tensor, device: torch.device
+) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """What makes the features of all hidden states [M, L, H]; see `turn_features`."""
     news_MKL = _news(targets_ML)
     is_turn_MK = news_MKL.any(dim=2)
     sample_N, turn_N = (to_device(index, device) for index in is_turn_MK.nonzero(as_tuple=True))
     mean_MKL = to_device(news_MKL / news_MKL.sum(dim=2, keepdim=True).clamp(min=1), device)
     last_MK = to_device(news_MKL.long().cumsum(2).argmax(2), device)
 
-    def compute() -> tuple[Tensor]:
-        rows = whole_rows(device)
-        hidden_MLH = model.hidden_states(token_ids_ML, use_cache=False, **rows).float()
+    def read(hidden_MLH: Tensor) -> tuple[Tensor, ...]:
+        hidden_MLH = hidden_MLH.float()
         news_NH = (mean_MKL @ hidden_MLH)[sample_N, turn_N]
         last_NH = hidden_MLH[sample_N, last_MK[sample_N, turn_N]]
         return (torch.cat([last_NH, news_NH], dim=1),)
 
-    with torch.no_grad():
-        return (compute() if model.shards is None else model.shards.run(compute))[0]
+    return read
 
 
 def at_turns(values_N: Tensor, targets_ML: Tensor) -> Tensor:

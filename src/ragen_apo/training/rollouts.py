@@ -140,15 +140,28 @@ class Rollouts:
 
         `score` gives those of a micro-batch. Each rank scores its share and receives the rest.
         """
-        scores_BT = torch.zeros_like(self.reference_logprobs_BT)
+        return self.scored_by_pass(lambda micro: (score(micro),), num=1, size=size, what=what)[0]
+
+    def scored_by_pass(
+        self,
+        score: Callable[[MicroBatch], Sequence[Tensor]],
+        *,
+        num: int,
+        size: int,
+        what: str,
+    ) -> list[Tensor]:
+        """As `scored`: the `num` numbers of each token that `score` makes in one pass."""
+        scores = [torch.zeros_like(self.reference_logprobs_BT) for _ in range(num)]
         with torch.no_grad():
             for micro in self.micro_batches(range(len(self)), size=size):
-                own_BT = score(micro).to(scores_BT.dtype)
+                own = score(micro)
                 if micro.is_idle:
                     continue
-                scores_BT[micro.rows, : micro.mask_BT.shape[1]] = own_BT
-        self.ranks.add_up(scores_BT, what)
-        return scores_BT
+                for scores_BT, own_BT in zip(scores, own, strict=True):
+                    scores_BT[micro.rows, : micro.mask_BT.shape[1]] = own_BT.to(scores_BT.dtype)
+        for scores_BT in scores:
+            self.ranks.add_up(scores_BT, what)
+        return scores
 
 
 @dataclass(frozen=True)

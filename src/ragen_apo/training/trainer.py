@@ -42,8 +42,13 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.config import RunConfig
 from ragen_apo.objectives.filters import filter_groups
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.scoring import TokenScores, score_tokens, token_logprobs
-from ragen_apo.policy.turn_features import at_turns, turn_features
+from ragen_apo.policy.scoring import (
+    TokenScores,
+    score_tokens,
+    token_logprobs,
+    token_logprobs_and,
+)
+from ragen_apo.policy.turn_features import at_turns, features_reader
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.algorithms.base import Algorithm
@@ -226,23 +231,41 @@ class Trainer:
         Ratios to a sampler that rounds otherwise would be of its rounding. So the policy scores the
         tokens as the loss does, before the first update of the step, and its ratios begin at 1.
         """
-
-        def logprobs_under(model: LanguageModel, what: str) -> torch.Tensor:
-            score = functools.partial(self._logprobs, model)
-            return rollouts.scored(score, size=self._micro_batch_size, what=what)
-
-        scored = replace(
-            rollouts, reference_logprobs_BT=logprobs_under(self.reference, "reference")
+        size = self._micro_batch_size
+        num = 1 if self._value_of is None else 2
+        reference = rollouts.scored_by_pass(
+            self._by_reference, num=num, size=size, what="reference"
         )
-        if self._value_of is not None:
-            value = functools.partial(self._state_values, self._value_of)
-            values_BT = rollouts.scored(value, size=self._micro_batch_size, what="values")
-            scored = replace(scored, state_values_BT=values_BT)
+        scored = replace(
+            rollouts,
+            reference_logprobs_BT=reference[0],
+            state_values_BT=reference[1] if num == 2 else None,
+        )
         is_local = self.config.rollouts.engine == "local"
         rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
         if rounds_alike or not self.algorithm.has_ratio:
             return scored
-        return replace(scored, old_logprobs_BT=logprobs_under(self.policy, "old policy"))
+        score = functools.partial(self._logprobs, self.policy)
+        old_BT = rollouts.scored(score, size=size, what="old policy")
+        return replace(scored, old_logprobs_BT=old_BT)
+
+    def _by_reference(self, micro: MicroBatch) -> list[torch.Tensor]:
+        """Of the sampled tokens [B, T] log pi_ref; and, where a regression says it, V* of the state
+        in which their turn was written.
+        """
+        samples = micro.samples
+        if self._value_of is None:
+            return [self._logprobs(self.reference, micro)]
+        read = features_reader(micro.targets_ML, samples.token_ids_RT.device)
+        logprobs_ML, features_NH = token_logprobs_and(
+            read,
+            self.reference,
+            samples.token_ids_RT,
+            micro.targets_ML,
+            temperature=self.config.sampling.temperature,
+        )
+        values_ML = at_turns(self._value_of(features_NH), micro.targets_ML)
+        return [micro.in_rows(logprobs_ML), micro.in_rows(values_ML)]
 
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
         """The updates of one step, by all ranks together; returns what they report."""
@@ -302,11 +325,6 @@ class Trainer:
             temperature=self.config.sampling.temperature,
         )
         return micro.in_rows(logprobs_ML)
-
-    def _state_values(self, value_of: ValueFunction, micro: MicroBatch) -> torch.Tensor:
-        """V* of the state in which each sampled token's turn was written [B, T]."""
-        features_NH = turn_features(self.reference, micro.samples.token_ids_RT, micro.targets_ML)
-        return micro.in_rows(at_turns(value_of(features_NH), micro.targets_ML))
 
     # Between steps.
 
