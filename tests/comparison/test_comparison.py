@@ -65,7 +65,7 @@ MEASUREMENT = Measurement(
                 *["apo", *RIVALS[3:], "ppo", "oapl", "grpo", "ppo"],
             ],
         ),
-        ("compare_frozen_lake", ["apo", "apo_turn", "apo_turn", *RIVALS[2:], "rloo"]),
+        ("compare_frozen_lake", ["apo", *["apo_turn"] * 3, *RIVALS[2:], "rloo"]),
         ("compare_frozen_lake_tuning", [*RIVALS * 2, *RIVALS[:2] * 2]),
         ("compare_sokoban", ["apo_turn", "rloo", "grpo", "gigpo", "ppo", "rloo"]),
         ("compare_sokoban_tuning", RIVALS * 3),

@@ -29,6 +29,10 @@ NUM_FEATURES = 1024
 NUM_FOLDS = 5
 RIDGES = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 3))
 """What is tried; the one that predicts held-out episodes best is taken."""
+MAX_ROWS = 4096
+"""States whose random features are in memory at a time."""
+MIN_SPREAD = 1e-12
+"""A smaller variance is rounding."""
 MIN_DEVIATION = 1e-6
 """Of a number that is nearly the same in all states, such as one that the model does not use."""
 
@@ -136,13 +140,20 @@ def fit_values(
     mean_H = features_NH.mean(0)
     deviation_H = features_NH.std(0, correction=0).clamp(min=MIN_DEVIATION)
     random_features = RandomFeatures(features_NH.shape[1], features_NH.device)
-    features_ND = random_features((features_NH - mean_H) / deviation_H)
-    middle_D, middle = features_ND.mean(0), target_N.mean()
-    centred_ND, centred_N = features_ND - middle_D, target_N - middle
     fold_N = torch.tensor([episode % NUM_FOLDS for episode in episodes])
-    ridge, error = _best_ridge(centred_ND, centred_N, fold_N)
-    weight_D = _solved(centred_ND.T @ centred_ND, centred_ND.T @ centred_N, ridge)
-    spread = float(centred_N.square().mean())
+    sums = [Sums.zero() for _ in range(NUM_FOLDS)]
+    for part_N in torch.arange(len(features_NH)).split(MAX_ROWS):
+        features_ND = random_features((features_NH[part_N] - mean_H) / deviation_H)
+        for fold, of_fold in enumerate(sums):
+            held_N = fold_N[part_N] == fold
+            of_fold.add(features_ND[held_N], target_N[part_N][held_N])
+    whole = sum(sums, start=Sums.zero())
+    middle_D, middle = whole.feature_D / whole.count, whole.target / whole.count
+    folds = [each.around(middle_D, middle) for each in sums]
+    centred = sum(folds, start=Sums.zero())
+    ridge, error = _best_ridge(folds, centred)
+    weight_D = centred.solved(ridge)
+    spread = centred.square / centred.count
     return ValueRegression(
         beta=beta,
         highest=highest,
@@ -151,7 +162,7 @@ def fit_values(
         weights=weight_D.tolist(),
         constant=float(middle - middle_D @ weight_D),
         lowest_f=float(target_N.min()),
-        unexplained=error / spread if spread > 0 else 0.0,
+        unexplained=error / spread if spread > MIN_SPREAD else 0.0,
         num_states=len(episodes),
         num_episodes=len(set(episodes)),
     )
@@ -161,21 +172,76 @@ def _row(numbers: Sequence[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def _best_ridge(features_ND: Tensor, target_N: Tensor, fold_N: Tensor) -> tuple[float, float]:
+@dataclass
+class Sums:
+    """What a least-squares fit has to know of some states: sums over them, in D x D numbers."""
+
+    count: float
+    feature_D: Tensor
+    target: float
+    gram_DD: Tensor
+    moment_D: Tensor
+    """Of features times targets."""
+    square: float
+    """Of targets."""
+
+    @staticmethod
+    def zero() -> Sums:
+        """Those of no states."""
+        zero_D = torch.zeros(NUM_FEATURES, dtype=torch.float64)
+        return Sums(0.0, zero_D, 0.0, zero_D.new_zeros(NUM_FEATURES, NUM_FEATURES), zero_D, 0.0)
+
+    def add(self, features_ND: Tensor, target_N: Tensor) -> None:
+        """More states."""
+        self.count += len(target_N)
+        self.feature_D = self.feature_D + features_ND.sum(0)
+        self.target += float(target_N.sum())
+        self.gram_DD = self.gram_DD + features_ND.T @ features_ND
+        self.moment_D = self.moment_D + features_ND.T @ target_N
+        self.square += float(target_N.square().sum())
+
+    def __add__(self, other: Sums) -> Sums:
+        return self._with(other, 1.0)
+
+    def __sub__(self, other: Sums) -> Sums:
+        return self._with(other, -1.0)
+
+    def _with(self, other: Sums, sign: float) -> Sums:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Sums(*(own + sign * its for own, its in pairs))
+
+    def around(self, feature_D: Tensor, target: float) -> Sums:
+        """The sums of what is left when a constant is subtracted from features and targets."""
+        cross_DD = torch.outer(self.feature_D, feature_D)
+        return Sums(
+            self.count,
+            self.feature_D - self.count * feature_D,
+            self.target - self.count * target,
+            self.gram_DD - cross_DD - cross_DD.T + self.count * torch.outer(feature_D, feature_D),
+            self.moment_D
+            - target * self.feature_D
+            - self.target * feature_D
+            + self.count * target * feature_D,
+            self.square - 2 * target * self.target + self.count * target**2,
+        )
+
+    def solved(self, ridge: float) -> Tensor:
+        """The weights [D] of the ridge regression: (gram + ridge)^-1 moment."""
+        identity_DD = torch.eye(NUM_FEATURES, dtype=torch.float64)
+        lower_DD = torch.linalg.cholesky(self.gram_DD + ridge * identity_DD)
+        return torch.cholesky_solve(self.moment_D[:, None], lower_DD)[:, 0]
+
+    def error(self, weight_D: Tensor) -> float:
+        """The sum of the squared errors of a prediction."""
+        explained = weight_D @ (self.gram_DD @ weight_D - 2 * self.moment_D)
+        return self.square + float(explained)
+
+
+def _best_ridge(folds: Sequence[Sums], whole: Sums) -> tuple[float, float]:
     """The ridge whose predictions of held-out folds err least, and their mean squared error."""
-    gram_DD, moment_D = features_ND.T @ features_ND, features_ND.T @ target_N
-    errors = dict.fromkeys(RIDGES, 0.0)
-    for fold in range(NUM_FOLDS):
-        held_ND, held_N = features_ND[fold_N == fold], target_N[fold_N == fold]
-        rest_DD, rest_D = gram_DD - held_ND.T @ held_ND, moment_D - held_ND.T @ held_N
-        for ridge in RIDGES:
-            residual_N = held_N - held_ND @ _solved(rest_DD, rest_D, ridge)
-            errors[ridge] += float(residual_N.square().sum())
+    errors = {
+        ridge: sum(held.error((whole - held).solved(ridge)) for held in folds) / whole.count
+        for ridge in RIDGES
+    }
     best = min(RIDGES, key=lambda ridge: (errors[ridge], -ridge))
-    return best, errors[best] / len(target_N)
-
-
-def _solved(gram_DD: Tensor, moment_D: Tensor, ridge: float) -> Tensor:
-    """(gram + ridge)^-1 moment."""
-    lower_DD = torch.linalg.cholesky(gram_DD + ridge * torch.eye(len(gram_DD), dtype=gram_DD.dtype))
-    return torch.cholesky_solve(moment_D[:, None], lower_DD)[:, 0]
+    return best, errors[best]
