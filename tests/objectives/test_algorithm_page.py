@@ -21,8 +21,8 @@ def test_a_function_of_the_page_exists(module, name):
 def test_a_test_of_the_page_exists(name):
     sources = [
         p
-        for room in ("values", "objectives", "stages", "training")
-        for p in ROOT.glob(f"tests/{room}/test_*.py")
+        for room in ("policy", "values", "objectives", "stages", "training")
+        for p in ROOT.glob(f"tests/{room}/**/test_*.py")
     ]
     assert any(f"def {name}(" in path.read_text(encoding="utf-8") for path in sources)
 

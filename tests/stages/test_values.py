@@ -82,6 +82,7 @@ def test_the_ablations_use_zero_and_the_mean_of_the_returns(session: Session) ->
     assert any(value < v_star[task_id] - 1e-6 for task_id, value in mean.items())
 
 
+@pytest.mark.slow
 def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
     session: Session,
 ) -> None:
