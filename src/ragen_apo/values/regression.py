@@ -31,8 +31,8 @@ RIDGES = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 3))
 """What is tried; the one that predicts held-out episodes best is taken."""
 MAX_ROWS = 4096
 """States whose random features are in memory at a time."""
-MIN_SPREAD = 1e-12
-"""A smaller variance is rounding."""
+MIN_VARIANCE = 1e-12
+"""A smaller variance of what is predicted is rounding."""
 MIN_DEVIATION = 1e-6
 """Of a number that is nearly the same in all states, such as one that the model does not use."""
 
@@ -130,39 +130,39 @@ def fit_values(
         raise ValueError(f"beta must be positive or inf, got {beta}")
     if len(set(episodes)) < NUM_FOLDS:
         raise ValueError(f"expected at least {NUM_FOLDS} episodes, got {len(set(episodes))}")
-    features_NH = features_NH.double().cpu()
+    features_NH = features_NH.cpu()
     target_N = _row(returns_to_go)
     if not (features_NH.isfinite().all() and target_N.isfinite().all()):
         raise ValueError("features and returns must be finite")
     highest = float(target_N.max())
     if not math.isinf(beta):
         target_N = ((target_N - highest) / beta).exp()
-    mean_H = features_NH.mean(0)
-    deviation_H = features_NH.std(0, correction=0).clamp(min=MIN_DEVIATION)
+    mean_H = features_NH.mean(0, dtype=torch.float64)
+    deviation_H = features_NH.std(0, correction=0).double().clamp(min=MIN_DEVIATION)
     random_features = RandomFeatures(features_NH.shape[1], features_NH.device)
     fold_N = torch.tensor([episode % NUM_FOLDS for episode in episodes])
-    sums = [Sums.zero() for _ in range(NUM_FOLDS)]
+    folds = torch.zeros(NUM_FOLDS, NUM_FEATURES + 2, NUM_FEATURES + 2, dtype=torch.float64)
     for part_N in torch.arange(len(features_NH)).split(MAX_ROWS):
         features_ND = random_features((features_NH[part_N] - mean_H) / deviation_H)
-        for fold, of_fold in enumerate(sums):
-            held_N = fold_N[part_N] == fold
-            of_fold.add(features_ND[held_N], target_N[part_N][held_N])
-    whole = sum(sums, start=Sums.zero())
-    middle_D, middle = whole.feature_D / whole.count, whole.target / whole.count
-    folds = [each.around(middle_D, middle) for each in sums]
-    centred = sum(folds, start=Sums.zero())
-    ridge, error = _best_ridge(folds, centred)
-    weight_D = centred.solved(ridge)
-    spread = centred.square / centred.count
+        target_N1 = target_N[part_N, None]
+        rows = torch.cat([features_ND, target_N1, torch.ones_like(target_N1)], dim=1)
+        for fold in range(NUM_FOLDS):
+            of_fold = rows[fold_N[part_N] == fold]
+            folds[fold] += of_fold.T @ of_fold
+    means = folds.sum(0)[-1] / len(features_NH)
+    folds = _around(folds, means)
+    whole = folds.sum(0)
+    ridge, error = _best_ridge(folds)
+    weight_D, spread = _solved(whole, ridge), float(whole[-1, -1])
     return ValueRegression(
         beta=beta,
         highest=highest,
         means=mean_H.tolist(),
         deviations=deviation_H.tolist(),
         weights=weight_D.tolist(),
-        constant=float(middle - middle_D @ weight_D),
+        constant=float(means[-2] - means[:-2] @ weight_D),
         lowest_f=float(target_N.min()),
-        unexplained=error / spread if spread > MIN_SPREAD else 0.0,
+        unexplained=error / spread if spread > MIN_VARIANCE * len(features_NH) else 0.0,
         num_states=len(episodes),
         num_episodes=len(set(episodes)),
     )
@@ -172,76 +172,32 @@ def _row(numbers: Sequence[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-@dataclass
-class Sums:
-    """What a least-squares fit has to know of some states: sums over them, in D x D numbers."""
-
-    count: float
-    feature_D: Tensor
-    target: float
-    gram_DD: Tensor
-    moment_D: Tensor
-    """Of features times targets."""
-    square: float
-    """Of targets."""
-
-    @staticmethod
-    def zero() -> Sums:
-        """Those of no states."""
-        zero_D = torch.zeros(NUM_FEATURES, dtype=torch.float64)
-        return Sums(0.0, zero_D, 0.0, zero_D.new_zeros(NUM_FEATURES, NUM_FEATURES), zero_D, 0.0)
-
-    def add(self, features_ND: Tensor, target_N: Tensor) -> None:
-        """More states."""
-        self.count += len(target_N)
-        self.feature_D = self.feature_D + features_ND.sum(0)
-        self.target += float(target_N.sum())
-        self.gram_DD = self.gram_DD + features_ND.T @ features_ND
-        self.moment_D = self.moment_D + features_ND.T @ target_N
-        self.square += float(target_N.square().sum())
-
-    def __add__(self, other: Sums) -> Sums:
-        return self._with(other, 1.0)
-
-    def __sub__(self, other: Sums) -> Sums:
-        return self._with(other, -1.0)
-
-    def _with(self, other: Sums, sign: float) -> Sums:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Sums(*(own + sign * its for own, its in pairs))
-
-    def around(self, feature_D: Tensor, target: float) -> Sums:
-        """The sums of what is left when a constant is subtracted from features and targets."""
-        cross_DD = torch.outer(self.feature_D, feature_D)
-        return Sums(
-            self.count,
-            self.feature_D - self.count * feature_D,
-            self.target - self.count * target,
-            self.gram_DD - cross_DD - cross_DD.T + self.count * torch.outer(feature_D, feature_D),
-            self.moment_D
-            - target * self.feature_D
-            - self.target * feature_D
-            + self.count * target * feature_D,
-            self.square - 2 * target * self.target + self.count * target**2,
-        )
-
-    def solved(self, ridge: float) -> Tensor:
-        """The weights [D] of the ridge regression: (gram + ridge)^-1 moment."""
-        identity_DD = torch.eye(NUM_FEATURES, dtype=torch.float64)
-        lower_DD = torch.linalg.cholesky(self.gram_DD + ridge * identity_DD)
-        return torch.cholesky_solve(self.moment_D[:, None], lower_DD)[:, 0]
-
-    def error(self, weight_D: Tensor) -> float:
-        """The sum of the squared errors of a prediction."""
-        explained = weight_D @ (self.gram_DD @ weight_D - 2 * self.moment_D)
-        return self.square + float(explained)
+# Of its rows, random features and then the target, a least-squares fit has to know the sums of
+# products of any two columns [D + 1, D + 1]. Those of folds add up.
 
 
-def _best_ridge(folds: Sequence[Sums], whole: Sums) -> tuple[float, float]:
-    """The ridge whose predictions of held-out folds err least, and their mean squared error."""
-    errors = {
-        ridge: sum(held.error((whole - held).solved(ridge)) for held in folds) / whole.count
-        for ridge in RIDGES
-    }
+def _around(sums: Tensor, means: Tensor) -> Tensor:
+    """The sums [D + 1, D + 1] of rows less their means, from those with a last column of ones."""
+    shift = torch.eye(len(means), dtype=means.dtype)[:, :-1]
+    shift[-1] = -means[:-1]
+    return shift.T @ sums @ shift
+
+
+def _solved(sums: Tensor, ridge: float) -> Tensor:
+    """The weights [D] of the ridge regression."""
+    gram_DD, moment_D1 = sums[:-1, :-1], sums[:-1, -1:]
+    identity_DD = torch.eye(len(gram_DD), dtype=gram_DD.dtype)
+    lower_DD = torch.linalg.cholesky(gram_DD + ridge * identity_DD)
+    return torch.cholesky_solve(moment_D1, lower_DD)[:, 0]
+
+
+def _best_ridge(folds: Tensor) -> tuple[float, float]:
+    """The ridge whose predictions of held-out folds err least, and the sum of squared errors."""
+    whole, minus_one = folds.sum(0), -torch.ones(1, dtype=folds.dtype)
+    errors = dict.fromkeys(RIDGES, 0.0)
+    for ridge in RIDGES:
+        for held in folds:
+            residual = torch.cat([_solved(whole - held, ridge), minus_one])  # of the columns
+            errors[ridge] += float(residual @ held @ residual)
     best = min(RIDGES, key=lambda ridge: (errors[ridge], -ridge))
     return best, errors[best]
