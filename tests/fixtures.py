@@ -211,6 +211,14 @@ def qwen_folder(chatml_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture
+def few_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values by regression take seconds to fit; with a quarter of the features a fiftieth of it."""
+    from ragen_apo.values import regression
+
+    monkeypatch.setattr(regression, "NUM_FEATURES", 256)
+
+
+@pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are blank, of the size that they have: nine tenths of a report's time is drawing."""
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
         ("ppo", "full", ()),
     ],
 )
+@pytest.mark.usefixtures("few_random_features")
 def test_two_ranks_make_the_steps_of_one_process(
     algorithm: str,
     sharding: str,

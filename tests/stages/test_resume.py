@@ -197,6 +197,7 @@ def test_a_run_killed_in_the_middle_of_a_lag_is_played_on_by_the_lagged_policy(
     assert_same_state(run, whole)
 
 
+@pytest.mark.usefixtures("few_random_features")
 def test_a_run_with_a_context_window_and_values_by_regression_killed_in_stage_two(
     run_until_killed: Callable[..., int], algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:

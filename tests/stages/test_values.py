@@ -83,6 +83,7 @@ def test_the_ablations_use_zero_and_the_mean_of_the_returns(session: Session) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_random_features")
 def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
     session: Session,
 ) -> None:

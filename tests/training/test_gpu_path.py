@@ -450,6 +450,7 @@ def played() -> Played:
         ("grpo", ["--algorithm.kl_coefficient=0.01", "--rollout_filter.strategy=top_p"]),
     ],
 )
+@pytest.mark.usefixtures("few_random_features")
 def test_a_step_is_that_of_the_cpu(
     session: Session, played: Played, algorithm: str, keys: list[str]
 ) -> None:
@@ -495,6 +496,7 @@ def waits_of_a_step(
         ("apo_turn", ["--values.estimator=regression"]),
     ],
 )
+@pytest.mark.usefixtures("few_random_features")
 def test_no_micro_batch_waits_for_the_device(
     session: Session, played: Played, algorithm: str, others: list[str]
 ) -> None:

@@ -21,11 +21,7 @@ from ragen_apo.values.regression import (
 BETA = 0.5
 CPU = torch.device("cpu")
 
-
-@pytest.fixture(autouse=True)
-def few_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough for states of six numbers, and 50 times as fast."""
-    monkeypatch.setattr(regression, "NUM_FEATURES", 256)
+pytestmark = pytest.mark.usefixtures("few_random_features")
 
 
 def tasks(num: int = 300, *, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
