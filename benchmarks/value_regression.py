@@ -33,8 +33,9 @@ from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import open_run
 from ragen_apo.session import open_session
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.stages.value_regression import features_by_episode, values_by_regression
+from ragen_apo.stages.value_regression import features_by_episode
 from ragen_apo.types import Trajectory
+from ragen_apo.values.regression import fit_values
 from ragen_apo.values.state_values import returns_to_go, state_values
 
 NUM_SPLITS = 3
@@ -68,7 +69,12 @@ def row(label: str, path: Path, *, num_samples: int) -> list[str]:
         used = range(split, split + num_samples)
         chosen = {id_: [each[index] for index in used] for id_, each in episodes.items()}
         flat = [episode for each in chosen.values() for episode in each]
-        regression, _ = values_by_regression(reference, flat, beta=math.inf, micro_batch_size=size)
+        regression = fit_values(
+            torch.cat([each[index] for each in features.values() for index in used]),
+            [to_go for episode in flat for to_go in returns_to_go(episode)],
+            episodes=[number for number, episode in enumerate(flat) for _ in episode.turns],
+            beta=math.inf,
+        )
         value_of = regression.on(torch.device("cpu"))
         own = {
             id_: float(np.mean([episode.episode_return for episode in each]))
@@ -92,8 +98,9 @@ def row(label: str, path: Path, *, num_samples: int) -> list[str]:
                 )
             ]
         )
-        splits.append(left_over(held_out) | {"within": within(episodes)})
-    means = {column: float(np.mean([each[column] for each in splits])) for column in COLUMNS}
+        splits.append(left_over(held_out))
+    means = {name: float(np.mean([each[name] for each in splits])) for name in splits[0]}
+    means["within"] = within(episodes)
     return [label, str(len(episodes)), *(f"{means[column]:.2f}" for column in COLUMNS)]
 
 

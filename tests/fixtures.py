@@ -212,7 +212,7 @@ def qwen_folder(chatml_tokenizer, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def few_random_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values by regression take seconds to fit; with a quarter of the features a fiftieth of it."""
+    """Values by regression, which take seconds to fit, are fitted in a fiftieth of the time."""
     from ragen_apo.values import regression
 
     monkeypatch.setattr(regression, "NUM_FEATURES", 256)

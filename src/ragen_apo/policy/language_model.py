@@ -56,6 +56,7 @@ from ragen_apo.policy.passes import (
     decoder_layers,
     in_pieces,
     indices_of,
+    read_nothing,
 )
 from ragen_apo.policy.template_options import set_template_options
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER, tokenizer_contents
@@ -165,14 +166,14 @@ class LanguageModel:
         token_ids_RT: Tensor,
         targets_RT: Tensor,
         read: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        read_all: Callable[[Tensor], tuple[Tensor, ...]] = lambda _: (),
+        read_all: Callable[[Tensor], tuple[Tensor, ...]] = read_nothing,
     ) -> tuple[Tensor, ...]:
         """Tensors [N, ...] that `read` makes of the N targets, in little memory.
 
-        After them what `read_all` makes of all hidden states [R, T, H] of the same pass.
+        After them come those that `read_all` makes of all hidden states [R, T, H] of the same pass.
 
-        It gets the hidden states [n, H] that predict n of them, and their tokens [n]. They are so
-        few that their `logits` are at most `MAX_LOGITS` numbers; for the backward pass `read` is
+        `read` gets the hidden states [n, H] that predict n of them, and their tokens [n]. They are
+        so few that their `logits` are at most `MAX_LOGITS` numbers; for the backward pass `read` is
         called again, unless it had all of them at once. Of each target it may use its own row only.
         Rows of tokens are padded on the right. Where the mask is on the CPU, the host does not wait
         for a GPU to count the targets. ValueError if the first token of a row is a target.

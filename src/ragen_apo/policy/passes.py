@@ -85,6 +85,11 @@ def body_output(
         return body(input_ids=token_ids_RT, **kwargs).last_hidden_state
 
 
+def read_nothing(*_: Tensor) -> tuple[Tensor, ...]:
+    """Makes nothing of a pass."""
+    return ()
+
+
 def in_pieces(
     compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor, max_rows: int
 ) -> tuple[Tensor, ...]:

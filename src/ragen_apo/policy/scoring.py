@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.passes import to_device
+from ragen_apo.policy.passes import read_nothing, to_device
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,10 @@ def token_logprobs(
     model: LanguageModel, token_ids_RT: Tensor, loss_mask_RT: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
     """The log-probabilities [R, T] of `score_tokens` alone."""
-    return token_logprobs_and(no_more, model, token_ids_RT, loss_mask_RT, temperature=temperature)[
-        0
-    ]
-
-
-def no_more(_: Tensor) -> tuple[Tensor, ...]:
-    """Reads nothing of all hidden states."""
-    return ()
+    (logprobs_RT,) = token_logprobs_and(
+        read_nothing, model, token_ids_RT, loss_mask_RT, temperature=temperature
+    )
+    return logprobs_RT
 
 
 def token_logprobs_and(

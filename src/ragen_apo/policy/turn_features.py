@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.passes import to_device
+from ragen_apo.policy.passes import read_nothing, to_device
 
 
 def turn_features(model: LanguageModel, token_ids_ML: Tensor, targets_ML: Tensor) -> Tensor:
@@ -25,13 +25,9 @@ def turn_features(model: LanguageModel, token_ids_ML: Tensor, targets_ML: Tensor
     `targets_ML`, on the CPU, is True at the sampled tokens, and False at the first position and
     between two turns.
     """
-
-    def nothing(*_: Tensor) -> tuple[Tensor, ...]:
-        return ()
-
-    read = features_reader(targets_ML, token_ids_ML.device)
+    read_all = features_reader(targets_ML, token_ids_ML.device)
     with torch.no_grad():
-        return model.over_targets(token_ids_ML, targets_ML, nothing, read)[0]
+        return model.over_targets(token_ids_ML, targets_ML, read_nothing, read_all)[0]
 
 
 def features_reader(

@@ -48,6 +48,7 @@ def reference_values(
 
     def stored() -> ReferenceValues:
         with session.value_store() as store:
+            # An error where a task has no sample, for a regression as well.
             values = store.values(conditions, task_ids, beta=beta)
             episodes = stored_trajectories(store, conditions, tasks)
             if by_regression:

@@ -232,14 +232,16 @@ class Trainer:
         tokens as the loss does, before the first update of the step, and its ratios begin at 1.
         """
         size = self._micro_batch_size
-        num = 1 if self._value_of is None else 2
-        reference = rollouts.scored_by_pass(
-            self._by_reference, num=num, size=size, what="reference"
+        logprobs_BT, *values = rollouts.scored_by_pass(
+            self._by_reference,
+            num=1 if self._value_of is None else 2,
+            size=size,
+            what="reference",
         )
         scored = replace(
             rollouts,
-            reference_logprobs_BT=reference[0],
-            state_values_BT=reference[1] if num == 2 else None,
+            reference_logprobs_BT=logprobs_BT,
+            state_values_BT=values[0] if values else None,
         )
         is_local = self.config.rollouts.engine == "local"
         rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16

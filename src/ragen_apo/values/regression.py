@@ -54,8 +54,8 @@ class ValueRegression:
     lowest_f: float
     """The smallest that was fitted: no prediction is lower, as f is positive."""
     unexplained: float
-    """Share of the variance of exp(G / beta) that held-out episodes leave (of G at beta inf)."""
-
+    """The share of the variance of exp(G / beta), or of G at beta inf, that predictions of held-out
+    episodes leave."""
     num_states: int
     num_episodes: int
 
