@@ -1,7 +1,7 @@
 """Packed weights multiply as PyTorch does, and leave the model as it was."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -83,6 +83,20 @@ def test_afterwards_and_after_an_error_the_layers_are_as_they_were() -> None:
     layers = model()
     with pytest.raises(RuntimeError), packed_weights(layers), packed_weights(layers):
         raise RuntimeError("in the middle of a rollout")
+    assert all("forward" not in vars(layer) for layer in layers.modules())
+
+
+def test_ctrl_c_between_two_layers_is_still_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = model()
+
+    def interrupted_at_the_last(layer: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+        if layer is layers[2]:
+            raise KeyboardInterrupt
+        return layer.forward
+
+    monkeypatch.setattr(module, "_packed_forward", interrupted_at_the_last)
+    with pytest.raises(KeyboardInterrupt), packed_weights(layers):
+        raise AssertionError("the block was entered")
     assert all("forward" not in vars(layer) for layer in layers.modules())
 
 

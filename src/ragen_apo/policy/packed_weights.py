@@ -45,7 +45,8 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the instance's: that of its class is seen again
+            # The instance's: that of its class is seen again. Ctrl-C may have come before the last.
+            vars(layer).pop("forward", None)
 
 
 def num_packed_bytes(model: nn.Module | None) -> int:
