@@ -269,11 +269,11 @@ class TestOverrides:
         ),
         (
             "values: {estimator: regression, baseline: zero}",
-            "values.estimator is regression, and values.baseline zero subtracts nothing",
+            "estimator is regression, and baseline zero subtracts nothing",
         ),
         (
             "values: {estimator: regression, beta1: 0}",
-            "predicts exp(R / beta1), and values.beta1 is 0; set it above 0, or",
+            "predicts exp(R / beta1), and beta1 is 0; set it above 0, or",
         ),
         (
             "values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}",

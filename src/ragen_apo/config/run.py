@@ -102,19 +102,11 @@ def _of_algorithm(config: RunConfig) -> Iterator[str]:
             f"values.baseline is {values.baseline}, and algorithm {algorithm.name} "
             "subtracts no V*, so nothing takes its place; leave values.baseline out"
         )
-    if values.estimator == "regression":
-        if not config.needs_values:
-            yield (
-                f"values.estimator is regression, and algorithm {algorithm.name} subtracts no V*; "
-                "leave values.estimator out"
-            )
-        if values.baseline == "zero":
-            yield "values.estimator is regression, and values.baseline zero subtracts nothing"
-        if values.baseline == "v_star" and values.beta1 == 0:
-            yield (
-                "values.estimator regression predicts exp(R / beta1), and values.beta1 is 0; set "
-                "it above 0, or values.estimator to samples"
-            )
+    if values.estimator == "regression" and not config.needs_values:
+        yield (
+            f"values.estimator is regression, and algorithm {algorithm.name} subtracts no V*; "
+            "leave values.estimator out"
+        )
     rule = training.early_stop.min_mutual_information
     if rule is not None and config.monitors.every_steps is None:
         yield (

@@ -38,6 +38,17 @@ class ValuesConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _a_regression_has_something_to_predict(self) -> ValuesConfig:
+        if self.estimator == "regression" and self.baseline == "zero":
+            raise ValueError("estimator is regression, and baseline zero subtracts nothing")
+        if self.estimator == "regression" and self.baseline == "v_star" and self.beta1 == 0:
+            raise ValueError(
+                "estimator regression predicts exp(R / beta1), and beta1 is 0; set it above 0, or "
+                "estimator to samples"
+            )
+        return self
+
 
 class DistillationConfig(Section):
     """Before its first step, and at every new reference, the policy imitates the reference's
