@@ -1,11 +1,13 @@
 """Success against tokens spent: greedy and sampled play, beams, and the best of n episodes.
 
     python -m benchmarks.search FrozenLake=runs/frozen_lake Sokoban=runs/sokoban --measured FILE
+    python -m benchmarks.search Sokoban=runs/one Sokoban=runs/two --page search_by_regression ...
 
 Each world is a finished run, whose trained policy plays the first tasks of its split `test`; and of
-its split `train`, whose moves its value store knows, once more with and without them. Worlds named
-in --narrow, where an episode is long, are left out of that and of wide beams. A line of FILE is one
-measurement, and what it holds is not measured again.
+its split `train`, whose moves its value store knows, once more with and without them. A world that
+is named several times has as many policies, of runs with different seeds, and each plays once.
+Worlds named in --narrow, where an episode is long, are left out of the split `train` and of wide
+beams. A line of FILE is one measurement, and what it holds is not measured again.
 """
 
 from __future__ import annotations
@@ -29,8 +31,7 @@ from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
-from ragen_apo.stages.search import play_search, stored_advantages
-from ragen_apo.values.moves import Move
+from ragen_apo.stages.search import turn_search
 
 NUM_SEEDS = 3
 
@@ -64,7 +65,8 @@ def best_of(width: int, rank_by: str = "likelihood") -> SearchConfig:
     return SearchConfig.model_validate({"method": "best_of_n", "width": width, "rank_by": rank_by})
 
 
-VARIANTS = (
+REGRESSION, UPPER_BOUND = "Q\\* by regression", "reward (upper bound)"
+ALL_VARIANTS = (
     Variant("greedy", "nothing"),
     Variant("sampled", "nothing", is_sampled=True),
     Variant("beam of 1, 4 candidates", "likelihood", beam(1, 4)),
@@ -73,32 +75,54 @@ VARIANTS = (
     Variant("beam of 4", "likelihood", beam(4, 4)),
     Variant("best of 2", "likelihood", best_of(2)),
     Variant("best of 4", "likelihood", best_of(4)),
-    Variant("best of 2", "reward (upper bound)", best_of(2, "reward")),
-    Variant("best of 4", "reward (upper bound)", best_of(4, "reward")),
+    Variant("best of 2", UPPER_BOUND, best_of(2, "reward")),
+    Variant("best of 4", UPPER_BOUND, best_of(4, "reward")),
     Variant("greedy", "nothing", split="train"),
     Variant("beam of 2", "likelihood", beam(2, 2), split="train"),
     Variant("beam of 2", "V* of Stage 1", beam(2, 2, "values"), split="train"),
 )
+VARIANTS = {
+    "search": ALL_VARIANTS,
+    "search_by_regression": (
+        Variant("greedy", "nothing"),
+        Variant("best of 4", "likelihood", best_of(4)),
+        Variant("best of 4", REGRESSION, best_of(4, "regression")),
+        Variant("best of 4", UPPER_BOUND, best_of(4, "reward")),
+        Variant("best of 8", "likelihood", best_of(8)),
+        Variant("best of 8", REGRESSION, best_of(8, "regression")),
+        Variant("best of 8", UPPER_BOUND, best_of(8, "reward")),
+        Variant("beam of 2", REGRESSION, beam(2, 2, "regression")),
+        Variant("beam of 1, 4 candidates", REGRESSION, beam(1, 4, "regression")),
+    ),
+}
+"""By page."""
 
 
 class World:
-    """A run whose trained policy plays; opened when it is first needed."""
+    """Runs whose trained policies play; opened when they are first needed."""
 
-    def __init__(self, name: str, folder: Path, *, is_narrow: bool = False) -> None:
-        self.name, self.folder, self.is_narrow = name, folder, is_narrow
-        self._opened: tuple[Session, AgentProxy] | None = None
+    def __init__(self, name: str, folders: Sequence[Path], *, is_narrow: bool = False) -> None:
+        self.name, self.folders, self.is_narrow = name, folders, is_narrow
+        self._opened: dict[Path, tuple[Session, AgentProxy]] = {}
 
-    def opened(self) -> tuple[Session, AgentProxy]:
-        """The run's session, and the agent with its trained policy."""
-        if self._opened is None:
-            run = RunDirectory(self.folder)
+    def opened(self, seed: int) -> tuple[Session, AgentProxy]:
+        """A run's session, and the agent with its trained policy."""
+        folder = self.folders[seed % len(self.folders)]
+        if folder not in self._opened:
+            run = RunDirectory(folder)
             session = open_session(load_config(run.config), run, SilentProgress())
-            self._opened = session, session.proxy(session.load_model(run.policy))
-        return self._opened
+            self._opened[folder] = session, session.proxy(session.load_model(run.policy))
+        return self._opened[folder]
+
+    def seeds(self, variant: Variant) -> range:
+        """Greedy play of a policy is the same under every seed."""
+        if len(self.folders) > 1:
+            return range(len(self.folders))
+        return range(1 if variant.settings is None and not variant.is_sampled else NUM_SEEDS)
 
     def measured(self, variant: Variant, *, num_episodes: int, seed: int) -> dict[str, float]:
         """Success, return and sampled tokens of an episode."""
-        session, proxy = self.opened()
+        session, proxy = self.opened(seed)
         temperature = session.config.sampling.temperature if variant.is_sampled else 0.0
         plan = EvaluationPlan(variant.split, num_episodes, temperature, seed)
         known = 0.0
@@ -106,13 +130,10 @@ class World:
             played = play_evaluation(proxy, plan, policy_version="benchmark")
             tokens = fmean(episode.num_response_tokens for episode in played)
         else:
-            found = play_search(
-                proxy,
-                plan,
-                variant.settings,
-                advantages=self._advantages(variant, plan),
-                policy_version="benchmark",
-            )
+            requests = plan.requests(session.environments)
+            tasks = [request.task for request in requests]
+            search = turn_search(session, proxy, variant.settings, tasks)
+            found = search.play(requests, policy_version="benchmark")
             played = [each.trajectory for each in found]
             tokens = fmean(each.num_sampled_tokens for each in found)
             known = sum(e.num_known_moves for e in found) / sum(e.num_moves for e in found)
@@ -125,21 +146,9 @@ class World:
             "known": known,
         }
 
-    def _advantages(self, variant: Variant, plan: EvaluationPlan) -> Mapping[Move, float]:
-        if variant.settings is None or variant.settings.rank_by != "values":
-            return {}
-        session, _ = self.opened()
-        tasks = [request.task for request in plan.requests(session.environments)]
-        return stored_advantages(session, tasks)
-
-
-def seeds_of(variant: Variant) -> range:
-    """Greedy play is the same under every seed."""
-    return range(1 if variant.settings is None and not variant.is_sampled else NUM_SEEDS)
-
 
 def measurements(
-    worlds: Sequence[World], measured: Path, *, num_episodes: int
+    worlds: Sequence[World], variants: Sequence[Variant], measured: Path, *, num_episodes: int
 ) -> Iterator[dict[str, Any]]:
     """Every world, variant and seed; those that are not in the file yet are added to it.
 
@@ -147,10 +156,10 @@ def measurements(
     """
     known = {_key(row): row for row in read_json_lines(measured)}
     for world in worlds:
-        for variant in VARIANTS:
+        for variant in variants:
             if world.is_narrow and variant.is_long:
                 continue
-            for seed in seeds_of(variant):
+            for seed in world.seeds(variant):
                 cell = {
                     "world": world.name,
                     "split": variant.split,
@@ -195,24 +204,29 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
 
 
 def main() -> None:
-    """Measures what is missing and writes benchmarks/results/search.md."""
+    """Measures what is missing and writes a page of benchmarks/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("worlds", nargs="+", help="NAME=RUN")
     parser.add_argument("--measured", type=Path, required=True)
     parser.add_argument("--episodes", type=int, default=100, help="0: only what FILE holds")
+    parser.add_argument("--page", choices=VARIANTS, default="search")
     parser.add_argument("--narrow", nargs="*", default=[], metavar="NAME")
     arguments = parser.parse_args()
+    folders: dict[str, list[Path]] = {}
+    for name, folder in map(_named, arguments.worlds):
+        folders.setdefault(name, []).append(folder)
     worlds = [
-        World(name, folder, is_narrow=name in arguments.narrow)
-        for name, folder in map(_named, arguments.worlds)
+        World(name, each, is_narrow=name in arguments.narrow) for name, each in folders.items()
     ]
-    rows = list(measurements(worlds, arguments.measured, num_episodes=arguments.episodes))
+    variants, num_episodes = VARIANTS[arguments.page], arguments.episodes
+    rows = list(measurements(worlds, variants, arguments.measured, num_episodes=num_episodes))
     write_page(
-        "search",
+        arguments.page,
         title="Search over turns: success against tokens spent",
         notes=(
-            "The trained policy of one run a world plays the first tasks of a split. A number "
-            "is a mean ± standard deviation over seeds of sampling. Greedy play has one. Tokens "
+            "The trained policy of a run plays the first tasks of a split. A number is a mean ± "
+            "standard deviation: over seeds of sampling where a world has one policy (greedy play "
+            "has one), over policies where it has several. Tokens "
             "are all that were sampled for an episode, dropped candidates included. Those of "
             "Stage 1 are not in them. A beam of n samples n candidates a branch and turn, one "
             "of them greedy. One of the best of n episodes is greedy play. `known` is the share "

@@ -29,12 +29,13 @@ from benchmarks.tables import write_page
 from numpy.typing import NDArray
 
 from ragen_apo.config import load_config
+from ragen_apo.policy.turn_features import state_reader
 from ragen_apo.progress import SilentProgress
 from ragen_apo.run_directory import open_run
 from ragen_apo.session import open_session
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.stages.value_regression import features_by_episode
-from ragen_apo.types import Trajectory
+from ragen_apo.stages.value_regression import features_of_turns
+from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.values.regression import fit_values
 from ragen_apo.values.state_values import returns_to_go, state_values
 
@@ -61,7 +62,9 @@ def row(label: str, path: Path, *, num_samples: int) -> list[str]:
             episodes[episode.task.task_id].append(episode)
     size = config.training.micro_batch_size
     features = {
-        task_id: features_by_episode(reference, each, micro_batch_size=size)
+        task_id: features_of_turns(
+            reference, list(map(training_samples, each)), state_reader, micro_batch_size=size
+        )
         for task_id, each in episodes.items()
     }
     splits = []

@@ -81,6 +81,28 @@ def test_the_store_knows_moves_of_training_tasks_and_not_of_others(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_random_features")
+def test_a_search_by_regression_says_what_it_was_fitted_to(command: Command, run: Path) -> None:
+    result = command("evaluate", run, *BEST, "--rank-by", "regression", "--episodes", "2")
+    assert result.status == 0, result.err
+    assert "search: Q* by regression on" in result.out + result.err
+    search = results(run)["search"]
+    assert search["label"] == "best of 3 episodes by regression"
+    assert search["uses_reward"] is False
+
+
+@pytest.mark.slow
+def test_a_search_by_regression_without_episodes_of_stage_one_is_refused_before_play(
+    command: Command, run: Path
+) -> None:
+    (run / "values.sqlite").unlink()
+    before = results(run)
+    result = command("evaluate", run, *BEAM, "--rank-by", "regression")
+    assert_refused(result, "values.sqlite has none", "ragen-apo estimate-values")
+    assert results(run) == before
+
+
+@pytest.mark.slow
 def test_the_limit_of_tokens_is_kept_and_said(command: Command, run: Path) -> None:
     result = command("evaluate", run, *BEAM, "--candidates", "3", "--search-tokens", "1")
     assert result.status == 0, result.err
@@ -138,6 +160,15 @@ def test_a_run_whose_evaluation_could_not_search_is_not_started(
     start = ("train", "--config", config, "--run-dir", tmp_path / "new")
     result = command(*start, "--evaluation.search.width", "9")
     assert_refused(result, "samples 81 responses", "training.num_rows is 24")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_without_stage_one_cannot_end_with_a_search_by_regression(
+    command: Command, config: Path, tmp_path: Path
+) -> None:
+    start = ("train", "--config", config, "--run-dir", tmp_path / "new", "--algorithm", "grpo")
+    result = command(*start, "--evaluation.search.rank_by", "regression")
+    assert_refused(result, "algorithm grpo without distillation does not sample")
     assert not (tmp_path / "new").exists()
 
 

@@ -15,7 +15,7 @@ Relabel = Literal["none", "numbers", "copied"]
 ResponseFormat = Literal["think_answer", "tool_call"]
 Schedule = Literal["constant", "linear", "cosine"]
 SearchMethod = Literal["beam", "best_of_n"]
-SearchRanking = Literal["values", "likelihood", "votes", "reward"]
+SearchRanking = Literal["values", "regression", "likelihood", "votes", "reward"]
 ZeroVariance = Literal["drop", "keep"]
 
 Aggregation = Literal[

@@ -14,7 +14,7 @@ from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.choices import SearchRanking
 from ragen_apo.policy.engine import Response
 
-RANKINGS: tuple[SearchRanking, ...] = ("values", "likelihood", "votes")
+RANKINGS: tuple[SearchRanking, ...] = ("values", "regression", "likelihood", "votes")
 
 
 def branch(merit: Merit) -> Branch:
@@ -40,6 +40,8 @@ merits = st.builds(
     advantage=st.sampled_from([-1.0, 0.0, 0.5]),
     logprob=st.sampled_from([-4.0, -2.0, -1.0]),
     num_tokens=st.sampled_from([1, 2]),
+    predicted=st.sampled_from([-1.0, 0.5]),
+    ran_out=st.booleans(),
     vote_logprob=st.sampled_from([-2.0, -0.5]),
     reward=st.sampled_from([0.0, 1.0]),
 )
@@ -70,6 +72,9 @@ def test_kept_are_those_that_fewer_than_width_others_beat(
         pairs = [(-one.merit.num_unreadable, -other.merit.num_unreadable)]
         if rank_by == "values":
             pairs.append((one.merit.advantage, other.merit.advantage))
+        if rank_by == "regression":
+            pairs.append((-one.merit.ran_out, -other.merit.ran_out))
+            pairs.append((one.merit.predicted, other.merit.predicted))
         if rank_by == "votes":
             pairs.append((one.merit.vote_logprob, other.merit.vote_logprob))
         pairs.append((one.merit.mean_logprob, other.merit.mean_logprob))
@@ -113,7 +118,7 @@ def test_the_reward_decides_in_the_ranking_by_reward_alone() -> None:
         rank_by: best_first([branch(poor), branch(rich)], rank_by=rank_by)[0].merit
         for rank_by in (*RANKINGS, "reward")
     }
-    assert orders == {"values": poor, "likelihood": poor, "votes": poor, "reward": rich}
+    assert orders == {**dict.fromkeys(RANKINGS, poor), "reward": rich}
 
 
 def test_votes_are_the_shares_of_a_branch_and_add_up_over_turns() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragen_apo.agent.context import ContextManager, TokenLimits
+from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
-from ragen_apo.agent.search import SearchedEpisode, TurnSearch
+from ragen_apo.agent.search import MoveInContext, PredictMoves, SearchedEpisode, TurnSearch
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.environments.base import TextEnvironment, make_environment
 from ragen_apo.errors import ConfigError
@@ -24,7 +24,7 @@ from ragen_apo.policy.engine import Response
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import generator
-from ragen_apo.types import Task, TurnFlag
+from ragen_apo.types import Task, TurnFlag, training_samples
 from ragen_apo.values.moves import Move, move_advantages
 from tests import factories
 
@@ -123,9 +123,12 @@ class World:
         requests: Sequence[EpisodeRequest] | None = None,
         *,
         advantages: Mapping[Move, float] | None = None,
+        predict: PredictMoves | None = None,
         **settings: Any,
     ) -> list[SearchedEpisode]:
-        search = TurnSearch(self.agent, SearchConfig(**settings), advantages or {})
+        search = TurnSearch(
+            self.agent, SearchConfig(**settings), advantages=advantages or {}, predict=predict
+        )
         return search.play(requests or self.requests(), policy_version="table")
 
 
@@ -159,10 +162,19 @@ def path_of(found: SearchedEpisode) -> Path:
 
 def played(world: World, task: Task, path: Path) -> tuple[bool, float]:
     """Whether the path ends the episode, and its return."""
+    steps = steps_of(task, path)
+    return any(step[2] or step[3] for step in steps), sum(step[1] for step in steps)
+
+
+def steps_of(task: Task, path: Path) -> list[tuple[Any, ...]]:
     environment = make_environment("frozen_lake", LAKE)
     environment.reset(task, seed=0)
-    steps = [environment.step(action) for action in path]
-    return any(step[2] or step[3] for step in steps), sum(step[1] for step in steps)
+    return [environment.step(action) for action in path]
+
+
+def has_end(task: Task, path: Path) -> bool:
+    """Whether the path leads to the goal or into a hole."""
+    return steps_of(task, path)[-1][2]
 
 
 def mean_logprob(world: World, path: Path) -> float:
@@ -256,6 +268,91 @@ def test_where_the_store_knows_all_moves_the_best_return_is_found_whatever_is_li
         best = max(each.episode_return for each in episodes)
         assert found.trajectory.episode_return == pytest.approx(best)
         assert found.num_known_moves == found.num_moves > 0
+
+
+def moves_of(world: World, move: MoveInContext) -> Path:
+    """The actions that stand in a context, read from its tokens."""
+    path: Path = ()
+    for end in range(1, len(move.token_ids) + 1):
+        for action, words in world.agent.engine.words.items():
+            if move.token_ids[:end][-len(words) :] == words:
+                path = (*path, action)
+    last = world.agent.engine.words[path[-1]]
+    assert move.token_ids[-move.num_sampled :] == last, "the response is the end of its context"
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"width": 1, "candidates": MANY}, {"width": 3}])
+def test_where_the_moves_are_predicted_rightly_a_beam_finds_the_best_return(
+    world: World, settings: dict[str, Any]
+) -> None:
+    """What is predicted of a move is the best that can be earned from it on."""
+    for request in world.requests():
+        ways = {
+            way: [step[1] for step in steps_of(request.task, way)]
+            for way in finished_paths(world, request.task)
+        }
+
+        def to_go(path: Path, ways: Mapping[Path, list[float]] = ways) -> float:
+            before = len(path) - 1
+            return max(sum(ways[way][before:]) for way in ways if way[: len(path)] == path)
+
+        (found,) = world.search(
+            [request],
+            predict=lambda moves, to_go=to_go: [to_go(moves_of(world, each)) for each in moves],
+            rank_by="regression",
+            **settings,
+        )
+        assert found.trajectory.episode_return == pytest.approx(max(map(sum, ways.values())))
+
+
+@pytest.mark.slow
+def test_of_whole_episodes_the_last_move_decides_and_those_without_an_end_come_last(
+    world: World,
+) -> None:
+    """What is predicted is a number of the path alone, and the higher one wins."""
+
+    def value(path: Path) -> float:
+        return float(generator("predicted", *path).random())
+
+    asked: list[Path] = []
+
+    def predict(moves: Sequence[MoveInContext]) -> list[float]:
+        asked.extend(moves_of(world, move) for move in moves)
+        return [value(path) for path in asked[-len(moves) :]]
+
+    for request in world.requests():
+        asked.clear()
+        (found,) = world.search(
+            [request], predict=predict, method="best_of_n", width=8, rank_by="regression"
+        )
+        assert len(asked) == 8, "no move but the last is looked at"
+        ends = [path for path in asked if has_end(request.task, path)]
+        assert path_of(found) == max(ends or asked, key=value)
+
+
+@pytest.mark.slow
+def test_what_is_predicted_is_asked_in_the_present_context_alone(
+    make_world: Callable[..., World],
+) -> None:
+    """With a window, earlier turns are no longer read."""
+    world = make_world()
+    world.agent.context.window = ContextWindow(num_turns=1)
+    asked: list[MoveInContext] = []
+
+    def predict(moves: Sequence[MoveInContext]) -> list[float]:
+        asked.extend(moves)
+        return [0.0] * len(moves)
+
+    (found,) = world.search(
+        world.requests(1), predict=predict, width=1, candidates=2, rank_by="regression"
+    )
+    turns = found.trajectory.turns
+    assert any(turn.restarts_context for turn in turns[1:])
+    samples = training_samples(found.trajectory)
+    contexts = {each.token_ids for each in asked}
+    assert {sample.token_ids for sample in samples} <= contexts
 
 
 def test_many_votes_choose_the_more_probable_action_of_each_turn(world: World) -> None:
@@ -383,7 +480,7 @@ def test_recorded_logprobs_are_those_of_the_policy(tiny_model: LanguageModel) ->
     context = ContextManager(tiny_model.tokenizer, system_prompt=None, limits=limits)
     agent = AgentProxy(engine, environments, context)
     requests = [EpisodeRequest(task, 7) for task in environments.tasks("test")[:5]]
-    search = TurnSearch(agent, SearchConfig(width=2, candidates=3, rank_by="likelihood"), {})
+    search = TurnSearch(agent, SearchConfig(width=2, candidates=3, rank_by="likelihood"))
     found = search.play(requests, policy_version="tiny")
     assert [each.trajectory.task for each in found] == [request.task for request in requests]
     for each in found:

@@ -277,7 +277,7 @@ def test_a_search_finds_the_same_episodes_with_many_workers(tiny_model: Language
         proxy = agent(tiny_model, shop(num_workers=num_workers), num_rows=18)
         settings = SearchConfig(method="beam", width=3, candidates=2, rank_by="likelihood")
         asked = requests(proxy.environments, 5)
-        return TurnSearch(proxy, settings, {}).play(asked, policy_version="tiny")
+        return TurnSearch(proxy, settings).play(asked, policy_version="tiny")
 
     assert found(num_workers=NUM_WORKERS) == found(num_workers=1)
 

@@ -1,9 +1,9 @@
-"""The two hidden states of each turn, in samples of any shape."""
+"""The hidden states of each turn, in samples of any shape."""
 
 import torch
 
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.turn_features import at_turns, turn_features
+from ragen_apo.policy.turn_features import at_turns, move_reader, state_reader, turn_features
 
 # Read and sampled tokens, by turn.
 SAMPLES = [
@@ -41,9 +41,25 @@ def test_of_each_turn_the_state_that_answers_and_the_mean_of_what_is_new(
             answers = position + len(read)
             expected.append(torch.cat([hidden[answers - 1], hidden[start:answers].mean(0)]))
             start, position = answers, answers + len(said)
-    features = turn_features(tiny_model, *batch(SAMPLES))
+    features = turn_features(tiny_model, *batch(SAMPLES), state_reader)
     assert features.shape == (6, 2 * tiny_model.config.hidden_size)
     assert not features.requires_grad
+    assert torch.allclose(features, torch.stack(expected), atol=1e-5)
+
+
+def test_of_each_move_the_states_around_it_and_its_mean(tiny_model: LanguageModel) -> None:
+    expected = []
+    for turns in SAMPLES:
+        row = torch.tensor([[token for read, said in turns for token in (*read, *said)]])
+        with torch.no_grad():
+            hidden = tiny_model.hidden_states(row)[0]
+        position = 0
+        for read, said in turns:
+            first, position = position + len(read), position + len(read) + len(said)
+            parts = [hidden[first - 1], hidden[position - 1], hidden[first:position].mean(0)]
+            expected.append(torch.cat(parts))
+    features = turn_features(tiny_model, *batch(SAMPLES), move_reader)
+    assert features.shape == (6, 3 * tiny_model.config.hidden_size)
     assert torch.allclose(features, torch.stack(expected), atol=1e-5)
 
 

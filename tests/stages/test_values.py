@@ -4,11 +4,17 @@ import math
 import re
 
 import pytest
+import torch
 
+from ragen_apo.agent.search import MoveInContext
 from ragen_apo.errors import MissingValueError, TrainingError
+from ragen_apo.policy.turn_features import move_reader
 from ragen_apo.session import Session
-from ragen_apo.stages.stored_values import reference_values, selected_tasks
+from ragen_apo.stages.search import predictor_of_moves
+from ragen_apo.stages.stored_values import reference_values, selected_tasks, stored_trajectories
+from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
 from ragen_apo.stages.values import estimate_values
+from ragen_apo.types import training_samples
 from ragen_apo.values.store import ValueStore
 from tests.factories import Sayings, reference, with_keys, with_progress
 
@@ -107,6 +113,28 @@ def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
         reference_values(asked, model, session.environments.tasks("all"))
     with pytest.raises(TrainingError, match="at least 5 episodes .* got 4; train on more tasks"):
         reference_values(asked, model, tasks[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_random_features")
+def test_moves_are_predicted_as_the_newest_reference_reads_them(session: Session) -> None:
+    """Each move by itself, cut out of an episode, against the features of the whole episode."""
+    model, tasks = reference(session, 1), session.training_tasks()
+    with session.value_store() as store:
+        episodes = list(stored_trajectories(store, session.conditions(model), tasks))
+    beta, size = session.config.values.beta1, session.config.training.micro_batch_size
+    regression = moves_by_regression(model, episodes, beta=beta, micro_batch_size=size)
+    value_of = regression.on(torch.device("cpu"))
+    predict = predictor_of_moves(session)
+    for episode in episodes[:4]:
+        (sample,) = training_samples(episode)
+        (features_KH,) = features_of_turns(model, [[sample]], move_reader, micro_batch_size=1)
+        moves, length = [], 0
+        for turn in episode.turns:
+            length += len(turn.prompt_token_ids) + len(turn.response_token_ids)
+            moves.append(MoveInContext(sample.token_ids[:length], len(turn.response_token_ids)))
+        assert predict(moves) == pytest.approx(value_of(features_KH).tolist(), abs=1e-4)
+    assert predict([]) == []
 
 
 def test_a_new_reference_has_values_of_its_own_and_the_old_ones_stay(session: Session) -> None:

@@ -34,6 +34,10 @@ class Merit:
     logprob: float = 0.0
     """The sum over sampled tokens."""
     num_tokens: int = 0
+    predicted: float = 0.0
+    """Q* of the last move, where a regression says it."""
+    ran_out: bool = False
+    """Whether turns or context ended the episode: what was predicted can no longer be earned."""
     vote_logprob: float = 0.0
     """The sum over turns of log (share of the candidates that do the same): an estimate of the
     probability of the actions, whatever the thoughts."""
@@ -60,10 +64,15 @@ class Merit:
 
         By reward, the reward comes before all.
         """
-        asked = {"values": self.advantage, "votes": self.vote_logprob}.get(rank_by, 0.0)
+        asked = {
+            "values": self.advantage,
+            "regression": self.predicted,
+            "votes": self.vote_logprob,
+        }.get(rank_by, 0.0)
         return (
             round(self.reward if rank_by == "reward" else 0.0, _DIGITS),
             -self.num_unreadable,
+            -(rank_by == "regression" and self.ran_out),
             round(asked, _DIGITS),
             self.mean_logprob,
         )

@@ -3,9 +3,10 @@
     requests -> branches -> [sample candidates -> prune -> step what is kept] -> trajectories
 
 Candidates of all episodes in progress are sampled together. Pruning comes before any action is
-executed, by what the search has been told of moves (`values.moves`) and by likelihood. So a beam of
-width 1 never needs a second environment; wider ones replay (`agent.replay`). The reward of the
-episode is recorded and read by the ranking `reward` alone, when episodes are over or cut.
+executed, by what the search has been told of moves (`values.moves`), by what is predicted of them
+(`PredictMoves`) and by likelihood. So a beam of width 1 never needs a second environment; wider
+ones replay (`agent.replay`). The reward of the episode is recorded and read by the ranking `reward`
+alone, when episodes are over or cut.
 
 Candidates are sampled at temperature 1 beside a greedy one, whose log-probabilities are of
 temperature 1 as well: other temperatures could not be compared with it.
@@ -14,13 +15,15 @@ temperature 1 as well: other temperatures could not be compared with it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam, with_votes
 from ragen_apo.agent.proxy import (
     AgentProxy,
+    Episode,
     EpisodeRequest,
     Indexed,
     begin_episodes,
@@ -32,10 +35,24 @@ from ragen_apo.environments.base import HasTasks, TextEnvironment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.engine import Response
 from ragen_apo.seeding import generator
-from ragen_apo.types import Trajectory
+from ragen_apo.types import Trajectory, Turn
 from ragen_apo.values.moves import Move
 
 CANDIDATE_TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True)
+class MoveInContext:
+    """A response with what had been read before it."""
+
+    token_ids: tuple[int, ...]
+    """The present context, up to the end of the response."""
+    num_sampled: int
+    """The tokens of the response."""
+
+
+PredictMoves = Callable[[Sequence[MoveInContext]], Sequence[float]]
+"""What is still to be earned from each of some moves on."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +114,22 @@ def check_search(settings: SearchConfig, environments: HasTasks, *, num_rows: in
 class TurnSearch:
     """Plays episodes as searches, with the engine and the environments of an agent.
 
-    `advantages` is what is known of moves. Raises ConfigError where `check_search` does.
+    `advantages` is what is known of moves, for the ranking by values, and `predict` what the
+    ranking by regression asks. Raises ConfigError where `check_search` does.
     """
 
     def __init__(
-        self, proxy: AgentProxy, settings: SearchConfig, advantages: Mapping[Move, float]
+        self,
+        proxy: AgentProxy,
+        settings: SearchConfig,
+        *,
+        advantages: Mapping[Move, float] = MappingProxyType({}),
+        predict: PredictMoves | None = None,
     ) -> None:
         check_search(settings, proxy.environments, num_rows=proxy.engine.num_rows)
-        self.proxy, self.settings, self.advantages = proxy, settings, advantages
+        assert (predict is None) == (settings.rank_by != "regression")
+        self.proxy, self.settings = proxy, settings
+        self.advantages, self.predict = advantages, predict
 
     def play(
         self, requests: Sequence[EpisodeRequest], *, policy_version: str
@@ -135,7 +160,7 @@ class TurnSearch:
         limit = self.settings.max_tokens
         if limit is None or tree.is_cut or tree.num_sampled_tokens < limit:
             return
-        best, *others = best_first(tree.branches, rank_by=self.settings.rank_by)
+        best, *others = self._ranked(tree)
         for branch in others:
             self._close(branch)
         tree.branches, tree.is_cut = [best], True
@@ -145,8 +170,8 @@ class TurnSearch:
         asked = {tree: list(self._fork(tree)) for tree in trees}
         responses = self._responses([each for candidates in asked.values() for each in candidates])
         kept: list[tuple[_Tree, Proposal]] = []
-        for tree, candidates in asked.items():
-            proposals = [self._proposal(each, responses[each.row]) for each in candidates]
+        proposed = self._proposals(asked, responses)
+        for tree, proposals in proposed.items():
             tree.num_sampled_tokens += sum(len(each.response.token_ids) for each in proposals)
             if not tree.is_cut:
                 tree.num_moves += len(proposals)
@@ -182,6 +207,37 @@ class TurnSearch:
             while len(responses) < num_awaited:
                 responses.update(self.proxy.engine.step(temperature=temperature))
         return responses
+
+    def _proposals(
+        self, asked: Mapping[_Tree, Sequence[_Candidate]], responses: Mapping[Any, Response]
+    ) -> dict[_Tree, list[Proposal]]:
+        """Those of each tree; a beam has to know now what is predicted of them."""
+        found = {
+            tree: [self._proposal(each, responses[each.row]) for each in candidates]
+            for tree, candidates in asked.items()
+        }
+        if self.predict is None or self.settings.method != "beam":
+            return found
+        moves = [
+            _move(each.parent.episode, each.response) for all_ in found.values() for each in all_
+        ]
+        predicted = iter(self.predict(moves))
+        return {
+            tree: [
+                replace(each, merit=replace(each.merit, predicted=next(predicted)))
+                for each in proposals
+            ]
+            for tree, proposals in found.items()
+        }
+
+    def _ranked(self, tree: _Tree) -> list[Branch]:
+        """The branches, the best one first."""
+        if self.predict is not None and self.settings.method != "beam":
+            played = [branch for branch in tree.branches if branch.episode.turns]
+            predicted = self.predict([_last_move(each.episode.turns) for each in played])
+            for branch, value in zip(played, predicted, strict=True):
+                branch.merit = replace(branch.merit, predicted=value)
+        return best_first(tree.branches, rank_by=self.settings.rank_by)
 
     def _proposal(self, candidate: _Candidate, response: Response) -> Proposal:
         parent, context = candidate.parent, self.proxy.context
@@ -240,6 +296,7 @@ class TurnSearch:
             if is_over:
                 self._close(branch)
                 branch.outcome = outcome
+                branch.merit = replace(branch.merit, ran_out=not outcome.terminated)
             tree.branches.append(branch)
 
     def _environments(self, kept: Sequence[Proposal]) -> dict[Proposal, TextEnvironment]:
@@ -258,7 +315,7 @@ class TurnSearch:
             self.proxy.environments.release(branch.episode.environment)
 
     def _result(self, tree: _Tree, *, policy_version: str) -> SearchedEpisode:
-        best = best_first(tree.branches, rank_by=self.settings.rank_by)[0]
+        best = self._ranked(tree)[0]
         assert best.outcome is not None
         return SearchedEpisode(
             trajectory=best.episode.finished(best.outcome, policy_version=policy_version),
@@ -267,3 +324,24 @@ class TurnSearch:
             num_known_moves=tree.num_known_moves,
             is_cut=tree.is_cut,
         )
+
+
+def _move(episode: Episode, response: Response) -> MoveInContext:
+    """A response that has not been played yet."""
+    read = () if episode.prompt.restarts else _context_after(episode.turns)
+    token_ids = (*read, *episode.prompt.token_ids, *response.token_ids)
+    return MoveInContext(token_ids, len(response.token_ids))
+
+
+def _last_move(turns: Sequence[Turn]) -> MoveInContext:
+    return MoveInContext(_context_after(turns), len(turns[-1].response_token_ids))
+
+
+def _context_after(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """All tokens of the context that the last turn was written in."""
+    token_ids: list[int] = []
+    for turn in turns:
+        if turn.restarts_context:
+            token_ids.clear()
+        token_ids += turn.prompt_token_ids + turn.response_token_ids
+    return tuple(token_ids)

@@ -37,8 +37,9 @@ class SearchOptions:
     """Responses that a beam samples for each branch in a turn. Default: as many as --width."""
     rank_by: SearchRanking | None = None
     """What decides. values: V* where the run's store knows the move, likelihood elsewhere;
-    likelihood; votes: how many candidates do the same, with beam; reward: that of the finished
-    episodes, which no deployed agent sees: an upper bound, with best-of-n. Default: values."""
+    regression: Q* of each move as the run's episodes of Stage 1 predict it; likelihood; votes: how
+    many candidates do the same, with beam; reward: that of the finished episodes, which no deployed
+    agent sees: an upper bound, with best-of-n. Default: values."""
     search_tokens: Number | None = None
     """Tokens sampled for an episode after which its best branch goes on greedily."""
 

@@ -32,9 +32,10 @@ class SearchConfig(Section):
     many as `width`."""
     rank_by: SearchRanking = "values"
     """`values`: V* if the store of Stage 1 knows the move, otherwise the likelihood of the tokens.
-    `likelihood`: only that. `votes`: how many candidates choose the same action, for `beam` only.
-    `reward`: the return of the finished episode, for `best_of_n` only; a deployed agent cannot see
-    it, so the result is an upper bound."""
+    `regression`: Q* of the last move, seen or not, by regression on the reference's hidden states
+    over all episodes of Stage 1. `likelihood`: only that. `votes`: how many candidates choose the
+    same action, for `beam` only. `reward`: the return of the finished episode, for `best_of_n`
+    only; a deployed agent cannot see it, so the result is an upper bound."""
     max_tokens: Count | None = None
     """Sampled tokens of an episode after which its best branch continues greedily. The current turn
     is finished first. Null for no limit."""

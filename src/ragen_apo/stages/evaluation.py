@@ -22,7 +22,7 @@ from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.origin import require_same_origin
-from ragen_apo.stages.search import require_searchable, search_episodes, search_summary
+from ragen_apo.stages.search import require_searchable, search_summary, turn_search
 
 
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
@@ -56,16 +56,20 @@ def _evaluate(session: Session) -> dict[str, Any]:
     tasks_of(session.environments, plan.split)
     require_searchable(section.search, session.environments, num_rows=config.training.num_rows)
     proxy = session.proxy(session.load_model(run.policy))
+    requests = plan.requests(session.environments)
+    search = section.search and turn_search(
+        session, proxy, section.search, [request.task for request in requests]
+    )
     progress.start("evaluation", 4)
     baselines = {}
     trajectories = play_evaluation(proxy, plan, policy_version="trained")
     searched = None
-    if section.search is not None:
+    if search is not None:
         # What to compare with: a search samples more tokens.
         tokens = fmean(trajectory.num_response_tokens for trajectory in trajectories)
         baselines[WITHOUT_SEARCH] = outcome_summary(trajectories) | {"avg_tokens": tokens}
-        found = search_episodes(session, proxy, plan, section.search)
-        searched = search_summary(found, section.search)
+        found = search.play(requests, policy_version="trained")
+        searched = search_summary(found, search.settings)
         trajectories = [each.trajectory for each in found]
     progress.update(1, "policy")
     pass_at = None

@@ -108,6 +108,12 @@ def check_run_inputs(
     _check_teacher(config.warm_start, config.policy, environment, name=name)
     _check_chance(config.algorithm, environment, name=name)
     require_searchable(search, environment, num_rows=training.num_rows)
+    if search is not None and search.rank_by == "regression" and not config.has_stage_one:
+        raise ConfigError(
+            "evaluation.search.rank_by regression is fitted to episodes of Stage 1, which "
+            f"algorithm {config.algorithm.name} without distillation does not sample; set rank_by "
+            "to likelihood, and search by regression after `ragen-apo estimate-values`"
+        )
     check_tools(config.agent, config.policy, environment)
     path = config.warm_start.demonstrations.recordings
     if config.warm_start.enabled and path is not None and not recordings_are_kept:

@@ -1,21 +1,32 @@
-"""Search in the evaluation of a run: its episodes, and what they took, for results.json."""
+"""Search in the evaluation of a run: what it knows of moves, and what it took, for results.json."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from ragen_apo.agent.proxy import AgentProxy
-from ragen_apo.agent.search import SearchedEpisode, TurnSearch, check_search
+from ragen_apo.agent.search import (
+    MoveInContext,
+    PredictMoves,
+    SearchedEpisode,
+    TurnSearch,
+    check_search,
+)
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.base import HasTasks
 from ragen_apo.errors import ConfigError
-from ragen_apo.evaluation.evaluate import EvaluationPlan
+from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.policy.turn_features import move_reader
 from ragen_apo.session import Session
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.types import Task
+from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
+from ragen_apo.types import Task, TrainingSample, Trajectory
 from ragen_apo.values.moves import Move, move_advantages
 
 
@@ -33,29 +44,18 @@ def require_searchable(
     check_search(settings, environment, num_rows=num_rows)
 
 
-def search_episodes(
-    session: Session, proxy: AgentProxy, plan: EvaluationPlan, settings: SearchConfig
-) -> list[SearchedEpisode]:
-    """The plan's episodes as the search finds them, with what the run's store knows of moves."""
-    advantages: Mapping[Move, float] = {}
+def turn_search(
+    session: Session, proxy: AgentProxy, settings: SearchConfig, tasks: Sequence[Task]
+) -> TurnSearch:
+    """The search with what the run's store says of moves in these tasks.
+
+    Raises ConfigError where the store has nothing that the search needs.
+    """
+    known: Mapping[Move, float] = {}
     if settings.rank_by == "values":
-        tasks = [request.task for request in plan.requests(session.environments)]
-        advantages = stored_advantages(session, tasks)
-    return play_search(proxy, plan, settings, advantages=advantages, policy_version="trained")
-
-
-def play_search(
-    proxy: AgentProxy,
-    plan: EvaluationPlan,
-    settings: SearchConfig,
-    *,
-    advantages: Mapping[Move, float],
-    policy_version: str,
-) -> list[SearchedEpisode]:
-    """The episodes that the search finds for the plan's requests; see `TurnSearch`."""
-    search = TurnSearch(proxy, settings, advantages)
-    proxy.engine.model.model.eval()
-    return search.play(plan.requests(proxy.environments), policy_version=policy_version)
+        known = stored_advantages(session, tasks)
+    predict = predictor_of_moves(session) if settings.rank_by == "regression" else None
+    return TurnSearch(proxy, settings, advantages=known, predict=predict)
 
 
 def stored_advantages(session: Session, tasks: Sequence[Task]) -> Mapping[Move, float]:
@@ -73,6 +73,56 @@ def stored_advantages(session: Session, tasks: Sequence[Task]) -> Mapping[Move, 
     with session.value_store() as store:
         trajectories = stored_trajectories(store, conditions, list(once.values()))
         return move_advantages(trajectories, beta=config.values.beta1)
+
+
+def predictor_of_moves(session: Session) -> PredictMoves:
+    """Q* of moves by regression over the newest reference's episodes of Stage 1.
+
+    Raises ConfigError where the store has none, and TrainingError where it has too few.
+    """
+    config = session.config
+    reference, episodes = _newest_sampled(session)
+    regression = moves_by_regression(
+        reference,
+        episodes,
+        # No regression predicts the best return of a state, as beta1 0 has it: the mean.
+        beta=config.values.beta1 or math.inf,
+        micro_batch_size=config.training.micro_batch_size,
+    )
+    session.progress.say(f"search: {regression.sentence('Q*', 'move')}")
+    value_of = regression.on(torch.device("cpu"))
+
+    def predict(moves: Sequence[MoveInContext]) -> Sequence[float]:
+        samples = [_as_sample(move) for move in moves]
+        features = features_of_turns(
+            reference, samples, move_reader, micro_batch_size=config.training.micro_batch_size
+        )
+        return value_of(torch.cat(features)).tolist() if features else []
+
+    return predict
+
+
+def _newest_sampled(session: Session) -> tuple[LanguageModel, list[Trajectory]]:
+    """The newest reference of which the store has episodes of training tasks, and these."""
+    run, tasks = session.run, session.training_tasks()
+    folders = sorted(run.reference(0).parent.glob("[0-9]*"), key=lambda each: -int(each.name))
+    for folder in folders if session.values_path.exists() else []:
+        reference = session.load_model(folder)
+        with session.value_store() as store:
+            conditions = session.conditions(reference)
+            if episodes := list(stored_trajectories(store, conditions, tasks)):
+                return reference, episodes
+    raise ConfigError(
+        "evaluation.search: rank_by regression is fitted to episodes of Stage 1, and "
+        f"{session.values_path} has none of a reference of this run; sample some with `ragen-apo "
+        f"estimate-values {run.path}`, or set rank_by to likelihood"
+    )
+
+
+def _as_sample(move: MoveInContext) -> tuple[TrainingSample]:
+    num_read = len(move.token_ids) - move.num_sampled
+    mask = (False,) * num_read + (True,) * move.num_sampled
+    return (TrainingSample(move.token_ids, mask, (0.0,) * len(mask)),)
 
 
 def search_summary(episodes: Sequence[SearchedEpisode], settings: SearchConfig) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from ragen_apo.policy.scoring import (
     token_logprobs,
     token_logprobs_and,
 )
-from ragen_apo.policy.turn_features import at_turns, features_reader
+from ragen_apo.policy.turn_features import at_turns, state_reader
 from ragen_apo.seeding import derive_seed, generator
 from ragen_apo.task_order import DrawOrder
 from ragen_apo.training.algorithms.base import Algorithm
@@ -258,7 +258,7 @@ class Trainer:
         samples = micro.samples
         if self._value_of is None:
             return [self._logprobs(self.reference, micro)]
-        read = features_reader(micro.targets_ML, samples.token_ids_RT.device)
+        read = state_reader(micro.targets_ML, samples.token_ids_RT.device)
         logprobs_ML, features_NH = token_logprobs_and(
             read,
             self.reference,

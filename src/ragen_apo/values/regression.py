@@ -59,10 +59,10 @@ class ValueRegression:
     num_states: int
     num_episodes: int
 
-    def sentence(self) -> str:
+    def sentence(self, name: str = "V*", kind: str = "state") -> str:
         """What it was fitted to, and how well it predicts."""
         return (
-            f"V* by regression on {counted(self.num_states, 'state')} of "
+            f"{name} by regression on {counted(self.num_states, kind)} of "
             f"{counted(self.num_episodes, 'episode')}; it leaves {self.unexplained:.0%} of the "
             "variance of what held-out episodes earn"
         )

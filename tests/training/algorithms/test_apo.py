@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.errors import ConfigError
-from ragen_apo.policy.turn_features import turn_features
+from ragen_apo.policy.turn_features import state_reader, turn_features
 from ragen_apo.session import Session
 from ragen_apo.training.algorithms.apo import ApoTargets
 from ragen_apo.training.algorithms.apo_turn import TurnTargets
@@ -82,7 +82,7 @@ def parts_of(trajectory: Trajectory, trainer: Trainer) -> list[Segment]:
     (sample,) = training_samples(trajectory)
     tokens, targets = torch.tensor([sample.token_ids]), torch.tensor([sample.loss_mask])
     value_of = regression.on(tokens.device)
-    values = value_of(turn_features(trainer.reference, tokens, targets)).tolist()
+    values = value_of(turn_features(trainer.reference, tokens, targets, state_reader)).tolist()
     assert values[0] == pytest.approx(trainer.values.tasks[task_id], abs=1e-4)
     assert len(set(values)) == len(trajectory.turns)
     return [
