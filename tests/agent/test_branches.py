@@ -69,11 +69,13 @@ def test_kept_are_those_that_fewer_than_width_others_beat(
 
     def beats(one: Branch | Proposal, other: Branch | Proposal) -> bool:
         """Compared number by number; of equals the earlier one, branches before proposals."""
-        pairs = [(-one.merit.num_unreadable, -other.merit.num_unreadable)]
+        pairs: list[tuple[float, float]] = [
+            (-one.merit.num_unreadable, -other.merit.num_unreadable),
+            (-one.merit.ran_out, -other.merit.ran_out),
+        ]
         if rank_by == "values":
             pairs.append((one.merit.advantage, other.merit.advantage))
         if rank_by == "regression":
-            pairs.append((-one.merit.ran_out, -other.merit.ran_out))
             pairs.append((one.merit.predicted, other.merit.predicted))
         if rank_by == "votes":
             pairs.append((one.merit.vote_logprob, other.merit.vote_logprob))

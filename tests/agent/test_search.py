@@ -177,6 +177,12 @@ def has_end(task: Task, path: Path) -> bool:
     return steps_of(task, path)[-1][2]
 
 
+def likelihood_rank(world: World, task: Task, path: Path) -> tuple[bool, float]:
+    """Likelihood decides, but what ran out of turns comes last."""
+    ran_out = len(path) == MAX_TURNS and not has_end(task, path)
+    return not ran_out, mean_logprob(world, path)
+
+
 def mean_logprob(world: World, path: Path) -> float:
     words = world.agent.engine.words
     chances = [probability(path[:index], action) for index, action in enumerate(path)]
@@ -204,8 +210,11 @@ def beam_by_hand(world: World, task: Task, *, width: int) -> Path:
             for action in ACTIONS
         ]
         over = [path for path in beam if played(world, task, path)[0]]
-        beam = sorted(over + grown, key=lambda p: mean_logprob(world, p), reverse=True)[:width]
-    return beam[0]
+        ranked = [(likelihood_rank(world, task, path), path) for path in over]
+        # What has not been played may still come to an end.
+        ranked += [((True, mean_logprob(world, path)), path) for path in grown]
+        beam = [path for _, path in sorted(ranked, key=lambda each: each[0], reverse=True)[:width]]
+    return max(beam, key=lambda path: likelihood_rank(world, task, path))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
@@ -220,7 +229,7 @@ def test_a_beam_as_wide_as_the_world_finds_the_most_likely_path(world: World) ->
     requests = world.requests(1)
     (found,) = world.search(requests, width=ALL, candidates=MANY, rank_by="likelihood")
     paths = finished_paths(world, requests[0].task)
-    assert path_of(found) == max(paths, key=lambda path: mean_logprob(world, path))
+    assert path_of(found) == max(paths, key=lambda p: likelihood_rank(world, requests[0].task, p))
 
 
 @pytest.mark.slow
@@ -237,7 +246,8 @@ def test_the_best_of_many_episodes_by_likelihood_is_the_most_likely_one(world: W
     requests = world.requests(1)
     settings = {"method": "best_of_n", "width": 128, "rank_by": "likelihood"}
     (found,) = world.search(requests, **settings)
-    best = max(finished_paths(world, requests[0].task), key=lambda p: mean_logprob(world, p))
+    task = requests[0].task
+    best = max(finished_paths(world, task), key=lambda path: likelihood_rank(world, task, path))
     assert mean_logprob(world, path_of(found)) == pytest.approx(mean_logprob(world, best))
 
 

@@ -37,7 +37,7 @@ class Merit:
     predicted: float = 0.0
     """Q* of the last move, where a regression says it."""
     ran_out: bool = False
-    """Whether turns or context ended the episode: what was predicted can no longer be earned."""
+    """Whether turns or context ended the episode, and not what the agent did."""
     vote_logprob: float = 0.0
     """The sum over turns of log (share of the candidates that do the same): an estimate of the
     probability of the actions, whatever the thoughts."""
@@ -60,7 +60,8 @@ class Merit:
         return self.logprob / max(self.num_tokens, 1)
 
     def rank(self, rank_by: SearchRanking) -> tuple[float, ...]:
-        """Higher is better: readable turns first, then what is asked for, then likelihood.
+        """Higher is better: readable turns first, then episodes that did not run out, then what is
+        asked for, then likelihood.
 
         By reward, the reward comes before all.
         """
@@ -72,7 +73,7 @@ class Merit:
         return (
             round(self.reward if rank_by == "reward" else 0.0, _DIGITS),
             -self.num_unreadable,
-            -(rank_by == "regression" and self.ran_out),
+            -self.ran_out,
             round(asked, _DIGITS),
             self.mean_logprob,
         )
