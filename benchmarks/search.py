@@ -221,7 +221,8 @@ def main() -> None:
     variants, num_episodes = VARIANTS[arguments.page], arguments.episodes
     rows = list(measurements(worlds, variants, arguments.measured, num_episodes=num_episodes))
     write_page(
-        arguments.page,
+        "search",
+        suffix=arguments.page.removeprefix("search"),
         title="Search over turns: success against tokens spent",
         notes=(
             "The trained policy of a run plays the first tasks of a split. A number is a mean ± "

@@ -1,7 +1,7 @@
 """Packed weights multiply as PyTorch does, and leave the model as it was."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -89,12 +89,12 @@ def test_afterwards_and_after_an_error_the_layers_are_as_they_were() -> None:
 def test_ctrl_c_between_two_layers_is_still_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = model()
 
-    def interrupted_at_the_last(layer: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    def interrupted_at_the_last(layer: nn.Linear, name: str, value: object) -> None:
         if layer is layers[2]:
             raise KeyboardInterrupt
-        return layer.forward
+        object.__setattr__(layer, name, value)
 
-    monkeypatch.setattr(module, "_packed_forward", interrupted_at_the_last)
+    monkeypatch.setattr(nn.Linear, "__setattr__", interrupted_at_the_last)
     with pytest.raises(KeyboardInterrupt), packed_weights(layers):
         raise AssertionError("the block was entered")
     assert all("forward" not in vars(layer) for layer in layers.modules())
