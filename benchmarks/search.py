@@ -66,23 +66,22 @@ def best_of(width: int, rank_by: str = "likelihood") -> SearchConfig:
 
 
 REGRESSION, UPPER_BOUND = "Q\\* by regression", "reward (upper bound)"
-ALL_VARIANTS = (
-    Variant("greedy", "nothing"),
-    Variant("sampled", "nothing", is_sampled=True),
-    Variant("beam of 1, 4 candidates", "likelihood", beam(1, 4)),
-    Variant("beam of 1, 4 candidates", "votes", beam(1, 4, "votes")),
-    Variant("beam of 2", "likelihood", beam(2, 2)),
-    Variant("beam of 4", "likelihood", beam(4, 4)),
-    Variant("best of 2", "likelihood", best_of(2)),
-    Variant("best of 4", "likelihood", best_of(4)),
-    Variant("best of 2", UPPER_BOUND, best_of(2, "reward")),
-    Variant("best of 4", UPPER_BOUND, best_of(4, "reward")),
-    Variant("greedy", "nothing", split="train"),
-    Variant("beam of 2", "likelihood", beam(2, 2), split="train"),
-    Variant("beam of 2", "V* of Stage 1", beam(2, 2, "values"), split="train"),
-)
 VARIANTS = {
-    "search": ALL_VARIANTS,
+    "search": (
+        Variant("greedy", "nothing"),
+        Variant("sampled", "nothing", is_sampled=True),
+        Variant("beam of 1, 4 candidates", "likelihood", beam(1, 4)),
+        Variant("beam of 1, 4 candidates", "votes", beam(1, 4, "votes")),
+        Variant("beam of 2", "likelihood", beam(2, 2)),
+        Variant("beam of 4", "likelihood", beam(4, 4)),
+        Variant("best of 2", "likelihood", best_of(2)),
+        Variant("best of 4", "likelihood", best_of(4)),
+        Variant("best of 2", UPPER_BOUND, best_of(2, "reward")),
+        Variant("best of 4", UPPER_BOUND, best_of(4, "reward")),
+        Variant("greedy", "nothing", split="train"),
+        Variant("beam of 2", "likelihood", beam(2, 2), split="train"),
+        Variant("beam of 2", "V* of Stage 1", beam(2, 2, "values"), split="train"),
+    ),
     "search_by_regression": (
         Variant("greedy", "nothing"),
         Variant("best of 4", "likelihood", best_of(4)),
@@ -91,8 +90,8 @@ VARIANTS = {
         Variant("best of 8", "likelihood", best_of(8)),
         Variant("best of 8", REGRESSION, best_of(8, "regression")),
         Variant("best of 8", UPPER_BOUND, best_of(8, "reward")),
-        Variant("beam of 2", REGRESSION, beam(2, 2, "regression")),
         Variant("beam of 1, 4 candidates", REGRESSION, beam(1, 4, "regression")),
+        Variant("beam of 2", REGRESSION, beam(2, 2, "regression")),
     ),
 }
 """By page."""
@@ -115,7 +114,7 @@ class World:
         return self._opened[folder]
 
     def seeds(self, variant: Variant) -> range:
-        """Greedy play of a policy is the same under every seed."""
+        """One for each policy. A single policy plays under several, but greedily under one."""
         if len(self.folders) > 1:
             return range(len(self.folders))
         return range(1 if variant.settings is None and not variant.is_sampled else NUM_SEEDS)

@@ -98,7 +98,7 @@ def test_a_search_by_regression_without_episodes_of_stage_one_is_refused_before_
     (run / "values.sqlite").unlink()
     before = results(run)
     result = command("evaluate", run, *BEAM, "--rank-by", "regression")
-    assert_refused(result, "values.sqlite has none", "ragen-apo estimate-values")
+    assert_refused(result, "values.sqlite has fewer", "sample some with `ragen-apo estimate-values")
     assert results(run) == before
 
 

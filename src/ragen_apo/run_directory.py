@@ -113,6 +113,11 @@ class RunDirectory:
         """The folder of a reference policy; version 0 is the warm-started one."""
         return self.path / "references" / str(version)
 
+    def reference_versions(self) -> list[int]:
+        """Of the references that are there, from the first to the newest."""
+        folders = self.reference(0).parent.glob("*")
+        return sorted(int(each.name) for each in folders if each.name.isdecimal())
+
     def read_status(self) -> dict[str, Any]:
         """The content of run.json; empty before the first phase is over."""
         if not self.status.exists():

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_apo.agent.branches import Branch, Merit, Proposal, best_first, kept_in_beam, with_votes
+from ragen_apo.agent.branches import (
+    Branch,
+    Merit,
+    Proposal,
+    best_first,
+    kept_in_beam,
+    with_predictions,
+    with_votes,
+)
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.choices import SearchRanking
 from ragen_apo.policy.engine import Response
@@ -41,7 +49,6 @@ merits = st.builds(
     logprob=st.sampled_from([-4.0, -2.0, -1.0]),
     num_tokens=st.sampled_from([1, 2]),
     predicted=st.sampled_from([-1.0, 0.5]),
-    ran_out=st.booleans(),
     vote_logprob=st.sampled_from([-2.0, -0.5]),
     reward=st.sampled_from([0.0, 1.0]),
 )
@@ -71,7 +78,6 @@ def test_kept_are_those_that_fewer_than_width_others_beat(
         """Compared number by number; of equals the earlier one, branches before proposals."""
         pairs: list[tuple[float, float]] = [
             (-one.merit.num_unreadable, -other.merit.num_unreadable),
-            (-one.merit.ran_out, -other.merit.ran_out),
         ]
         if rank_by == "values":
             pairs.append((one.merit.advantage, other.merit.advantage))
@@ -131,6 +137,15 @@ def test_votes_are_the_shares_of_a_branch_and_add_up_over_turns() -> None:
     votes = [each.merit.vote_logprob for each in with_votes(proposals)]
     left, right = math.log(3 / 4), math.log(1 / 4)
     assert votes == pytest.approx([left, right, left, left, -0.5])
+
+
+def test_what_is_predicted_of_a_move_is_the_mean_over_the_thoughts_that_lead_to_it() -> None:
+    """The highest of several predictions of the same action would win by chance."""
+    one, other = branch(Merit()), branch(Merit())
+    proposals = [proposal(one, action, Merit()) for action in ("left", "right", "left")]
+    proposals.append(proposal(other, "left", Merit()))
+    found = with_predictions(proposals, [0.9, 0.5, -0.3, 0.7])
+    assert [each.merit.predicted for each in found] == pytest.approx([0.3, 0.5, 0.3, 0.7])
 
 
 def test_sums_of_the_same_advantages_in_another_order_are_equal() -> None:

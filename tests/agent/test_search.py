@@ -16,7 +16,7 @@ import pytest
 from ragen_apo.agent.context import ContextManager, ContextWindow, TokenLimits
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
-from ragen_apo.agent.search import MoveInContext, PredictMoves, SearchedEpisode, TurnSearch
+from ragen_apo.agent.search import MoveInContext, MovePredictor, SearchedEpisode, TurnSearch
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.environments.base import TextEnvironment, make_environment
 from ragen_apo.errors import ConfigError
@@ -123,11 +123,11 @@ class World:
         requests: Sequence[EpisodeRequest] | None = None,
         *,
         advantages: Mapping[Move, float] | None = None,
-        predict: PredictMoves | None = None,
+        predictor: MovePredictor | None = None,
         **settings: Any,
     ) -> list[SearchedEpisode]:
         search = TurnSearch(
-            self.agent, SearchConfig(**settings), advantages=advantages or {}, predict=predict
+            self.agent, SearchConfig(**settings), advantages=advantages or {}, predictor=predictor
         )
         return search.play(requests or self.requests(), policy_version="table")
 
@@ -177,12 +177,6 @@ def has_end(task: Task, path: Path) -> bool:
     return steps_of(task, path)[-1][2]
 
 
-def likelihood_rank(world: World, task: Task, path: Path) -> tuple[bool, float]:
-    """Likelihood decides, but what ran out of turns comes last."""
-    ran_out = len(path) == MAX_TURNS and not has_end(task, path)
-    return not ran_out, mean_logprob(world, path)
-
-
 def mean_logprob(world: World, path: Path) -> float:
     words = world.agent.engine.words
     chances = [probability(path[:index], action) for index, action in enumerate(path)]
@@ -210,11 +204,8 @@ def beam_by_hand(world: World, task: Task, *, width: int) -> Path:
             for action in ACTIONS
         ]
         over = [path for path in beam if played(world, task, path)[0]]
-        ranked = [(likelihood_rank(world, task, path), path) for path in over]
-        # What has not been played may still come to an end.
-        ranked += [((True, mean_logprob(world, path)), path) for path in grown]
-        beam = [path for _, path in sorted(ranked, key=lambda each: each[0], reverse=True)[:width]]
-    return max(beam, key=lambda path: likelihood_rank(world, task, path))
+        beam = sorted(over + grown, key=lambda p: mean_logprob(world, p), reverse=True)[:width]
+    return beam[0]
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
@@ -229,7 +220,7 @@ def test_a_beam_as_wide_as_the_world_finds_the_most_likely_path(world: World) ->
     requests = world.requests(1)
     (found,) = world.search(requests, width=ALL, candidates=MANY, rank_by="likelihood")
     paths = finished_paths(world, requests[0].task)
-    assert path_of(found) == max(paths, key=lambda p: likelihood_rank(world, requests[0].task, p))
+    assert path_of(found) == max(paths, key=lambda path: mean_logprob(world, path))
 
 
 @pytest.mark.slow
@@ -246,8 +237,7 @@ def test_the_best_of_many_episodes_by_likelihood_is_the_most_likely_one(world: W
     requests = world.requests(1)
     settings = {"method": "best_of_n", "width": 128, "rank_by": "likelihood"}
     (found,) = world.search(requests, **settings)
-    task = requests[0].task
-    best = max(finished_paths(world, task), key=lambda path: likelihood_rank(world, task, path))
+    best = max(finished_paths(world, requests[0].task), key=lambda p: mean_logprob(world, p))
     assert mean_logprob(world, path_of(found)) == pytest.approx(mean_logprob(world, best))
 
 
@@ -308,20 +298,20 @@ def test_where_the_moves_are_predicted_rightly_a_beam_finds_the_best_return(
             before = len(path) - 1
             return max(sum(ways[way][before:]) for way in ways if way[: len(path)] == path)
 
-        (found,) = world.search(
-            [request],
-            predict=lambda moves, to_go=to_go: [to_go(moves_of(world, each)) for each in moves],
-            rank_by="regression",
-            **settings,
+        predictor = MovePredictor(
+            lambda moves, to_go=to_go: [to_go(moves_of(world, each)) for each in moves],
+            ran_out=None,
         )
+        (found,) = world.search([request], predictor=predictor, rank_by="regression", **settings)
         assert found.trajectory.episode_return == pytest.approx(max(map(sum, ways.values())))
 
 
 @pytest.mark.slow
-def test_of_whole_episodes_the_last_move_decides_and_those_without_an_end_come_last(
-    world: World,
+@pytest.mark.parametrize("ran_out", [None, -1.0, 2.0])
+def test_of_whole_episodes_the_last_move_decides_or_that_turns_ran_out(
+    world: World, ran_out: float | None
 ) -> None:
-    """What is predicted is a number of the path alone, and the higher one wins."""
+    """What is predicted is a number of the path alone, between 0 and 1."""
 
     def value(path: Path) -> float:
         return float(generator("predicted", *path).random())
@@ -332,23 +322,29 @@ def test_of_whole_episodes_the_last_move_decides_and_those_without_an_end_come_l
         asked.extend(moves_of(world, move) for move in moves)
         return [value(path) for path in asked[-len(moves) :]]
 
+    settings = {"method": "best_of_n", "width": 8, "rank_by": "regression"}
     for request in world.requests():
         asked.clear()
-        (found,) = world.search(
-            [request], predict=predict, method="best_of_n", width=8, rank_by="regression"
-        )
+        (found,) = world.search([request], predictor=MovePredictor(predict, None), **settings)
         assert len(asked) == 8, "no move but the last is looked at"
-        ends = [path for path in asked if has_end(request.task, path)]
-        assert path_of(found) == max(ends or asked, key=value)
+        known = {
+            path: value(path) if ran_out is None or has_end(request.task, path) else ran_out
+            for path in asked
+        }
+        (found,) = world.search([request], predictor=MovePredictor(predict, ran_out), **settings)
+        assert known[path_of(found)] == max(known.values())
 
 
 @pytest.mark.slow
-def test_what_is_predicted_is_asked_in_the_present_context_alone(
-    make_world: Callable[..., World],
+@pytest.mark.parametrize(
+    "settings", [{"width": 1, "candidates": 2}, {"method": "best_of_n", "width": 2}]
+)
+@pytest.mark.parametrize("num_turns", [1, 3])
+def test_a_move_is_predicted_in_the_context_that_it_was_written_in(
+    world: World, settings: dict[str, Any], num_turns: int
 ) -> None:
     """With a window, earlier turns are no longer read."""
-    world = make_world()
-    world.agent.context.window = ContextWindow(num_turns=1)
+    world.agent.context.window = ContextWindow(num_turns=num_turns)
     asked: list[MoveInContext] = []
 
     def predict(moves: Sequence[MoveInContext]) -> list[float]:
@@ -356,13 +352,38 @@ def test_what_is_predicted_is_asked_in_the_present_context_alone(
         return [0.0] * len(moves)
 
     (found,) = world.search(
-        world.requests(1), predict=predict, width=1, candidates=2, rank_by="regression"
+        world.requests(1),
+        predictor=MovePredictor(predict, None),
+        rank_by="regression",
+        **settings,
     )
-    turns = found.trajectory.turns
-    assert any(turn.restarts_context for turn in turns[1:])
-    samples = training_samples(found.trajectory)
-    contexts = {each.token_ids for each in asked}
-    assert {sample.token_ids for sample in samples} <= contexts
+    last = training_samples(found.trajectory)[-1]
+    assert any(turn.restarts_context for turn in found.trajectory.turns)
+    num_sampled = len(found.trajectory.turns[-1].response_token_ids)
+    assert MoveInContext(last.token_ids, num_sampled) in asked
+
+
+@pytest.mark.parametrize("settings", [{"width": 2}, {"method": "best_of_n", "width": 3}])
+def test_after_the_last_token_nothing_is_predicted_any_more(
+    world: World, settings: dict[str, Any]
+) -> None:
+    """A cut search has one branch."""
+    num_calls = 0
+
+    def predict(moves: Sequence[MoveInContext]) -> list[float]:
+        nonlocal num_calls
+        num_calls += 1
+        return [0.0] * len(moves)
+
+    (found,) = world.search(
+        world.requests(1),
+        predictor=MovePredictor(predict, None),
+        rank_by="regression",
+        max_tokens=1,
+        **settings,
+    )
+    assert found.is_cut and len(found.trajectory.turns) > 1
+    assert num_calls == 1
 
 
 def test_many_votes_choose_the_more_probable_action_of_each_turn(world: World) -> None:

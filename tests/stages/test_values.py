@@ -2,12 +2,13 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from ragen_apo.agent.search import MoveInContext
-from ragen_apo.errors import MissingValueError, TrainingError
+from ragen_apo.errors import ConfigError, MissingValueError, TrainingError
 from ragen_apo.policy.turn_features import move_reader
 from ragen_apo.session import Session
 from ragen_apo.stages.search import predictor_of_moves
@@ -15,6 +16,7 @@ from ragen_apo.stages.stored_values import reference_values, selected_tasks, sto
 from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
 from ragen_apo.stages.values import estimate_values
 from ragen_apo.types import training_samples
+from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.store import ValueStore
 from tests.factories import Sayings, reference, with_keys, with_progress
 
@@ -125,7 +127,7 @@ def test_moves_are_predicted_as_the_newest_reference_reads_them(session: Session
     beta, size = session.config.values.beta1, session.config.training.micro_batch_size
     regression = moves_by_regression(model, episodes, beta=beta, micro_batch_size=size)
     value_of = regression.on(torch.device("cpu"))
-    predict = predictor_of_moves(session)
+    predictor = predictor_of_moves(session)
     for episode in episodes[:4]:
         (sample,) = training_samples(episode)
         (features_KH,) = features_of_turns(model, [[sample]], move_reader, micro_batch_size=1)
@@ -133,8 +135,20 @@ def test_moves_are_predicted_as_the_newest_reference_reads_them(session: Session
         for turn in episode.turns:
             length += len(turn.prompt_token_ids) + len(turn.response_token_ids)
             moves.append(MoveInContext(sample.token_ids[:length], len(turn.response_token_ids)))
-        assert predict(moves) == pytest.approx(value_of(features_KH).tolist(), abs=1e-4)
-    assert predict([]) == []
+        assert predictor.predict(moves) == pytest.approx(value_of(features_KH).tolist(), abs=1e-4)
+    assert predictor.predict([]) == []
+    ends = [each.turns[-1].reward for each in episodes if each.truncated]
+    assert predictor.ran_out == pytest.approx(soft_value(ends, beta=beta))
+
+
+def test_the_moves_of_a_configured_store_that_is_gone_are_not_sampled_anew(
+    session: Session, tmp_path: Path
+) -> None:
+    gone = with_keys(
+        session, f"--values.store={tmp_path / 'v.sqlite'}", "--reference.refresh_every_steps=null"
+    )
+    with pytest.raises(ConfigError, match=r"v.sqlite has fewer .*; put it back, or set rank_by"):
+        predictor_of_moves(gone)
 
 
 def test_a_new_reference_has_values_of_its_own_and_the_old_ones_stay(session: Session) -> None:

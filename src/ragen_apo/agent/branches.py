@@ -1,15 +1,17 @@
 """The branches of a search and what decides between them. Pure: no engine, no environment.
 
 A branch is one way that an episode has gone; a proposal is a response that may continue one. Both
-have a merit, which is a sum over turns. No part of it but `reward` is unknown to a deployed agent.
+have a merit: sums over turns, and what is predicted of the last one. No part of it but `reward` is
+unknown to a deployed agent.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, TypeVar
 
 from ragen_apo.agent.environment_manager import Outcome
@@ -35,9 +37,7 @@ class Merit:
     """The sum over sampled tokens."""
     num_tokens: int = 0
     predicted: float = 0.0
-    """Q* of the last move, where a regression says it."""
-    ran_out: bool = False
-    """Whether turns or context ended the episode, and not what the agent did."""
+    """What can be earned from the last move on, where it is predicted."""
     vote_logprob: float = 0.0
     """The sum over turns of log (share of the candidates that do the same): an estimate of the
     probability of the actions, whatever the thoughts."""
@@ -60,8 +60,7 @@ class Merit:
         return self.logprob / max(self.num_tokens, 1)
 
     def rank(self, rank_by: SearchRanking) -> tuple[float, ...]:
-        """Higher is better: readable turns first, then episodes that did not run out, then what is
-        asked for, then likelihood.
+        """Higher is better: readable turns first, then what is asked for, then likelihood.
 
         By reward, the reward comes before all.
         """
@@ -73,7 +72,6 @@ class Merit:
         return (
             round(self.reward if rank_by == "reward" else 0.0, _DIGITS),
             -self.num_unreadable,
-            -self.ran_out,
             round(asked, _DIGITS),
             self.mean_logprob,
         )
@@ -131,6 +129,21 @@ def with_votes(proposals: Sequence[Proposal]) -> list[Proposal]:
         vote_logprob = each.merit.vote_logprob + math.log(share)
         counted.append(replace(each, merit=replace(each.merit, vote_logprob=vote_logprob)))
     return counted
+
+
+def with_predictions(proposals: Sequence[Proposal], predicted: Sequence[float]) -> list[Proposal]:
+    """The proposals with what is predicted of them: the mean over those that do the same.
+
+    What is predicted differs with the thoughts, too, by chance. The highest of several would win
+    for that alone.
+    """
+    of_move: dict[tuple[int, str, bool], list[float]] = defaultdict(list)
+    for each, value in zip(proposals, predicted, strict=True):
+        of_move[each.does].append(value)
+    return [
+        replace(each, merit=replace(each.merit, predicted=fmean(of_move[each.does])))
+        for each in proposals
+    ]
 
 
 def kept_in_beam(

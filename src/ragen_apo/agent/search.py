@@ -4,7 +4,7 @@
 
 Candidates of all episodes in progress are sampled together. Pruning comes before any action is
 executed, by what the search has been told of moves (`values.moves`), by what is predicted of them
-(`PredictMoves`) and by likelihood. So a beam of width 1 never needs a second environment; wider
+(`MovePredictor`) and by likelihood. So a beam of width 1 never needs a second environment; wider
 ones replay (`agent.replay`). The reward of the episode is recorded and read by the ranking `reward`
 alone, when episodes are over or cut.
 
@@ -20,7 +20,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ragen_apo.agent.branches import Branch, Proposal, best_first, kept_in_beam, with_votes
+from ragen_apo.agent.branches import (
+    Branch,
+    Proposal,
+    best_first,
+    kept_in_beam,
+    with_predictions,
+    with_votes,
+)
+from ragen_apo.agent.environment_manager import Outcome
 from ragen_apo.agent.proxy import (
     AgentProxy,
     Episode,
@@ -35,7 +43,7 @@ from ragen_apo.environments.base import HasTasks, TextEnvironment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.engine import Response
 from ragen_apo.seeding import generator
-from ragen_apo.types import Trajectory, Turn
+from ragen_apo.types import TrainingSample, Trajectory, Turn
 from ragen_apo.values.moves import Move
 
 CANDIDATE_TEMPERATURE = 1.0
@@ -50,9 +58,21 @@ class MoveInContext:
     num_sampled: int
     """The tokens of the response."""
 
+    def as_sample(self) -> TrainingSample:
+        """The context with the response as all that was sampled."""
+        num_read = len(self.token_ids) - self.num_sampled
+        mask = (False,) * num_read + (True,) * self.num_sampled
+        return TrainingSample(self.token_ids, mask, (0.0,) * len(mask))
 
-PredictMoves = Callable[[Sequence[MoveInContext]], Sequence[float]]
-"""What is still to be earned from each of some moves on."""
+
+@dataclass(frozen=True)
+class MovePredictor:
+    """What can be earned from moves on."""
+
+    predict: Callable[[Sequence[MoveInContext]], Sequence[float]]
+    ran_out: float | None
+    """The same of a last move after which turns or context had run out, whatever it was; None where
+    that is not known, and the move is predicted like others."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +134,7 @@ def check_search(settings: SearchConfig, environments: HasTasks, *, num_rows: in
 class TurnSearch:
     """Plays episodes as searches, with the engine and the environments of an agent.
 
-    `advantages` is what is known of moves, for the ranking by values, and `predict` what the
+    `advantages` is what is known of moves, for the ranking by values, and `predictor` what the
     ranking by regression asks. Raises ConfigError where `check_search` does.
     """
 
@@ -124,12 +144,12 @@ class TurnSearch:
         settings: SearchConfig,
         *,
         advantages: Mapping[Move, float] = MappingProxyType({}),
-        predict: PredictMoves | None = None,
+        predictor: MovePredictor | None = None,
     ) -> None:
         check_search(settings, proxy.environments, num_rows=proxy.engine.num_rows)
-        assert (predict is None) == (settings.rank_by != "regression")
+        assert (predictor is None) == (settings.rank_by != "regression")
         self.proxy, self.settings = proxy, settings
-        self.advantages, self.predict = advantages, predict
+        self.advantages, self.predictor = advantages, predictor
 
     def play(
         self, requests: Sequence[EpisodeRequest], *, policy_version: str
@@ -170,8 +190,9 @@ class TurnSearch:
         asked = {tree: list(self._fork(tree)) for tree in trees}
         responses = self._responses([each for candidates in asked.values() for each in candidates])
         kept: list[tuple[_Tree, Proposal]] = []
-        proposed = self._proposals(asked, responses)
-        for tree, proposals in proposed.items():
+        for tree, candidates in asked.items():
+            proposals = [self._proposal(each, responses[each.row]) for each in candidates]
+            proposals = self._predicted(tree, proposals)
             tree.num_sampled_tokens += sum(len(each.response.token_ids) for each in proposals)
             if not tree.is_cut:
                 tree.num_moves += len(proposals)
@@ -208,36 +229,22 @@ class TurnSearch:
                 responses.update(self.proxy.engine.step(temperature=temperature))
         return responses
 
-    def _proposals(
-        self, asked: Mapping[_Tree, Sequence[_Candidate]], responses: Mapping[Any, Response]
-    ) -> dict[_Tree, list[Proposal]]:
-        """Those of each tree; a beam has to know now what is predicted of them."""
-        found = {
-            tree: [self._proposal(each, responses[each.row]) for each in candidates]
-            for tree, candidates in asked.items()
-        }
-        if self.predict is None or self.settings.method != "beam":
-            return found
-        moves = [
-            _move(each.parent.episode, each.response) for all_ in found.values() for each in all_
-        ]
-        predicted = iter(self.predict(moves))
-        return {
-            tree: [
-                replace(each, merit=replace(each.merit, predicted=next(predicted)))
-                for each in proposals
-            ]
-            for tree, proposals in found.items()
-        }
+    def _predicted(self, tree: _Tree, proposals: list[Proposal]) -> list[Proposal]:
+        """The proposals of a beam with what is predicted of them, if that decides."""
+        if self.predictor is None or self.settings.method != "beam" or tree.is_cut:
+            return proposals
+        moves = [_proposed_move(each.parent.episode, each.response) for each in proposals]
+        return with_predictions(proposals, self.predictor.predict(moves))
 
     def _ranked(self, tree: _Tree) -> list[Branch]:
-        """The branches, the best one first."""
-        if self.predict is not None and self.settings.method != "beam":
-            played = [branch for branch in tree.branches if branch.episode.turns]
-            predicted = self.predict([_last_move(each.episode.turns) for each in played])
-            for branch, value in zip(played, predicted, strict=True):
+        """The branches, the best one first; of whole episodes the last move is predicted now."""
+        branches = tree.branches
+        if self.predictor is not None and self.settings.method != "beam" and len(branches) > 1:
+            asked = [each for each in branches if self._value_of_end(each.outcome) is None]
+            moves = [_last_move(each.episode.turns) for each in asked]
+            for branch, value in zip(asked, self.predictor.predict(moves), strict=True):
                 branch.merit = replace(branch.merit, predicted=value)
-        return best_first(tree.branches, rank_by=self.settings.rank_by)
+        return best_first(branches, rank_by=self.settings.rank_by)
 
     def _proposal(self, candidate: _Candidate, response: Response) -> Proposal:
         parent, context = candidate.parent, self.proxy.context
@@ -296,8 +303,14 @@ class TurnSearch:
             if is_over:
                 self._close(branch)
                 branch.outcome = outcome
-                branch.merit = replace(branch.merit, ran_out=not outcome.terminated)
+                if (value := self._value_of_end(outcome)) is not None:
+                    branch.merit = replace(branch.merit, predicted=value)
             tree.branches.append(branch)
+
+    def _value_of_end(self, outcome: Outcome | None) -> float | None:
+        """What is known of a last move without looking at it."""
+        ran_out = outcome is not None and not outcome.terminated
+        return self.predictor.ran_out if self.predictor is not None and ran_out else None
 
     def _environments(self, kept: Sequence[Proposal]) -> dict[Proposal, TextEnvironment]:
         """One environment each: the first of a branch has the branch's own, the others replay."""
@@ -326,7 +339,7 @@ class TurnSearch:
         )
 
 
-def _move(episode: Episode, response: Response) -> MoveInContext:
+def _proposed_move(episode: Episode, response: Response) -> MoveInContext:
     """A response that has not been played yet."""
     read = () if episode.prompt.restarts else _context_after(episode.turns)
     token_ids = (*read, *episode.prompt.token_ids, *response.token_ids)

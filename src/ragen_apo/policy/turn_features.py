@@ -73,6 +73,11 @@ def at_turns(values_N: Tensor, targets_ML: Tensor) -> Tensor:
     return torch.where(to_device(targets_ML, values_N.device), values_N[index_ML], 0.0)
 
 
+def num_turns_of(targets_ML: Tensor) -> list[int]:
+    """The number of turns of each sample."""
+    return _starts(targets_ML).sum(dim=1).tolist()
+
+
 def _starts(targets_ML: Tensor) -> Tensor:
     """Where a turn's first token is."""
     return targets_ML & ~torch.nn.functional.pad(targets_ML, (1, 0))[:, :-1]

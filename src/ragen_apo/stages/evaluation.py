@@ -70,6 +70,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
         baselines[WITHOUT_SEARCH] = outcome_summary(trajectories) | {"avg_tokens": tokens}
         found = search.play(requests, policy_version="trained")
         searched = search_summary(found, search.settings)
+        search = None  # with the models that it holds
         trajectories = [each.trajectory for each in found]
     progress.update(1, "policy")
     pass_at = None

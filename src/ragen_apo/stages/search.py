@@ -12,7 +12,7 @@ import torch
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.agent.search import (
     MoveInContext,
-    PredictMoves,
+    MovePredictor,
     SearchedEpisode,
     TurnSearch,
     check_search,
@@ -26,8 +26,10 @@ from ragen_apo.policy.turn_features import move_reader
 from ragen_apo.session import Session
 from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
-from ragen_apo.types import Task, TrainingSample, Trajectory
+from ragen_apo.types import Task, Trajectory
+from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.moves import Move, move_advantages
+from ragen_apo.values.regression import NUM_FOLDS
 
 
 def require_searchable(
@@ -54,8 +56,8 @@ def turn_search(
     known: Mapping[Move, float] = {}
     if settings.rank_by == "values":
         known = stored_advantages(session, tasks)
-    predict = predictor_of_moves(session) if settings.rank_by == "regression" else None
-    return TurnSearch(proxy, settings, advantages=known, predict=predict)
+    predictor = predictor_of_moves(session) if settings.rank_by == "regression" else None
+    return TurnSearch(proxy, settings, advantages=known, predictor=predictor)
 
 
 def stored_advantages(session: Session, tasks: Sequence[Task]) -> Mapping[Move, float]:
@@ -75,54 +77,46 @@ def stored_advantages(session: Session, tasks: Sequence[Task]) -> Mapping[Move, 
         return move_advantages(trajectories, beta=config.values.beta1)
 
 
-def predictor_of_moves(session: Session) -> PredictMoves:
+def predictor_of_moves(session: Session) -> MovePredictor:
     """Q* of moves by regression over the newest reference's episodes of Stage 1.
 
-    Raises ConfigError where the store has none, and TrainingError where it has too few.
+    Raises ConfigError where the store has too few.
     """
     config = session.config
+    # beta1 0 is the best return, which no regression predicts; the mean takes its place.
+    beta, size = config.values.beta1 or math.inf, config.training.micro_batch_size
     reference, episodes = _newest_sampled(session)
-    regression = moves_by_regression(
-        reference,
-        episodes,
-        # No regression predicts the best return of a state, as beta1 0 has it: the mean.
-        beta=config.values.beta1 or math.inf,
-        micro_batch_size=config.training.micro_batch_size,
-    )
+    regression = moves_by_regression(reference, episodes, beta=beta, micro_batch_size=size)
     session.progress.say(f"search: {regression.sentence('Q*', 'move')}")
     value_of = regression.on(torch.device("cpu"))
 
     def predict(moves: Sequence[MoveInContext]) -> Sequence[float]:
-        samples = [_as_sample(move) for move in moves]
-        features = features_of_turns(
-            reference, samples, move_reader, micro_batch_size=config.training.micro_batch_size
-        )
+        samples = [(move.as_sample(),) for move in moves]
+        features = features_of_turns(reference, samples, move_reader, micro_batch_size=size)
         return value_of(torch.cat(features)).tolist() if features else []
 
-    return predict
+    ends = [each.turns[-1].reward for each in episodes if not each.terminated]
+    return MovePredictor(predict, ran_out=soft_value(ends, beta=beta) if ends else None)
 
 
 def _newest_sampled(session: Session) -> tuple[LanguageModel, list[Trajectory]]:
-    """The newest reference of which the store has episodes of training tasks, and these."""
-    run, tasks = session.run, session.training_tasks()
-    folders = sorted(run.reference(0).parent.glob("[0-9]*"), key=lambda each: -int(each.name))
-    for folder in folders if session.values_path.exists() else []:
-        reference = session.load_model(folder)
-        with session.value_store() as store:
+    """The newest reference of which the store has enough episodes of training tasks, and these."""
+    run, tasks, store = session.run, session.training_tasks(), session.values_path
+    if store.exists():
+        for version in reversed(run.reference_versions()):
+            reference = session.load_model(run.reference(version))
             conditions = session.conditions(reference)
-            if episodes := list(stored_trajectories(store, conditions, tasks)):
+            with session.value_store() as opened:
+                episodes = list(stored_trajectories(opened, conditions, tasks))
+            if len(episodes) >= NUM_FOLDS:
                 return reference, episodes
+    is_own = session.config.values.store is None
+    remedy = f"sample some with `ragen-apo estimate-values {run.path}`" if is_own else "put it back"
     raise ConfigError(
-        "evaluation.search: rank_by regression is fitted to episodes of Stage 1, and "
-        f"{session.values_path} has none of a reference of this run; sample some with `ragen-apo "
-        f"estimate-values {run.path}`, or set rank_by to likelihood"
+        f"evaluation.search: rank_by regression is fitted to at least {NUM_FOLDS} episodes of "
+        f"Stage 1, and {store} has fewer of this run's references; {remedy}, or set rank_by to "
+        "likelihood"
     )
-
-
-def _as_sample(move: MoveInContext) -> tuple[TrainingSample]:
-    num_read = len(move.token_ids) - move.num_sampled
-    mask = (False,) * num_read + (True,) * move.num_sampled
-    return (TrainingSample(move.token_ids, mask, (0.0,) * len(mask)),)
 
 
 def search_summary(episodes: Sequence[SearchedEpisode], settings: SearchConfig) -> dict[str, Any]:

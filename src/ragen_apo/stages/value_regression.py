@@ -6,7 +6,6 @@ on the way there: what is fitted to it is what was earned from the move on.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -15,7 +14,13 @@ from torch import Tensor
 
 from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.turn_features import MakeReader, move_reader, state_reader, turn_features
+from ragen_apo.policy.turn_features import (
+    MakeReader,
+    move_reader,
+    num_turns_of,
+    state_reader,
+    turn_features,
+)
 from ragen_apo.training.batching import collate, loss_mask_of, micro_batches
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
 from ragen_apo.values.regression import NUM_FOLDS, ValueRegression, fit_values
@@ -54,9 +59,10 @@ def moves_by_regression(
     micro_batch_size: int,
 ) -> ValueRegression:
     """Q* of moves, fitted to all turns of the reference's episodes; as `values_by_regression`."""
-    return _fitted(reference, episodes, move_reader, beta=beta, micro_batch_size=micro_batch_size)[
-        0
-    ]
+    regression, _ = _fitted(
+        reference, episodes, move_reader, beta=beta, micro_batch_size=micro_batch_size
+    )
+    return regression
 
 
 def _fitted(
@@ -70,8 +76,8 @@ def _fitted(
     """The regression of what was earned from each turn on, and the features of each episode."""
     if len(episodes) < NUM_FOLDS:
         raise TrainingError(
-            f"a regression of values needs at least {NUM_FOLDS} episodes of the reference, got "
-            f"{len(episodes)}; train on more tasks, raise values.num_samples, or set "
+            f"values.estimator regression needs at least {NUM_FOLDS} episodes of the reference, "
+            f"got {len(episodes)}; train on more tasks, raise values.num_samples, or set "
             "values.estimator to samples"
         )
     features = features_of_turns(
@@ -104,12 +110,7 @@ def features_of_turns(
         batch = collate(together, pad_id=reference.pad_id, device=reference.device)
         mask_ML = loss_mask_of(together, num_positions=batch.token_ids_RT.shape[1])
         features_NH = turn_features(reference, batch.token_ids_RT, mask_ML, make_reader).cpu()
-        parts = features_NH.split([sum(map(_num_turns, samples)) for samples in of_group])
+        num_turns = iter(num_turns_of(mask_ML))
+        parts = features_NH.split([sum(next(num_turns) for _ in samples) for samples in of_group])
         found.update(zip(group, parts, strict=True))
     return [found[index] for index in range(len(episodes))]
-
-
-def _num_turns(sample: TrainingSample) -> int:
-    """A turn begins at a sampled token behind one that was read."""
-    mask = sample.loss_mask
-    return sum(now and not before for before, now in itertools.pairwise(mask))

@@ -31,8 +31,6 @@ def policies_of(run: RunDirectory) -> Mapping[str, Policy]:
 
     Raises RunDirectoryError where there is none.
     """
-    folders = run.reference(0).parent.glob("*")
-    versions = sorted(int(each.name) for each in folders if each.name.isdecimal())
     known = {
         "trained": Policy(run.policy),
         "distilled": Policy(run.distilled),
@@ -40,7 +38,7 @@ def policies_of(run: RunDirectory) -> Mapping[str, Policy]:
             f"{REFERENCE} {version}" if version else REFERENCE: Policy(
                 run.reference(version), version
             )
-            for version in versions
+            for version in run.reference_versions()
         },
         "initial": Policy(run.initial),
     }
