@@ -1,7 +1,8 @@
-"""V* of any state, by regression on what the reference makes of it.
+"""V* of any state, or Q* of any move, by regression on what the reference makes of it.
 
-Consumes features of the states that Stage 1 visited (`policy.turn_features`) and what the reference
-earned from there; produces values of states, seen or not. Pure.
+Consumes features of the states that Stage 1 visited, or of the moves that it made there
+(`policy.turn_features`), and what the reference earned from there; produces values of others, seen
+or not. Pure. What is said of states below holds for moves as well.
 
     V_hat(s) = beta log f(s),   f minimises  sum_i (exp(G_i / beta) - f(s_i))^2 + ridge ||w||^2
 
