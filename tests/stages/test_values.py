@@ -11,6 +11,7 @@ from ragen_apo.agent.search import MoveInContext
 from ragen_apo.errors import ConfigError, MissingValueError, TrainingError
 from ragen_apo.policy.turn_features import move_reader
 from ragen_apo.session import Session
+from ragen_apo.stages import search
 from ragen_apo.stages.search import predictor_of_moves
 from ragen_apo.stages.stored_values import reference_values, selected_tasks, stored_trajectories
 from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
@@ -139,6 +140,18 @@ def test_moves_are_predicted_as_the_newest_reference_reads_them(session: Session
     assert predictor.predict([]) == []
     ends = [each.turns[-1].reward for each in episodes if each.truncated]
     assert predictor.ran_out == pytest.approx(soft_value(ends, beta=beta))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_random_features")
+@pytest.mark.parametrize("limit", [-1.0, 1e9])
+def test_a_search_warns_where_predictions_are_mostly_noise(
+    limit: float, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Sayings()
+    monkeypatch.setattr(search, "MAX_UNEXPLAINED", limit)
+    predictor_of_moves(with_progress(session, said))
+    assert any("mostly noise" in line for line in said.lines) == (limit < 0)
 
 
 def test_the_moves_of_a_configured_store_that_is_gone_are_not_sampled_anew(

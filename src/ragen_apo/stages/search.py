@@ -31,6 +31,10 @@ from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.moves import Move, move_advantages
 from ragen_apo.values.regression import NUM_FOLDS
 
+MAX_UNEXPLAINED = 0.9
+"""A regression that leaves more of the variance is no guide: at 0.97 the best of four episodes was
+worse than greedy play in the catalogue shop (docs/search.md)."""
+
 
 def require_searchable(
     settings: SearchConfig | None, environment: HasTasks, *, num_rows: int
@@ -88,6 +92,11 @@ def predictor_of_moves(session: Session) -> MovePredictor:
     reference, episodes = _newest_sampled(session)
     regression = moves_by_regression(reference, episodes, beta=beta, micro_batch_size=size)
     session.progress.say(f"search: {regression.sentence('Q*', 'move')}")
+    if regression.unexplained > MAX_UNEXPLAINED:
+        session.progress.say(
+            "What is predicted is mostly noise then, and may choose worse episodes than greedy "
+            "play; rank by likelihood, or compare with the row without search."
+        )
     value_of = regression.on(torch.device("cpu"))
 
     def predict(moves: Sequence[MoveInContext]) -> Sequence[float]:
