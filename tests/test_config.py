@@ -269,11 +269,12 @@ class TestOverrides:
         ),
         (
             "values: {estimator: regression, baseline: zero}",
-            "estimator is regression, and baseline zero subtracts nothing",
+            "values: estimator is regression, and baseline zero subtracts nothing",
         ),
         (
             "values: {estimator: regression, beta1: 0}",
-            "predicts exp(R / beta1), and beta1 is 0; set it above 0, or",
+            "values: estimator regression predicts exp(R / beta1), and beta1 is 0; "
+            "set it above 0, or",
         ),
         (
             "values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}",

@@ -163,7 +163,11 @@ def training_samples(trajectory: Trajectory) -> tuple[TrainingSample, ...]:
     The mask is True for every sampled token in exactly one sample, not where a later prompt repeats
     it. It is False for a turn that is flagged as a teacher's mistake.
     """
-    turns = trajectory.turns
+    return samples_of_turns(trajectory.turns)
+
+
+def samples_of_turns(turns: Sequence[Turn]) -> tuple[TrainingSample, ...]:
+    """`training_samples` of an episode so far; before its first turn one that is empty."""
     cuts = [index for index, turn in enumerate(turns) if index > 0 and turn.restarts_context]
     bounds = zip([0, *cuts], [*cuts, len(turns)], strict=True)
     return tuple(_joined(turns[start:end]) for start, end in bounds)

@@ -43,7 +43,7 @@ from ragen_apo.environments.base import HasTasks, TextEnvironment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.engine import Response
 from ragen_apo.seeding import generator
-from ragen_apo.types import TrainingSample, Trajectory, Turn
+from ragen_apo.types import TrainingSample, Trajectory, Turn, samples_of_turns
 from ragen_apo.values.moves import Move
 
 CANDIDATE_TEMPERATURE = 1.0
@@ -341,20 +341,10 @@ class TurnSearch:
 
 def _proposed_move(episode: Episode, response: Response) -> MoveInContext:
     """A response that has not been played yet."""
-    read = () if episode.prompt.restarts else _context_after(episode.turns)
+    read = () if episode.prompt.restarts else samples_of_turns(episode.turns)[-1].token_ids
     token_ids = (*read, *episode.prompt.token_ids, *response.token_ids)
     return MoveInContext(token_ids, len(response.token_ids))
 
 
 def _last_move(turns: Sequence[Turn]) -> MoveInContext:
-    return MoveInContext(_context_after(turns), len(turns[-1].response_token_ids))
-
-
-def _context_after(turns: Sequence[Turn]) -> tuple[int, ...]:
-    """All tokens of the context that the last turn was written in."""
-    token_ids: list[int] = []
-    for turn in turns:
-        if turn.restarts_context:
-            token_ids.clear()
-        token_ids += turn.prompt_token_ids + turn.response_token_ids
-    return tuple(token_ids)
+    return MoveInContext(samples_of_turns(turns)[-1].token_ids, len(turns[-1].response_token_ids))
