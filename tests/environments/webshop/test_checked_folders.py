@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragen_apo.environments.webshop import checked_folders
+from ragen_apo.environments.webshop.generated import generated_name
 from ragen_apo.environments.webshop.store import open_catalog
 from ragen_apo.progress import SilentProgress
 
@@ -86,7 +87,7 @@ def test_damaged_generated_files_are_made_anew_and_no_other_catalogue(
     prepared: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(prepared.parent, tmp_path / "store")
-    items = tmp_path / "store" / "generated-v1-5" / "items_shuffle.json"
+    items = tmp_path / "store" / generated_name(5) / "items_shuffle.json"
     content = items.read_bytes()
     items.write_bytes(content.replace(b"a", b"e", 1))
     catalog = open_catalog("generated:5", store=tmp_path / "store")

@@ -526,14 +526,14 @@ def test_results_of_the_compact_mode_are_opened_by_the_first_words_of_their_titl
 def test_a_title_that_is_not_clear_or_not_there_opens_nothing(make: Make) -> None:
     environment = make()
     environment.reset(environment.goal_task(0), seed=0)
-    environment.step("search shoe")
+    environment.step("search cream")
     shown = environment.visit.shown
     title = environment.catalog.product(shown[0]).title
     first = title.split()[0].lower()
     alike = [n for n in shown if environment.catalog.product(n).title.lower().split()[0] == first]
     page = environment.observation
     assert environment.step(f"click {first}")[4]["invalid_action"] == (len(alike) > 1)
-    environment.step("search shoe")
+    environment.step("search cream")
     for target in (f"{title} of another kind", "...", "1 |", title[: len(title) - 1]):
         assert environment.step(f"click {target}")[4]["invalid_action"], target
     assert environment.observation == page
@@ -541,14 +541,14 @@ def test_a_title_that_is_not_clear_or_not_there_opens_nothing(make: Make) -> Non
     assert environment.step(f"click {title}")[4]["invalid_action"], "it is on the other page"
     upstream = make(observation="text")
     upstream.reset(upstream.goal_task(0), seed=0)
-    upstream.step("search[shoe]")
+    upstream.step("search[cream]")
     assert upstream.step(f"click[{title}]")[4]["invalid_action"]
 
 
 def test_results_of_the_compact_mode_are_opened_by_their_number(make: Make) -> None:
     environment = make()
     environment.reset(environment.goal_task(0), seed=0)
-    environment.step("search shoe")
+    environment.step("search cream")
     by_number = {}
     for first in (1, 11):
         page = environment.observation
@@ -565,7 +565,7 @@ def test_results_of_the_compact_mode_are_opened_by_their_number(make: Make) -> N
             by_number[rank] = product
         environment.step("click next >")
     for rank, product in by_number.items():
-        environment.step("search shoe")
+        environment.step("search cream")
         for _ in range((rank - 1) // 10):
             environment.step("click next >")
         assert not environment.step(f"click {rank}")[4]["invalid_action"]

@@ -1,5 +1,5 @@
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +13,7 @@ from ragen_apo.environments.webshop.generated import (
 )
 
 FIRST_ASIN = "B0DDPM4000"
-FIRST_TITLE = (
-    "Rosemead Premium Lightweight Engineered Wood Dining Table with "
-    "Storage Space for beginners, Kitchen Table"
-)
+FIRST_TITLE = "Harbor Home Large Vintage Bamboo Dining Table with Non Slip for women, Kitchen Table"
 Make = Callable[..., WebShopEnvironment]
 
 
@@ -41,6 +38,22 @@ def test_ids_are_distinct_and_of_upstreams_length() -> None:
     asins = {generated_asin(number) for number in range(20_000)}
     assert len(asins) == 20_000
     assert {len(asin) for asin in asins} == {10}
+
+
+def test_options_have_values_that_no_agent_can_know_by_heart() -> None:
+    """In the first version 23 colors and 41 sizes were all there was."""
+    offered: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for record in map(product_record, range(1000)):
+        for name, values in (record["customization_options"] or {}).items():
+            chosen = [each["value"] for each in values]
+            assert len(set(chosen)) == len(chosen) >= 2
+            offered[name].update(chosen)
+    assert {"Size", "Color", "Scent", "Flavor Name", "Fit Type"} < set(offered)
+    values = offered["Size"] + offered["Color"]
+    assert not any("{" in value for value in values)
+    once = sum(number == 1 for number in values.values())
+    assert once > 900
+    assert once > 0.6 * len(values)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_fault_search_a_crashes(make: Make) -> None:
 
 
 def test_fault_search_c_crashes(make: Make) -> None:
-    assert "of 0 results" in after(make(), "search[<c>]")
+    assert after(make(), "search[<c>]") == after(make(), "search[c]")
 
 
 def test_fault_the_text_never_shows_which_options_are_selected(make: Make) -> None:

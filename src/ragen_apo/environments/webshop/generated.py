@@ -11,7 +11,8 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import yaml
 from ragen_apo.progress import Progress, SilentProgress
 from ragen_apo.seeding import derive_seed
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 DUPLICATE_SHARE = 0.3
 DUPLICATE_REACH = 40
 DESIGN_CACHE_SIZE = 2 * DUPLICATE_REACH
@@ -32,8 +33,9 @@ NUM_INSTRUCTABLE = 10_000
 HUMAN_SHARE = 0.05
 _WORDS = yaml.safe_load(Path(__file__).with_name("generated_words.yaml").read_text("utf-8"))
 BRANDS, ADJECTIVES, AUDIENCES = _WORDS["brands"], _WORDS["adjectives"], _WORDS["audiences"]
-COLORS, PATTERNS = _WORDS["colors"], _WORDS["patterns"]
-SIZES, CLOSINGS = _WORDS["sizes"], _WORDS["closings"]
+COLORS, SIZES, CLOSINGS = _WORDS["colors"], _WORDS["sizes"], _WORDS["closings"]
+SLOTS: Mapping[str, Sequence[str]] = _WORDS["slots"]
+_SLOT = re.compile(r"\{(?:(\d+)-(\d+)|(\w+))\}")
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NUM_ASINS = 36**8
 _ASIN_STEP = 1_299_709_111_237
@@ -50,6 +52,8 @@ class Kind:
     nouns: Sequence[str]
     materials: Sequence[str]
     features: Sequence[str]
+    other: Mapping[str, Any]
+    """An option besides size and color: its `name` and templates of its `values`."""
     price_range: tuple[float, float]
     sizes: str = ""
     """The name of a list of sizes; empty: the kind has no sizes."""
@@ -132,22 +136,38 @@ def _pricing(price: float, source: random.Random) -> str:
     return f"${price}"
 
 
+def _filled(template: str, source: random.Random) -> str:
+    """The template with a word for each {list} and a number for each {from-to}."""
+
+    def filling(slot: re.Match[str]) -> str:
+        low, high, words = slot.groups()
+        return source.choice(SLOTS[words]) if words else str(source.randint(int(low), int(high)))
+
+    return _SLOT.sub(filling, template)
+
+
+def _values(templates: Sequence[str], source: random.Random, *, most: int) -> list[str]:
+    """Different values, two or more if the templates have them, in the order of their draws."""
+    number = source.randint(2, most)
+    drawn = (_filled(source.choice(templates), source) for _ in range(4 * number))
+    return list(itertools.islice(dict.fromkeys(drawn), number))
+
+
 def _options(design: _Design, source: random.Random) -> dict[str, list[dict[str, str]]] | str:
-    """Colours (sometimes with a pattern) and sizes; half of the products have none."""
+    """Sizes, colors and one option more, as the kind has them; half of the products have none.
+
+    Most of their values are made up: an agent that shops here cannot know them by heart.
+    """
     if source.random() < 0.5:
         return ""
     options: dict[str, list[str]] = {}
     if design.kind.sizes:
-        sizes = SIZES[design.kind.sizes]
-        first = source.randrange(max(len(sizes) - 2, 1))
-        options["Size"] = list(sizes[first : first + source.randint(2, 6)])
-    if source.random() < 0.8:
-        colors = source.sample(COLORS, source.randint(2, 8))
-        options["Color"] = [
-            f"{color} {source.choice(PATTERNS)}" if source.random() < 0.3 else color
-            for color in colors
-        ]
-    return {name: [{"value": value} for value in values] for name, values in options.items()} or ""
+        options["Size"] = _values(SIZES[design.kind.sizes], source, most=6)
+    if source.random() < 0.7:
+        options["Color"] = _values(COLORS, source, most=8)
+    if source.random() < 0.3 or not options:
+        options[design.kind.other["name"]] = _values(design.kind.other["values"], source, most=5)
+    return {name: [{"value": value} for value in values] for name, values in options.items()}
 
 
 def _title(design: _Design, source: random.Random) -> str:
