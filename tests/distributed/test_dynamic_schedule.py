@@ -35,6 +35,8 @@ pytestmark = pytest.mark.slow
 DYNAMIC = ("--rollouts.schedule=dynamic", "--training.num_rows=2")
 """Few rows, so that something is left to draw."""
 
+NUM_EPISODES = 20
+
 
 @dataclass(frozen=True)
 class Played:
@@ -48,7 +50,7 @@ class Played:
 
 
 def rollout(ranks: Ranks, run: Path, slow_rank: int | None, *keys: str) -> Played:
-    """Forty episodes of one to three turns; the slow rank's first turn lasts until the others,
+    """Twenty episodes of one to three turns; the slow rank's first turn lasts until the others,
     which it leaves nothing else, have played theirs."""
     session = open_session(
         factories.config("--machine.dtype=float64", *keys), RunDirectory(run), SilentProgress()
@@ -56,7 +58,9 @@ def rollout(ranks: Ranks, run: Path, slow_rank: int | None, *keys: str) -> Playe
     model = session.load_model(session.run.reference(0))
     proxy = session.proxy(model)
     tasks, num_own, saved = session.environments.tasks("train"), 0, []
-    requests = [EpisodeRequest(tasks[index % len(tasks)], 100 + index) for index in range(40)]
+    requests = [
+        EpisodeRequest(tasks[index % len(tasks)], 100 + index) for index in range(NUM_EPISODES)
+    ]
     start, step = EnvironmentManager.start, EnvironmentManager.step
 
     def counted_start(manager: EnvironmentManager, task: Task, *, seed: int) -> Any:
@@ -105,14 +109,16 @@ def test_the_union_is_the_rollout_of_one_process_however_slow_a_rank_is(
     found = answers(in_ranks(size, rollout, finished_run, slow_rank, *DYNAMIC))
     for played in found:
         assert tokens(played.trajectories) == tokens(one.trajectories)
-        assert [each.seed for each in played.trajectories] == [100 + index for index in range(40)]
+        assert [each.seed for each in played.trajectories] == [
+            100 + index for index in range(NUM_EPISODES)
+        ]
         for mine, theirs in zip(played.trajectories, one.trajectories, strict=True):
             assert mine.episode_return == theirs.episode_return
             for ours, wanted in zip(mine.turns, theirs.turns, strict=True):
                 assert ours.logprobs == pytest.approx(wanted.logprobs, abs=1e-9)
-    assert sorted(found[0].saved) == list(range(40)), "every episode is saved once"
+    assert sorted(found[0].saved) == list(range(NUM_EPISODES)), "every episode is saved once"
     assert all(played.saved == [] for played in found[1:])
-    assert sum(played.num_own for played in found) == 40
+    assert sum(played.num_own for played in found) == NUM_EPISODES
     if slow_rank is not None:
         assert found[slow_rank].num_own <= 2, "what it had begun before its first turn"
 

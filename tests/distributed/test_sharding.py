@@ -128,7 +128,12 @@ def test_what_an_algorithm_trains_besides_goes_on_with_another_number_of_process
     algorithm: str, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     """The critic of PPO with its moments, the lagged policy of OAPL."""
-    keys = ("--machine.sharding=full", "--machine.dtype=float64", "--policy.freeze_embeddings=true")
+    keys = (
+        "--machine.sharding=full",
+        "--machine.dtype=float64",
+        "--policy.freeze_embeddings=true",
+        "--training.tasks_per_step=2",
+    )
     config = tmp_path / "run.yaml"
     config.write_text(resolved_yaml(algorithm_runs.config(algorithm, *keys)))
     by_one, run = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "several")
@@ -205,6 +210,7 @@ def adapter_config(model: Path, folder: Path, sharding: str, dtype: str) -> Path
         f"--policy.path={model}",
         "--policy.lora={rank: 3, alpha: 64}",
         "--agent.max_context_tokens=1024",
+        "--agent.max_response_tokens=10",
         "--warm_start.copy.max_steps=0",
         "--warm_start.demonstrations.num_steps=2",
         "--values.adaptive=false",

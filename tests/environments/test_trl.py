@@ -152,7 +152,7 @@ def test_trl_trains_two_steps_with_the_tool(chatml_tokenizer, tmp_path: Path) ->
 @pytest.mark.slow
 def test_trl_trains_two_steps_on_webshop(chatml_tokenizer, tmp_path: Path) -> None:
     """One rollout does what the oracle does, one only looks."""
-    options = {"data": "generated", "store": str(tmp_path / "store"), "max_turns": 5}
+    options = {"data": "generated", "store": str(tmp_path / "store"), "max_turns": 6}
     bought = oracle_actions(make_environment("webshop", options))
     rewards, told = two_steps_of_trl(
         chatml_tokenizer, tmp_path, "webshop", options, [bought, bought[:1]]
