@@ -31,41 +31,61 @@ def finished_run(path: Path, config: RunConfig) -> RunDirectory:
 
 
 def greedy_episodes(
-    run: RunDirectory, folder: Path, *, split: str, num_episodes: int
+    run: RunDirectory,
+    folder: Path,
+    *,
+    split: str,
+    num_episodes: int,
+    config: RunConfig | None = None,
 ) -> list[Trajectory]:
-    """What a model folder does on the first tasks of a split, with the run's configuration."""
-    return _episodes(run, folder, EvaluationPlan(split, num_episodes, 0.0, _seed(run)), repeats=[0])
+    """What a model folder does on the first tasks of a split, with the run's configuration.
+
+    Or with another one, such as one with another environment.
+    """
+    config = config or load_config(run.config)
+    plan = EvaluationPlan(split, num_episodes, 0.0, config.seed)
+    return _episodes(run, folder, plan, config, repeats=[0])
 
 
-def greedy_episodes_on(run: RunDirectory, folder: Path, tasks: Sequence[Task]) -> list[Trajectory]:
-    """What a model folder does on these tasks, with the run's configuration."""
-    seed = _seed(run)
-    requests = [EpisodeRequest(task, derive_seed(seed, task.task_id)) for task in tasks]
-    return _proxy(run, folder).rollout(requests, temperature=0.0, policy_version="benchmark")
+def greedy_episodes_on(
+    run: RunDirectory, folder: Path, tasks: Sequence[Task], *, config: RunConfig | None = None
+) -> list[Trajectory]:
+    """What a model folder does on these tasks."""
+    config = config or load_config(run.config)
+    requests = [EpisodeRequest(task, derive_seed(config.seed, task.task_id)) for task in tasks]
+    proxy = _proxy(run, folder, config)
+    return proxy.rollout(requests, temperature=0.0, policy_version="benchmark")
 
 
 def sampled_episodes(
-    run: RunDirectory, folder: Path, *, split: str, num_episodes: int, num_samples: int
+    run: RunDirectory,
+    folder: Path,
+    *,
+    split: str,
+    num_episodes: int,
+    num_samples: int,
+    config: RunConfig | None = None,
 ) -> list[Trajectory]:
-    """The same, each task so often at the temperature of training."""
-    temperature = load_config(run.config).sampling.temperature
-    plan = EvaluationPlan(split, num_episodes, temperature, _seed(run))
-    return _episodes(run, folder, plan, repeats=range(1, num_samples + 1))
+    """As `greedy_episodes`, but each task so often at the temperature of training."""
+    config = config or load_config(run.config)
+    plan = EvaluationPlan(split, num_episodes, config.sampling.temperature, config.seed)
+    return _episodes(run, folder, plan, config, repeats=range(1, num_samples + 1))
 
 
-def _proxy(run: RunDirectory, folder: Path) -> AgentProxy:
-    session = open_session(load_config(run.config), run, SilentProgress())
+def _proxy(run: RunDirectory, folder: Path, config: RunConfig) -> AgentProxy:
+    session = open_session(config, run, SilentProgress())
     return session.proxy(session.load_model(folder))
 
 
-def _seed(run: RunDirectory) -> int:
-    return load_config(run.config).seed
-
-
 def _episodes(
-    run: RunDirectory, folder: Path, plan: EvaluationPlan, *, repeats: Iterable[int]
+    run: RunDirectory,
+    folder: Path,
+    plan: EvaluationPlan,
+    config: RunConfig,
+    *,
+    repeats: Iterable[int],
 ) -> list[Trajectory]:
-    proxy = _proxy(run, folder)
+    proxy = _proxy(run, folder, config)
     return [
         episode
         for repeat in repeats

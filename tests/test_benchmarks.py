@@ -498,3 +498,18 @@ def test_the_curve_of_webshop_counts_the_episodes_before_each_policy(
     lines = lines_of([file])
     assert lines == {"A*-PO": [[(0, 40.0), (4, 60.0), (7, 65.0), (14, 70.0)]]}
     assert picture(lines, rule=80.2).startswith(b"\x89PNG")
+
+
+def test_a_part_of_a_mixture_is_played_as_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.webshop_policies import configuration
+
+    parts = {"small": {"name": "shop", "num_products": 24, "weight": 2}, "frozen_lake": {"size": 4}}
+    made = factories.config(environment={"name": "mixture", "parts": parts})
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(made))
+    assert configuration(run, None) == made
+    small, lake = (configuration(run, label).environment for label in parts)
+    assert (small.name, small.options) == ("shop", {"num_products": 24})
+    assert (lake.name, lake.options) == ("frozen_lake", {"size": 4})
