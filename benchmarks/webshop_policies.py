@@ -31,6 +31,7 @@ from benchmarks.webshop_rewards import purchases
 
 from ragen_apo.config import RunConfig, load_run_config
 from ragen_apo.config.environment import EnvironmentConfig
+from ragen_apo.config.references import environment_of_part
 from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import goal_book, goal_of_task
 from ragen_apo.evaluation.summary import episode_rows
@@ -42,9 +43,13 @@ def configuration(run: RunDirectory, part: str | None) -> RunConfig:
     config = load_run_config(run.config)
     if part is None:
         return config
-    options = dict(config.environment.options["parts"][part])
-    options.pop("weight", None)
-    section = EnvironmentConfig(**{"name": part, **options})
+    parts = config.environment.options.get("parts", {})
+    if part not in parts:
+        names = ", ".join(parts) or "none, as its environment is no mixture"
+        raise SystemExit(f"--part {part}: the run has no such part; its parts: {names}")
+    options = {key: value for key, value in parts[part].items() if key not in ("name", "weight")}
+    name = environment_of_part(part, parts[part].get("name"))
+    section = EnvironmentConfig(**{"name": name, **options})
     return config.model_copy(update={"environment": section})
 
 

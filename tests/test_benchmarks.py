@@ -513,3 +513,5 @@ def test_a_part_of_a_mixture_is_played_as_its_own_environment(
     small, lake = (configuration(run, label).environment for label in parts)
     assert (small.name, small.options) == ("shop", {"num_products": 24})
     assert (lake.name, lake.options) == ("frozen_lake", {"size": 4})
+    with pytest.raises(SystemExit, match="--part large: .* its parts: frozen_lake, small"):
+        configuration(run, "large")
