@@ -436,6 +436,7 @@ def test_the_rates_of_an_engine_count_sampled_tokens(monkeypatch: pytest.MonkeyP
     assert row("local", [found, found, found])[:3] == ["local", "2.00", "20"]
 
 
+@pytest.mark.slow
 def test_the_work_of_a_rollout_is_what_the_model_reads_and_samples(
     tiny_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

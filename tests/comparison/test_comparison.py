@@ -325,6 +325,7 @@ def test_the_seconds_of_a_new_reference_are_counted_before_its_first_step(
     assert dearer.seconds == pytest.approx(plain.seconds + 11)
 
 
+@pytest.mark.slow
 def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     slower = replace(
         MEASUREMENT,

@@ -27,6 +27,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages import disk
 from tests import factories
 from tests.forks import Fork
+from tests.sweeps import quick_first
 
 COMPARISON = "base: base.yaml\nseeds: [0, 1]\nruns: {one: {}, two: {algorithm: grpo}}\n"
 
@@ -120,12 +121,14 @@ def test_runs_that_are_done_are_reused_and_a_lost_evaluation_is_made_up_for(runs
 
 @pytest.mark.parametrize(
     "played",
-    [
-        {"split": "train"},
-        {"num_episodes": 20},
-        {"search": {"method": "beam", "width": 2}},
-        {"pass_k": 4},
-    ],
+    quick_first(
+        [
+            {"split": "train"},
+            {"num_episodes": 20},
+            {"search": {"method": "beam", "width": 2}},
+            {"pass_k": 4},
+        ]
+    ),
 )
 def test_a_run_that_was_evaluated_otherwise_since_is_evaluated_again(
     runs: Runs, played: dict[str, object]

@@ -85,6 +85,7 @@ def test_a_task_can_be_asked_for_by_its_number_in_the_split() -> None:
             environment.reset(options={"task_index": index, "split": "test"})
 
 
+@pytest.mark.slow
 def test_webshops_own_division_of_the_goals_is_an_option_beside_the_split(tmp_path: Path) -> None:
     register_environments()
     options = {"data": "generated:1000", "store": tmp_path, "split_scheme": "product"}

@@ -15,7 +15,6 @@ from hypothesis import assume, given
 
 from ragen_apo.objectives.apo import ApoSettings, apo_loss
 from ragen_apo.values.estimator import soft_value
-from tests.sweeps import quick_first
 
 SHARES = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.1], dtype=torch.float64)
 RETURNS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
@@ -63,7 +62,8 @@ def reinforce(logprobs):
     return -((returns_B - returns_B.mean()) * logprobs[ARM_B]).mean()
 
 
-@pytest.mark.parametrize("beta", quick_first([0.3, 1.0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_many_passes_over_the_same_samples_reach_the_optimum_with_one_beta(beta):
     policy = train(oapl(beta1=beta, beta2=beta))
     assert kl(policy, optimum(beta=beta)) < 1e-10

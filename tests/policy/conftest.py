@@ -21,6 +21,7 @@ from transformers import (
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from tests.factories import TINY_ARCHITECTURE
 from tests.pretrained import SMOLLM2
+from tests.sweeps import quick_first
 
 SIZES = {**TINY_ARCHITECTURE, "initializer_range": 0.3}
 CAPACITY = 128
@@ -48,7 +49,7 @@ def build(architecture: str, tokenizer) -> LanguageModel:
     return LanguageModel(model.eval(), tokenizer)
 
 
-@pytest.fixture(scope="session", params=BUILDERS)
+@pytest.fixture(scope="session", params=quick_first(BUILDERS))
 def any_model(request: pytest.FixtureRequest, shop_tokenizer) -> LanguageModel:
     """One model of each architecture; all but GPT-2 share keys and values between heads."""
     return build(request.param, shop_tokenizer)

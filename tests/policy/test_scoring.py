@@ -45,7 +45,7 @@ def sampled_batch(
     return token_ids, mask, logprobs
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("temperature", quick_first([1.0, 0.6, 1.7]))
 def test_sampled_logprobs_equal_the_scored_ones(
     any_model: LanguageModel, temperature: float
 ) -> None:

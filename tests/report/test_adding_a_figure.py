@@ -56,6 +56,7 @@ def test_a_run_with_nothing_to_draw_has_no_such_file_not_even_an_old_one(
     assert documented_figure not in (run / "report" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_without_such_a_row_the_page_has_no_section_for_figures(
     build_run: Callable[..., Path],

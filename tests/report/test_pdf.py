@@ -45,6 +45,7 @@ def test_on_paper_a_success_and_each_failure_are_told_turn_by_turn(
     assert len(titles) == 1 + len(occurred)
 
 
+@pytest.mark.slow
 @NEEDS_PDF
 def test_a_page_that_asks_for_something_outside_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret.png"

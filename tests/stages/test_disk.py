@@ -65,6 +65,7 @@ def test_a_whole_run_has_as_many_models_as_planned(finished_run: Path, tmp_path:
     assert only_reference.num_checkpoints < most
 
 
+@pytest.mark.slow
 def test_each_new_reference_is_a_model_but_for_one_after_the_last_step(
     qwen_folder: Path, tmp_path: Path
 ) -> None:

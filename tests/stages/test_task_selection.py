@@ -34,7 +34,6 @@ from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
 from tests import factories
 from tests.factories import Sayings, reference, step_without_update, task, with_keys, with_progress
-from tests.sweeps import quick_first
 
 RETURNS = {
     "never": [-0.1, -0.1, -0.1, -0.1],
@@ -181,7 +180,8 @@ def test_without_a_filter_the_tasks_are_those_that_were_given(session: Session) 
     assert selected_tasks(session, reference(session), tasks) is tasks
 
 
-@pytest.mark.parametrize("algorithm", quick_first(["apo", "apo_turn"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
 def test_stage_two_plays_the_selected_tasks_and_no_others_epoch_after_epoch(
     algorithm: str, session: Session
 ) -> None:

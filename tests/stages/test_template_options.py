@@ -73,6 +73,7 @@ def test_prompts_and_saved_models_are_told(
     assert str(text).endswith(EMPTY_THOUGHT)
 
 
+@pytest.mark.slow
 def test_values_of_other_options_are_other_values(
     qwen3_config: Config, qwen3: Path, tmp_path: Path
 ) -> None:

@@ -226,7 +226,9 @@ REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "webshop-small"
 
 
 @pytest.fixture(
-    scope="module", params=["generated:1000", str(REAL_DATA)], ids=["generated", "real"]
+    scope="module",
+    params=quick_first(["generated:1000", str(REAL_DATA)]),
+    ids=["generated", "real"],
 )
 def data(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -21,6 +21,7 @@ from ragen_apo.environments.webshop.fetch import FetchError, Patience
 from ragen_apo.environments.webshop.generated import write_generated_files
 from ragen_apo.errors import EnvironmentDataError
 from ragen_apo.progress import SilentProgress
+from tests.sweeps import quick_first
 
 CALM = Patience(timeout_seconds=20, max_attempts=3, first_wait_seconds=0.0)
 HURRIED = Patience(timeout_seconds=0.2, max_attempts=3, first_wait_seconds=0.0)
@@ -477,7 +478,7 @@ WRONG_CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_CONTENTS)
+@pytest.mark.parametrize("name", quick_first(WRONG_CONTENTS))
 def test_wrong_content_is_an_error_until_it_is_fetched_anew(
     name: str, upstream: Server, files: Path, tmp_path: Path
 ) -> None:
@@ -532,7 +533,8 @@ def keep(tmp_path: Path, upstream: Server) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["small.copy", "small.partial-mine", "small-2", "full", "full.partial-0123abcd"]
+    "name",
+    quick_first(["small.copy", "small.partial-mine", "small-2", "full", "full.partial-0123abcd"]),
 )
 @pytest.mark.parametrize("force", [False, True])
 def test_a_source_beside_the_target_is_only_read_whatever_its_name(
@@ -613,6 +615,7 @@ def test_a_source_with_a_damaged_record_is_refused_and_what_is_there_stays(
     assert not [name for name in after if "partial" in name]
 
 
+@pytest.mark.slow
 def test_a_download_with_a_damaged_record_is_kept_until_force_and_not_put_in_place(
     upstream: Server, files: Path, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_products_share_words_and_titles_are_nearly_unique(make: Make) -> None:
     assert len(titles) > 950
 
 
+@pytest.mark.slow
 def test_search_is_not_trivial_and_not_hopeless(make: Make) -> None:
     environment = make(data="generated:1000")
     ranks = []

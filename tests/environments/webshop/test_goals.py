@@ -13,6 +13,7 @@ from ragen_apo.environments.webshop import WebShopEnvironment
 from ragen_apo.environments.webshop.goals import draw_limit, goal_of_task, limit_text
 from ragen_apo.errors import ConfigError
 from ragen_apo.types import make_task
+from tests.sweeps import quick_first
 
 Make = Callable[..., WebShopEnvironment]
 
@@ -188,8 +189,8 @@ def test_product_splits_share_no_product(make: Make) -> None:
     assert not products["validation"] & products["test"]
 
 
-@pytest.mark.parametrize("split", ["standard", "product"])
-@pytest.mark.parametrize("goals", ["synthetic", "human"])
+@pytest.mark.parametrize("split", quick_first(["standard", "product"]))
+@pytest.mark.parametrize("goals", quick_first(["synthetic", "human"]))
 def test_training_goals_of_a_product_can_be_limited_to_the_first(
     make: Make, split: str, goals: str
 ) -> None:
@@ -261,6 +262,7 @@ def test_another_seed_gives_other_goals_and_another_version(make: Make) -> None:
     assert one.properties.version != two.properties.version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "sizes"), [("standard", [5410, 1000, 500]), ("product", [5402, 576, 932])]
 )

@@ -258,6 +258,7 @@ def test_the_careful_shopper_leaves_what_lacks_an_option_and_buys_the_first_that
     assert num_left > 10
 
 
+@pytest.mark.slow
 def test_the_hasty_shopper_leaves_to_chance_what_it_searches_opens_selects_and_leaves(
     make: Make,
 ) -> None:

@@ -27,7 +27,8 @@ PREDICTED = [f"--algorithm.trace={TRACE}", "--values.estimator=regression"]
 FORMS = [("apo", []), ("apo_turn", STORED), ("apo_turn", PREDICTED)]
 
 
-@pytest.mark.parametrize(("algorithm", "by_turn"), quick_first(FORMS))
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "by_turn"), FORMS)
 @pytest.mark.usefixtures("few_random_features")
 def test_the_offset_is_the_mean_of_what_the_others_multiply_their_log_ratios_with(
     algorithm: str, by_turn: list[str], session: Session

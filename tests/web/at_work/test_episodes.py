@@ -21,7 +21,6 @@ from ragen_apo.web.at_work.policies import policies_of
 from ragen_apo.web.at_work.worker import Workplace
 from ragen_apo.web.at_work.writer import Writer, draws_of_turn
 from tests import factories
-from tests.sweeps import quick_first
 from tests.web.watching import Watcher, workplace_of, workplace_with
 
 
@@ -65,7 +64,8 @@ def test_a_greedy_episode_is_the_evaluated_episode_of_the_task(
         assert played.episode.observation == row["final_observation"]
 
 
-@pytest.mark.parametrize("draw", quick_first([0, 2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [0, 2])
 def test_a_sampled_episode_has_the_tokens_of_the_rollout_with_its_seed(
     draw: int, watcher: Watcher, session: Session
 ) -> None:
