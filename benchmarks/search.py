@@ -119,12 +119,12 @@ class World:
             return range(len(self.folders))
         return range(1 if variant.settings is None and not variant.is_sampled else NUM_SEEDS)
 
-    def measured(self, variant: Variant, *, num_episodes: int, seed: int) -> dict[str, float]:
-        """Success, return and sampled tokens of an episode."""
+    def measured(self, variant: Variant, *, num_episodes: int, seed: int) -> dict[str, Any]:
+        """Success, return and sampled tokens of an episode, and what the store knows of moves."""
         session, proxy = self.opened(seed)
         temperature = session.config.sampling.temperature if variant.is_sampled else 0.0
         plan = EvaluationPlan(variant.split, num_episodes, temperature, seed)
-        known = 0.0
+        known = None
         if variant.settings is None:
             played = play_evaluation(proxy, plan, policy_version="benchmark")
             tokens = fmean(episode.num_response_tokens for episode in played)
@@ -135,7 +135,8 @@ class World:
             found = search.play(requests, policy_version="benchmark")
             played = [each.trajectory for each in found]
             tokens = fmean(each.num_sampled_tokens for each in found)
-            known = sum(e.num_known_moves for e in found) / sum(e.num_moves for e in found)
+            if variant.settings.rank_by == "values":
+                known = sum(e.num_known_moves for e in found) / sum(e.num_moves for e in found)
         summary = outcome_summary(played)
         return {
             "episodes": len(played),
@@ -187,6 +188,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
     cells: list[list[object]] = []
     for (world, split, variant, sees), group in groups.items():
         rates = [row["success"] for row in group]
+        known = [row["known"] for row in group if row["known"] is not None]
         cells.append(
             [
                 f"{world}, {split}",
@@ -195,7 +197,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
                 percent(rates) if len(rates) > 1 else f"{100 * rates[0]:.1f}",
                 f"{fmean(row['return'] for row in group):.3f}",
                 f"{fmean(row['tokens'] for row in group):.0f}",
-                f"{100 * fmean(row['known'] for row in group):.0f}",
+                f"{100 * fmean(known):.0f}" if known else "",
                 f"{group[0]['episodes']} x {len(group)}",
             ]
         )
@@ -230,9 +232,10 @@ def main() -> None:
             "are all that were sampled for an episode, dropped candidates included. Those of "
             "Stage 1 are not in them. A beam of n samples n candidates a branch and turn, one "
             "of them greedy. One of the best of n episodes is greedy play. `known` is the share "
-            "of candidates whose move the value store knows. For tasks of `train` it comes from "
-            "the rewards that Stage 1 has read there. The choice by reward is an upper bound: "
-            "no deployed agent sees it. A row with fewer seeds than another is unfinished."
+            "of candidates whose move the value store knows, where it decides. For tasks of "
+            "`train` it comes from the rewards that Stage 1 has read there. The choice by reward "
+            "is an upper bound: no deployed agent sees it. A row with fewer seeds than another is "
+            "unfinished."
         ),
         header=[
             "world, split",

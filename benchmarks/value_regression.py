@@ -76,7 +76,9 @@ def row(label: str, path: Path, *, num_samples: int) -> list[str]:
             torch.cat([each[index] for each in features.values() for index in used]),
             [to_go for episode in flat for to_go in returns_to_go(episode)],
             episodes=[number for number, episode in enumerate(flat) for _ in episode.turns],
+            tasks=[number // num_samples for number, each in enumerate(flat) for _ in each.turns],
             beta=math.inf,
+            held_out="episodes",
         )
         value_of = regression.on(torch.device("cpu"))
         own = {

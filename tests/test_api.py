@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,19 @@ def test_evaluate_returns_what_it_writes(run: ragen_apo.Run) -> None:
     assert (results["split"], results["episodes"]) == ("train", 2)
     assert {"reference", "random"} <= results["baselines"].keys()
     assert len(ragen_apo.episodes(run)) == 2
+
+
+@pytest.mark.slow
+def test_a_search_by_another_method_has_no_option_of_the_configured_one(
+    run: ragen_apo.Run,
+) -> None:
+    beam = {"method": "beam", "width": 1, "candidates": 3, "rank_by": "votes"}
+    with_beam = replace(run, config=read_config(run.config, evaluation={"search": beam}))
+    asked = {"method": "best_of_n", "width": 2}
+    found = ragen_apo.evaluate(with_beam, episodes=1, search=asked, progress=False)["search"]
+    assert (found["method"], found["width"], found["rank_by"]) == ("best_of_n", 2, "values")
+    found = ragen_apo.evaluate(with_beam, episodes=1, search={"width": 2}, progress=False)["search"]
+    assert (found["method"], found["width"], found["candidates"]) == ("beam", 2, 3)
 
 
 def test_evaluating_waits_for_nobody_who_works_on_the_run(run: ragen_apo.Run) -> None:

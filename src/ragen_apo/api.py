@@ -28,6 +28,7 @@ from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
 from ragen_apo.config.overrides import changes_in_words, differences
 from ragen_apo.config.references import code_named_by, is_reference
+from ragen_apo.config.search import SearchConfig
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
 from ragen_apo.errors import ConfigError, RunDirectoryError
@@ -232,7 +233,11 @@ def evaluate(
 
     opened = open_run(run, environment=environment, trust_remote_code=trust_remote_code)
     asked = {"split": split, "num_episodes": episodes, "pass_k": pass_k, "search": search}
-    changes = {key: value for key, value in asked.items() if value is not None}
+    changes: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    configured = opened.config.evaluation.search
+    if search and configured and search.get("method", configured.method) != configured.method:
+        # Options of the other method would be refused.
+        changes["search"] = SearchConfig().model_dump() | dict(search)
     config = read_config(opened.config, evaluation=changes)
     with _console(progress) as shown:
         return evaluate_run(config, opened.files, progress=shown)

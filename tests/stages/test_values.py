@@ -107,7 +107,7 @@ def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
     assert found.regression.sentence() in said.lines
     assert re.fullmatch(
         r"V\* by regression on \d+ states of 42 episodes; it leaves \d+% of the variance of what "
-        "held-out episodes earn",
+        "is earned in held-out episodes of these tasks",
         found.regression.sentence(),
     )
     mean = reference_values(with_keys(asked, "--values.baseline=mean"), model, tasks)

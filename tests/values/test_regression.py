@@ -40,7 +40,10 @@ def optimal(rates: np.ndarray, beta: float = BETA) -> np.ndarray:
 
 
 def fitted(returns: np.ndarray, features: torch.Tensor, beta: float = BETA) -> ValueRegression:
-    return fit_values(features, returns.tolist(), episodes=range(len(returns)), beta=beta)
+    each = range(len(returns))
+    return fit_values(
+        features, returns.tolist(), episodes=each, tasks=each, beta=beta, held_out="episodes"
+    )
 
 
 def values_of(regression: ValueRegression, features: torch.Tensor) -> torch.Tensor:
@@ -88,6 +91,53 @@ def test_returns_that_have_nothing_to_do_with_the_states_are_not_explained() -> 
     )
 
 
+def test_returns_far_apart_in_units_of_beta_have_values_between_the_lowest_and_the_highest() -> (
+    None
+):
+    """exp((G - highest) / beta) of a failure is 0 in float64, and f is negative in places."""
+    features, rates = tasks()
+    returns = (np.random.default_rng(1).random(len(rates)) < rates).astype(float)
+    values = values_of(fitted(returns, features, 0.001), tasks(1000, seed=2)[0])
+    assert values.isfinite().all()
+    assert values.min() == 0.0
+    assert 0.99 < values.max() < 1.01
+
+
+def test_a_task_counts_alike_however_often_it_was_sampled() -> None:
+    """Hard tasks were sampled four times as often, and features do not tell them apart."""
+    draws = np.random.default_rng(4)
+    features = torch.from_numpy(draws.normal(size=(1000, 6))).float()
+    task_of = [number // 8 if number < 800 else 100 + (number - 800) // 2 for number in range(1000)]
+    returns = (draws.random(1000) < np.where(np.array(task_of) < 100, 0.1, 0.9)).astype(float)
+    found = fit_values(
+        features,
+        returns.tolist(),
+        episodes=range(1000),
+        tasks=task_of,
+        beta=math.inf,
+        held_out="episodes",
+    )
+    assert values_of(found, features).mean() == pytest.approx(0.5, abs=0.03)
+    assert returns.mean() < 0.3
+
+
+def test_what_tells_sampled_tasks_apart_explains_nothing_of_held_out_ones() -> None:
+    """Four samples of each task, whose features say nothing of how often it is solved."""
+    draws = np.random.default_rng(5)
+    rates = draws.permutation(np.repeat([0.05, 0.95], 100))
+    features = torch.from_numpy(draws.normal(size=(200, 6))).float().repeat_interleave(4, 0)
+    task_of = np.repeat(np.arange(200), 4)
+    returns = (draws.random(800) < rates[task_of]).astype(float)
+    asked: dict[str, Any] = {"episodes": range(800), "tasks": task_of.tolist(), "beta": math.inf}
+    found = {
+        held_out: fit_values(features, returns.tolist(), **asked, held_out=held_out)
+        for held_out in ("episodes", "tasks")
+    }
+    assert found["episodes"].unexplained < 0.6
+    assert 0.95 < found["tasks"].unexplained < 1.1
+    assert "of what is earned in held-out tasks" in found["tasks"].sentence()
+
+
 def test_equal_returns_are_the_value_of_every_state() -> None:
     features, _ = tasks()
     found = fitted(np.full(len(features), 0.7), features)
@@ -104,7 +154,14 @@ def test_it_is_the_ridge_regression_of_the_best_ridge_written_down(
     features, rates = tasks(60)
     returns = (np.random.default_rng(1).random(60) < rates).astype(float)
     episodes = [index // 3 for index in range(60)]
-    found = fit_values(features, returns.tolist(), episodes=episodes, beta=BETA)
+    found = fit_values(
+        features,
+        returns.tolist(),
+        episodes=episodes,
+        tasks=episodes,
+        beta=BETA,
+        held_out="episodes",
+    )
 
     standard = (features - features.mean(0)) / features.std(0, correction=0)
     waves = RandomFeatures(6, CPU)(standard.double()).numpy()
@@ -163,10 +220,12 @@ def test_it_is_sent_to_other_processes_as_json() -> None:
         ({"beta": 0.0}, "beta must be positive or inf, got 0.0"),
         ({"beta": math.nan}, "beta must be positive or inf, got nan"),
         ({"episodes": [0, 0, 1, 1, 2, 2, 3, 3]}, "expected at least 5 episodes, got 4"),
+        ({"tasks": [0] * 8, "held_out": "tasks"}, "expected at least 5 tasks, got 1"),
         ({"returns_to_go": [math.inf, *[0.0] * 7]}, "features and returns must be finite"),
         ({"features_NH": torch.full((8, 2), math.nan)}, "features and returns must be finite"),
-        ({"returns_to_go": [0.0] * 7}, "for each of 8 states, got 7 and 8"),
-        ({"episodes": range(9)}, "for each of 8 states, got 8 and 9"),
+        ({"returns_to_go": [0.0] * 7}, "for each of 8 states, got 7, 8, 8"),
+        ({"episodes": range(9)}, "for each of 8 states, got 8, 9, 8"),
+        ({"tasks": range(9)}, "for each of 8 states, got 8, 8, 9"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(changed: dict[str, Any], message: str) -> None:
@@ -174,7 +233,9 @@ def test_what_cannot_be_fitted_is_refused(changed: dict[str, Any], message: str)
         "features_NH": torch.eye(8)[:, :2],
         "returns_to_go": [0.0] * 8,
         "episodes": range(8),
+        "tasks": range(8),
         "beta": BETA,
+        "held_out": "episodes",
     }
     with pytest.raises(ValueError, match=message):
         fit_values(**asked | changed)

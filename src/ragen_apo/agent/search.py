@@ -73,6 +73,8 @@ class MovePredictor:
     ran_out: float | None
     """The same of a last move after which turns or context had run out, whatever it was; None where
     that is not known, and the move is predicted like others."""
+    unexplained: float | None = None
+    """The share of the variance that predictions leave in tasks that were held out, if known."""
 
 
 @dataclass(frozen=True)

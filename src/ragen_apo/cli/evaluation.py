@@ -279,8 +279,9 @@ def _print_search(search: Mapping[str, Any], *, without: float) -> None:
     """What a search took, beside the tokens of an episode without it."""
     lines = [
         f"tokens sampled for an episode: {search['avg_tokens']:.0f}, without search {without:.0f}",
-        f"moves that the value store knew: {search['known_move_share']:.1%}",
     ]
+    if search["known_move_share"] is not None:
+        lines.append(f"moves that the value store knew: {search['known_move_share']:.1%}")
     if search["max_tokens"] is not None:
         lines.append(
             f"episodes that had sampled {counted(search['max_tokens'], 'token')} and "

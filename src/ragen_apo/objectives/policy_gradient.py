@@ -7,9 +7,9 @@ token; `aggregate` turns token losses into the scalar that is differentiated.
     loss  = -A min(rho, 1 + clip_high)      for A > 0
             -A max(rho, 1 - clip_low)       for A < 0
 
-PPO (Schulman et al., arXiv 1707.06347), decoupled clip (DAPO, 2503.14476: 0.2 and 0.28), dual clip
-(Ye et al., 1912.09729). Assumes that the samples come from pi_old at the temperature at which all
-log-probabilities were computed. Clipping by token bounds each token's ratio, not the sequence's.
+PPO (Schulman et al., arXiv 1707.06347), decoupled clip (DAPO, 2503.14476: 0.2 and 0.28). Assumes
+that the samples come from pi_old at the temperature at which all log-probabilities were computed.
+Clipping by token bounds each token's ratio, not the sequence's.
 
 If the sampler is not exactly pi_old (another engine, another precision), `importance_weights`
 corrects for it, up to a cap.

@@ -1,9 +1,10 @@
-"""One request over HTTP with one time limit for the whole of it, which another thread may end.
+"""One request over HTTP with one time limit for its exchange, which another thread may end.
 
     Exchange(client, seconds=300, max_bytes=1 << 25).send("POST", url, content)
 
 The limits of the HTTP library hold for each receive, and a server may send its headers or its
-answer byte by byte. So the connection is hung up when the time is over. Nothing is tried twice.
+answer byte by byte. So the connection is hung up when the time is over. Until there is one, only
+the client's `connect_seconds` hold, for each address of the host. Nothing is tried twice.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Exchange:
             self._raise_if_ended()
             received = self._receive(method, url, content)
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            if isinstance(self._ended_by, BrokenOffError):
+                self._raise_if_ended()
             raise  # there was nothing to hang up
         except httpx2.HTTPError:
             self._raise_if_ended()

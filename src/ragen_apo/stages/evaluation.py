@@ -69,7 +69,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
         tokens = fmean(trajectory.num_response_tokens for trajectory in trajectories)
         baselines[WITHOUT_SEARCH] = outcome_summary(trajectories) | {"avg_tokens": tokens}
         found = search.play(requests, policy_version="trained")
-        searched = search_summary(found, search.settings)
+        searched = search_summary(found, search)
         search = None  # with the models that it holds
         trajectories = [each.trajectory for each in found]
     progress.update(1, "policy")

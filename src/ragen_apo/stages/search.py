@@ -84,7 +84,7 @@ def stored_advantages(session: Session, tasks: Sequence[Task]) -> Mapping[Move, 
 def predictor_of_moves(session: Session) -> MovePredictor:
     """Q* of moves by regression over the newest reference's episodes of Stage 1.
 
-    Raises ConfigError where the store has too few.
+    Raises ConfigError where the store has those of too few tasks.
     """
     config = session.config
     # beta1 0 is the best return, which no regression predicts; the mean takes its place.
@@ -105,11 +105,15 @@ def predictor_of_moves(session: Session) -> MovePredictor:
         return value_of(torch.cat(features)).tolist() if features else []
 
     ends = [each.turns[-1].reward for each in episodes if not each.terminated]
-    return MovePredictor(predict, ran_out=soft_value(ends, beta=beta) if ends else None)
+    return MovePredictor(
+        predict,
+        ran_out=soft_value(ends, beta=beta) if ends else None,
+        unexplained=regression.unexplained,
+    )
 
 
 def _newest_sampled(session: Session) -> tuple[LanguageModel, list[Trajectory]]:
-    """The newest reference of which the store has enough episodes of training tasks, and these."""
+    """The newest reference of which the store has episodes of enough training tasks, and these."""
     run, tasks, store = session.run, session.training_tasks(), session.values_path
     if store.exists():
         for version in reversed(run.reference_versions()):
@@ -117,20 +121,22 @@ def _newest_sampled(session: Session) -> tuple[LanguageModel, list[Trajectory]]:
             conditions = session.conditions(reference)
             with session.value_store() as opened:
                 episodes = list(stored_trajectories(opened, conditions, tasks))
-            if len(episodes) >= NUM_FOLDS:
+            if len({episode.task.task_id for episode in episodes}) >= NUM_FOLDS:
                 return reference, episodes
     is_own = session.config.values.store is None
     remedy = f"sample some with `ragen-apo estimate-values {run.path}`" if is_own else "put it back"
     raise ConfigError(
-        f"evaluation.search: rank_by regression is fitted to at least {NUM_FOLDS} episodes of "
-        f"Stage 1, and {store} has fewer of this run's references; {remedy}, or set rank_by to "
-        "likelihood"
+        f"evaluation.search: rank_by regression is fitted to episodes of at least {NUM_FOLDS} "
+        f"tasks of Stage 1, and {store} has fewer of this run's references; {remedy}, or set "
+        "rank_by to likelihood"
     )
 
 
-def search_summary(episodes: Sequence[SearchedEpisode], settings: SearchConfig) -> dict[str, Any]:
-    """How the search went, as JSON values."""
-    num_moves = sum(each.num_moves for each in episodes)
+def search_summary(episodes: Sequence[SearchedEpisode], search: TurnSearch) -> dict[str, Any]:
+    """How the search went, as JSON values; null for what is not of its ranking."""
+    settings, predictor = search.settings, search.predictor
+    num_moves = max(sum(each.num_moves for each in episodes), 1)
+    num_known = sum(each.num_known_moves for each in episodes)
     return {
         "label": settings.label,
         "method": settings.method,
@@ -142,5 +148,6 @@ def search_summary(episodes: Sequence[SearchedEpisode], settings: SearchConfig) 
         "sampled_tokens": sum(each.num_sampled_tokens for each in episodes),
         "avg_tokens": fmean(each.num_sampled_tokens for each in episodes),
         "cut_share": fmean(each.is_cut for each in episodes),
-        "known_move_share": sum(each.num_known_moves for each in episodes) / max(num_moves, 1),
+        "known_move_share": num_known / num_moves if settings.rank_by == "values" else None,
+        "unexplained": predictor and predictor.unexplained,
     }

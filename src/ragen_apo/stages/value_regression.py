@@ -23,7 +23,7 @@ from ragen_apo.policy.turn_features import (
 )
 from ragen_apo.training.batching import collate, loss_mask_of, micro_batches
 from ragen_apo.types import TrainingSample, Trajectory, training_samples
-from ragen_apo.values.regression import NUM_FOLDS, ValueRegression, fit_values
+from ragen_apo.values.regression import NUM_FOLDS, HeldOut, ValueRegression, fit_values
 from ragen_apo.values.state_values import returns_to_go
 
 
@@ -36,12 +36,18 @@ def values_by_regression(
 ) -> tuple[ValueRegression, dict[str, float]]:
     """V* of states, fitted to all turns of the reference's episodes, and what it says of each task.
 
+    It is judged on held-out episodes of the tasks that were sampled, as these are trained on.
     A task's value is that of its first state, the mean where its episodes begin differently. `beta`
     as in `fit_values`; at most `micro_batch_size` contexts are read at a time. Raises TrainingError
     for too few episodes.
     """
     regression, features = _fitted(
-        reference, episodes, state_reader, beta=beta, micro_batch_size=micro_batch_size
+        reference,
+        episodes,
+        state_reader,
+        beta=beta,
+        held_out="episodes",
+        micro_batch_size=micro_batch_size,
     )
     first_NH = torch.stack([each[0] for each in features])
     first_N = regression.on(first_NH.device)(first_NH).tolist()
@@ -58,9 +64,17 @@ def moves_by_regression(
     beta: float,
     micro_batch_size: int,
 ) -> ValueRegression:
-    """Q* of moves, fitted to all turns of the reference's episodes; as `values_by_regression`."""
+    """Q* of moves, fitted to all turns of the reference's episodes; as `values_by_regression`.
+
+    It is judged on held-out tasks, as a search plays others than Stage 1.
+    """
     regression, _ = _fitted(
-        reference, episodes, move_reader, beta=beta, micro_batch_size=micro_batch_size
+        reference,
+        episodes,
+        move_reader,
+        beta=beta,
+        held_out="tasks",
+        micro_batch_size=micro_batch_size,
     )
     return regression
 
@@ -71,6 +85,7 @@ def _fitted(
     make_reader: MakeReader,
     *,
     beta: float,
+    held_out: HeldOut,
     micro_batch_size: int,
 ) -> tuple[ValueRegression, list[Tensor]]:
     """The regression of what was earned from each turn on, and the features of each episode."""
@@ -86,11 +101,16 @@ def _fitted(
         make_reader,
         micro_batch_size=micro_batch_size,
     )
+    numbers: dict[str, int] = {}
+    for episode in episodes:
+        numbers.setdefault(episode.task.task_id, len(numbers))
     regression = fit_values(
         torch.cat(features),
         [to_go for episode in episodes for to_go in returns_to_go(episode)],
         episodes=[number for number, each in enumerate(episodes) for _ in each.turns],
+        tasks=[numbers[each.task.task_id] for each in episodes for _ in each.turns],
         beta=beta,
+        held_out=held_out,
     )
     return regression, features
 

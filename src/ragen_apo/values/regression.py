@@ -9,7 +9,8 @@ or not. Pure. What is said of states below holds for moves as well.
 G is the return-to-go, and f is linear in random Fourier features (Rahimi and Recht, "Random
 Features for Large-Scale Kernel Machines", 2007): an approximate kernel ridge regression, solved in
 closed form. E[exp(G / beta) | s] minimises the expected square. So V_hat(s) approaches V*(s) as far
-as the features tell states apart. One sample of each task serves all tasks.
+as the features tell states apart. One sample of each task serves all tasks. In the sum all tasks
+have equal weight, however often each was sampled.
 
 Axes: N states, H numbers of a state, D random features.
 """
@@ -17,8 +18,10 @@ Axes: N states, H numbers of a state, D random features.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,10 +29,15 @@ from torch import Tensor
 from ragen_apo.plural import counted
 from ragen_apo.seeding import generator
 
+HeldOut = Literal["episodes", "tasks"]
+"""What a regression is judged on: episodes that it has not seen, of tasks that it may have seen, or
+tasks that it has not seen."""
+_HELD_OUT = {"episodes": "held-out episodes of these tasks", "tasks": "held-out tasks"}
+
 NUM_FEATURES = 1024
 NUM_FOLDS = 5
 RIDGES = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 3))
-"""What is tried; the one that predicts held-out episodes best is taken."""
+"""What is tried; the one that predicts what is held out best is taken."""
 MAX_ROWS = 4096
 """States whose random features are in memory at a time."""
 MIN_VARIANCE = 1e-12
@@ -52,11 +60,12 @@ class ValueRegression:
     """Of each random feature."""
     constant: float
     """f where all random features are 0."""
-    lowest_f: float
-    """The smallest that was fitted: no prediction is lower, as f is positive."""
+    lowest: float
+    """The lowest return-to-go: no prediction is lower, as where f is not positive."""
     unexplained: float
-    """The share of the variance of exp(G / beta), or of G at beta inf, that predictions of held-out
-    episodes leave."""
+    """The share of the variance of exp(G / beta), or of G at beta inf, that predictions of what was
+    held out leave."""
+    held_out: HeldOut
     num_states: int
     num_episodes: int
 
@@ -65,7 +74,7 @@ class ValueRegression:
         return (
             f"{name} by regression on {counted(self.num_states, kind)} of "
             f"{counted(self.num_episodes, 'episode')}; it leaves {self.unexplained:.0%} of the "
-            "variance of what held-out episodes earn"
+            f"variance of what is earned in {_HELD_OUT[self.held_out]}"
         )
 
     def on(self, device: torch.device) -> ValueFunction:
@@ -77,8 +86,8 @@ class ValueFunction:
     """V_hat of features. Its numbers are moved once, so that calls do not wait for a device."""
 
     def __init__(self, regression: ValueRegression, device: torch.device) -> None:
-        self._beta, self._highest = regression.beta, regression.highest
-        self._constant, self._lowest_f = regression.constant, regression.lowest_f
+        self._beta, self._constant = regression.beta, regression.constant
+        self._highest, self._lowest = regression.highest, regression.lowest
         self._mean_H, self._deviation_H, self._weight_D = (
             _row(numbers).to(device)
             for numbers in (regression.means, regression.deviations, regression.weights)
@@ -90,7 +99,8 @@ class ValueFunction:
         features_ND = self._features((features_NH.double() - self._mean_H) / self._deviation_H)
         f_N = features_ND @ self._weight_D + self._constant
         if not math.isinf(self._beta):
-            f_N = self._highest + self._beta * f_N.clamp(min=self._lowest_f).log()
+            f_N = self._highest + self._beta * f_N.clamp(min=0).log()
+            f_N = f_N.clamp(min=self._lowest)
         return f_N.float()
 
 
@@ -114,43 +124,55 @@ class RandomFeatures:
 
 
 def fit_values(
-    features_NH: Tensor, returns_to_go: Sequence[float], *, episodes: Sequence[int], beta: float
+    features_NH: Tensor,
+    returns_to_go: Sequence[float],
+    *,
+    episodes: Sequence[int],
+    tasks: Sequence[int],
+    beta: float,
+    held_out: HeldOut,
 ) -> ValueRegression:
-    """The regression of N states; `episodes` says which episode each is of.
+    """The regression of N states; `episodes` and `tasks` say of which episode and task each is.
 
     `beta` is positive, or inf for the mean of returns. Episodes are held out as a whole, since
-    their states share what came of them. Raises ValueError for fewer episodes than folds, for
-    numbers that are not finite, and for another number of returns or episodes than of features.
+    their states share what came of them: for tasks that were sampled, any; for new tasks, all
+    episodes of a task. Raises ValueError for fewer episodes or tasks than folds, for numbers that
+    are not finite, and for another number of returns, episodes or tasks than of features.
     """
-    if not len(features_NH) == len(returns_to_go) == len(episodes):
+    lengths = [len(returns_to_go), len(episodes), len(tasks)]
+    if {*lengths} != {len(features_NH)}:
         raise ValueError(
-            f"expected one return-to-go and one episode for each of {len(features_NH)} states, got "
-            f"{len(returns_to_go)} and {len(episodes)}"
+            f"expected one return-to-go, one episode and one task for each of {len(features_NH)} "
+            f"states, got {', '.join(map(str, lengths))}"
         )
     if not beta > 0:
         raise ValueError(f"beta must be positive or inf, got {beta}")
-    if len(set(episodes)) < NUM_FOLDS:
-        raise ValueError(f"expected at least {NUM_FOLDS} episodes, got {len(set(episodes))}")
+    groups = tasks if held_out == "tasks" else episodes
+    if (num_groups := len(set(groups))) < NUM_FOLDS:
+        raise ValueError(f"expected at least {NUM_FOLDS} {held_out}, got {num_groups}")
     features_NH = features_NH.cpu()
     target_N = _row(returns_to_go)
     if not (features_NH.isfinite().all() and target_N.isfinite().all()):
         raise ValueError("features and returns must be finite")
-    highest = float(target_N.max())
+    highest, lowest = float(target_N.max()), float(target_N.min())
     if not math.isinf(beta):
         target_N = ((target_N - highest) / beta).exp()
     mean_H = features_NH.mean(0, dtype=torch.float64)
     deviation_H = features_NH.std(0, correction=0).double().clamp(min=MIN_DEVIATION)
     random_features = RandomFeatures(features_NH.shape[1], features_NH.device)
-    fold_N = torch.tensor([episode % NUM_FOLDS for episode in episodes])
+    fold_N = torch.tensor([group % NUM_FOLDS for group in groups])
+    weight_N = _weights(episodes, tasks)
+    total = float(weight_N.sum())
     folds = torch.zeros(NUM_FOLDS, NUM_FEATURES + 2, NUM_FEATURES + 2, dtype=torch.float64)
     for part_N in torch.arange(len(features_NH)).split(MAX_ROWS):
         features_ND = random_features((features_NH[part_N] - mean_H) / deviation_H)
         target_N1 = target_N[part_N, None]
         rows = torch.cat([features_ND, target_N1, torch.ones_like(target_N1)], dim=1)
+        rows *= weight_N[part_N, None].sqrt()
         for fold in range(NUM_FOLDS):
             of_fold = rows[fold_N[part_N] == fold]
             folds[fold] += of_fold.T @ of_fold
-    means = folds.sum(0)[-1] / len(features_NH)
+    means = folds.sum(0)[-1] / total
     folds = _around(folds, means)
     whole = folds.sum(0)
     ridge, error = _best_ridge(folds)
@@ -162,11 +184,22 @@ def fit_values(
         deviations=deviation_H.tolist(),
         weights=weight_D.tolist(),
         constant=float(means[-2] - means[:-2] @ weight_D),
-        lowest_f=float(target_N.min()),
-        unexplained=error / spread if spread > MIN_VARIANCE * len(features_NH) else 0.0,
+        lowest=lowest,
+        unexplained=error / spread if spread > MIN_VARIANCE * total else 0.0,
+        held_out=held_out,
         num_states=len(episodes),
         num_episodes=len(set(episodes)),
     )
+
+
+def _weights(episodes: Sequence[int], tasks: Sequence[int]) -> Tensor:
+    """The weight of each state [N]: 1 / episodes of its task, relative to the task with the fewest.
+
+    Adaptive sampling plays hard tasks more often, which would draw all values down.
+    """
+    num_episodes = Counter(task for task, _ in {*zip(tasks, episodes, strict=True)})
+    fewest = min(num_episodes.values())
+    return _row([fewest / num_episodes[task] for task in tasks])
 
 
 def _row(numbers: Sequence[float]) -> Tensor:

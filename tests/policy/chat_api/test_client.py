@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -246,6 +248,19 @@ def test_a_server_that_is_not_there_is_named_at_once() -> None:
         pass
     with pytest.raises(ApiError, match=r"127\.0\.0\.1:\d+ cannot be reached .*Is the server"):
         ask(server, retries=Retries(first_seconds=60.0))
+
+
+def test_a_server_that_takes_no_connection_is_named_with_the_limit_that_held() -> None:
+    """Its queue is full: nobody accepts, and one connection waits already."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as busy, contextlib.ExitStack() as held:
+        port = busy.getsockname()[1]
+        for _ in range(4):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        server = MagicMock(url=f"http://127.0.0.1:{port}/v1")
+        with pytest.raises(ApiError, match=r"cannot be reached \(no connection within 0\.3 s\)"):
+            ask(server, timeout_seconds=0.3)
 
 
 def test_a_key_that_a_server_repeats_is_taken_out_also_where_the_message_is_cut() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ragen_apo.errors import ServerError
+from ragen_apo.policy.inference_server import vllm
 from ragen_apo.policy.inference_server.engine import ServerEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.seeding import generator
@@ -156,6 +157,34 @@ def test_nothing_waits_for_a_server_that_fails_while_another_plays(
     assert play(engine) == whole
     die(other, after=1)
     assert play(engine) == whole
+
+
+@pytest.mark.parametrize("route", ["/version", "/v1/models", "/weight_info"])
+def test_a_server_that_hangs_is_tried_once_while_another_plays(
+    make_engine: MakeEngine,
+    model: LanguageModel,
+    other: FakeVllm,
+    urls: list[str],
+    route: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stands first, so that the other one does not play yet when it is tried."""
+    monkeypatch.setattr(vllm, "MAX_GREETING_SECONDS", 0.3)
+
+    def hang(path: str, answer: Any) -> Any:
+        if path == route:
+            other.has_ended.wait(1.0)
+        return answer
+
+    said = Sayings()
+    engine = make_engine(model, base_url=urls[::-1], pauses=False, retries=3, progress=said)
+    whole = play(engine)
+    other.spoil = hang
+    other.asked.clear()
+    assert play(engine) == whole
+    assert other.paths().count(route) == 1
+    (line,) = said.lines
+    assert f"{route} had no whole answer within 0.3 seconds" in line
 
 
 def test_no_episode_begins_on_a_server_that_is_out(

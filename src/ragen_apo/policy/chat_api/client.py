@@ -182,13 +182,13 @@ class ChatClient:
             url, content = self._address.chat_url, json.dumps(body).encode()
             response, received = exchange.send("POST", url, content)
         except httpx2.ConnectTimeout:
-            sentence = (
-                f"{server} cannot be reached (no connection within {MAX_CONNECT_SECONDS:g} s)."
-            )
+            limit = min(self._timeout_seconds, MAX_CONNECT_SECONDS)
+            sentence = f"{server} cannot be reached (no connection within {limit:g} s)."
             return _Failure(sentence, passes=self._has_answered)
         except httpx2.TimeoutException:
-            limit = f"{self._timeout_seconds:g} s (--timeout)"
-            return _Failure(f"{server} gave no whole answer within {limit}.", passes=True)
+            limit = self._timeout_seconds
+            sentence = f"{server} gave no whole answer within {limit:g} s (--timeout)."
+            return _Failure(sentence, passes=True)
         except (httpx2.ConnectError, httpx2.ProxyError, httpx2.UnsupportedProtocol) as error:
             sentence = f"{server} cannot be reached ({self._told(error)}). Is the server running?"
             return _Failure(sentence, passes=self._has_answered)

@@ -5,8 +5,8 @@
 A server plays as soon as it has the rollout's weights, until a request to it fails. While others
 play, nothing waits for the failed server. It may come back at once: a restarted server, for
 example, lacks only its weights. Otherwise it is out for the rest of the rollout, and the user is
-told once. If no server plays, all are tried again after pauses. If none comes back, the rollout
-ends with a ServerError.
+told once. A server that hangs is not tried again while others play. If no server plays, all are
+tried again after pauses. If none comes back, the rollout ends with a ServerError.
 
 With several ranks, each has its own rotation: a server that is out for one rank may play for
 another. The first rank tells the user.
@@ -47,6 +47,11 @@ class Member:
     """Whether it is worth while to try again in this rollout."""
     is_out: bool = False
     """Whether the user knows that it does not play."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether another attempt may take as long as the last one did."""
+        return self.failure is not None and self.failure.is_late
 
     @property
     def problem(self) -> str:
@@ -90,7 +95,7 @@ class Rotation:
         all_are_out = all(member.is_out for member in self.members)
         for member in self.members:
             is_doubtful = member.is_out and not all_are_out
-            member.is_playing, member.may_return = False, True
+            member.is_playing, member.may_return, member.failure = False, True, None
             member.num_failures = self._settings.retries if is_doubtful else 0
         self._try_again(until=lambda: False)
 
@@ -107,7 +112,7 @@ class Rotation:
             return
         self._note(member, failure, is_final=failure.is_refusal)
         if self.playing:
-            if member.may_return:
+            if member.may_return and not member.hangs:
                 self._try(member)
             self._tell()
             return
@@ -123,7 +128,11 @@ class Rotation:
     def _try_again(self, *, until: Callable[[], bool]) -> None:
         """Until it is so, or no server is left to be tried."""
         while not until():
-            waiting = [each for each in self.members if not each.is_playing and each.may_return]
+            waiting = [
+                each
+                for each in self.members
+                if not each.is_playing and each.may_return and not (self.playing and each.hangs)
+            ]
             if not waiting:
                 break
             if num_failures := min(member.num_failures for member in waiting):

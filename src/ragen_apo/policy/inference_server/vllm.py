@@ -35,8 +35,8 @@ from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.tokenizer import CLOSE_ANSWER
 
 _MAX_CONNECT_SECONDS = 10.0
-_MAX_GREETING_SECONDS = 30.0
-"""A server that does not say its version in this time hangs, and others need not wait for it."""
+MAX_GREETING_SECONDS = 30.0
+"""A server that does not say in this time what it is and has hangs; others need not wait for it."""
 _ROUNDING = 1e-3
 """What a log-probability of 0 may be above it."""
 
@@ -152,10 +152,8 @@ class VllmServer:
 
     def facts(self) -> ServerFacts:
         """Version, model, longest context and adapters."""
-        path = "/version"
-        greeting = self.request(path, within=_MAX_GREETING_SECONDS).send()
-        version = _read(path, _Version, greeting).version
-        models = self._ask("/v1/models", _Models).data
+        version = self._ask("/version", _Version, within=MAX_GREETING_SECONDS).version
+        models = self._ask("/v1/models", _Models, within=MAX_GREETING_SECONDS).data
         bases = [each for each in models if each.parent is None and each.max_model_len]
         if not bases:
             raise RequestError("/v1/models names no model with a longest context")
@@ -173,7 +171,8 @@ class VllmServer:
 
     def label(self) -> str:
         """What the present weights were labelled with."""
-        return self._ask("/weight_info", _Label).weight_version
+        found = self._ask("/weight_info", _Label, within=MAX_GREETING_SECONDS)
+        return found.weight_version
 
     def set_label(self, label: str) -> None:
         self._ask("/update_weight_version", _Success, {"new_version": label})
@@ -224,9 +223,14 @@ class VllmServer:
         return self.request("/v1/completions", body)
 
     def _ask(
-        self, path: str, kind: type[_Answer], body: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        kind: type[_Answer],
+        body: Mapping[str, Any] | None = None,
+        *,
+        within: float | None = None,
     ) -> _Answer:
-        return _read(path, kind, self.request(path, body).send())
+        return _read(path, kind, self.request(path, body, within=within).send())
 
 
 def _read(path: str, kind: type[_Answer], answer: Any) -> _Answer:

@@ -31,7 +31,13 @@ class RequestError(Exception):
     """One attempt at a request failed; the message says what happened."""
 
     def __init__(
-        self, message: str, *, advice: str = "", status: int | None = None, is_final: bool = False
+        self,
+        message: str,
+        *,
+        advice: str = "",
+        status: int | None = None,
+        is_late: bool = False,
+        is_final: bool = False,
     ) -> None:
         super().__init__(message)
         self.advice = advice or (
@@ -40,6 +46,8 @@ class RequestError(Exception):
         """What the user can do about it, if it happens again and again."""
         self.status = status
         """What the server answered, if it did."""
+        self.is_late = is_late
+        """Whether the server hangs: another attempt would take as long."""
         self._is_final = is_final
 
     @property
@@ -103,6 +111,7 @@ class Request:
         if isinstance(error, httpx2.TimeoutException):
             return RequestError(
                 f"{self._path} had no whole answer within {self._timeout_seconds:g} seconds",
+                is_late=True,
                 advice="See whether the server hangs, and restart it if so; where it is only "
                 "slow, raise rollouts.timeout_seconds or lower training.num_rows",
             )

@@ -56,7 +56,9 @@ class ApoTurn(ValueConfig):
     """lambda: 0 relies on the values of states, 1 only on what was earned after them. Must be 1 in
     an environment that is not deterministic."""
     min_visits: Count = 2
-    """Number of reference episodes that must visit a state before its value is used."""
+    """Number of reference episodes that must visit a state before its value is used. Values by
+    regression (values.estimator) have no such number: it counts only for distillation.credit turn
+    then."""
 
     @property
     def min_state_visits(self) -> int:
