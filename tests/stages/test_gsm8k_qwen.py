@@ -32,11 +32,13 @@ def test_it_runs_from_stage_one_to_the_report(qwen_folder: Path, tmp_path: Path)
 
 
 def test_it_has_the_settings_of_the_papers_authors() -> None:
-    """scripts/apo_gsm8k.sh in github.com/ZhaolinGao/A-PO, commit 637ca6f."""
+    """scripts/apo_gsm8k.sh and apo_trainer.yaml in github.com/ZhaolinGao/A-PO, commit 637ca6f."""
     config = load_config(CONFIG)
     assert isinstance(config.algorithm, ValueConfig)
     assert (config.values.beta1, config.algorithm.beta2) == (0.5, 1e-3)
     assert (config.values.num_samples, config.optimizer.learning_rate) == (8, 1e-6)
+    # Theirs is 1 for the square, which is 2 beta2 times our loss.
+    assert config.optimizer.max_grad_norm == 1 / (2 * config.algorithm.beta2)
     assert (config.training.tasks_per_step, config.agent.max_response_tokens) == (256, 1024)
     assert config.training.max_steps == 25 * (7473 // 256)
     assert config.environment.options["dataset"] == "openai/gsm8k"
