@@ -97,10 +97,10 @@ TRY_WHAT_MAY_NOT_BE_THERE = {"careful", "hasty", "forgetful"}
 every_environment = pytest.mark.parametrize("name", CASES)
 
 
-def block_of_document(language: str) -> str:
-    found = re.search(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.M | re.S)
-    assert found, f"{DOCUMENT} has no block in {language}"
-    return found[1]
+def block_of_document(language: str, number: int = 0) -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.M | re.S)
+    assert len(found) > number, f"{DOCUMENT} has {len(found)} blocks in {language}"
+    return found[number]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,6 +168,24 @@ def test_the_documented_configuration_trains(
     run = factories.run(config, tmp_path / "run")
     assert run.policy.exists()
     assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [8]
+
+
+@pytest.mark.slow
+def test_the_documented_configuration_of_a_pretrained_model_trains(
+    qwen_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests import factories
+
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guess_number.py").write_text(block_of_document("python"), encoding="utf-8")
+    config = tmp_path / "guess_pretrained.yaml"
+    config.write_text(block_of_document("yaml", 1), encoding="utf-8")
+    smaller = ["--agent.max_context_tokens=512", "--policy.lora.rank=2"]
+    model = f"--policy.path={qwen_folder}"
+    run = factories.shipped_run(config, tmp_path / "run", model, *smaller)
+    assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [4, 4]
+    assert (run.path / "adapter").is_dir()
 
 
 def texts_of(name: str) -> str:
