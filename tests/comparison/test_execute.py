@@ -110,6 +110,17 @@ def test_every_reference_comes_before_the_runs_that_start_from_it(
     assert runs.most_at_once <= parallel
 
 
+def test_seeds_that_were_played_apart_are_joined_without_another_run(runs: Runs) -> None:
+    file = runs.out.parent / "compare.yaml"
+    for seeds in ("[0]", "[1]"):
+        file.write_text(COMPARISON.replace("[0, 1]", seeds))
+        play(runs)
+    file.write_text(COMPARISON)
+    runs.calls.clear()
+    assert len(play(runs)) == 4
+    assert runs.calls == []
+
+
 @pytest.mark.slow
 def test_runs_that_are_done_are_reused_and_a_lost_evaluation_is_made_up_for(runs: Runs) -> None:
     found = play(runs)
