@@ -32,6 +32,43 @@ OPTIONS: Mapping[str, tuple[type[BaseModel], ...]] = {
     "webshop": (WebShopOptions,),
 }
 """What each built-in environment accepts; the bandit by its `kind`, questions by their source."""
+TASKS: Mapping[str, tuple[str, str, str]] = {
+    "bandit": (
+        "pulls arms that pay by chance: one of two, told apart by their names, or several in turn",
+        "`Rocket`",
+        "",
+    ),
+    "countdown": ("makes a target from given numbers", "`(3 + 5) * 2`", ""),
+    "frozen_lake": (
+        "walks over ice to a goal and around holes; on slippery ice chance moves it, too",
+        "`Right \\|\\| Down`",
+        "`frozen_lake.yaml`",
+    ),
+    "mixture": (
+        "plays several of these in one run ([how](adding_an_environment.md"
+        "#several-environments-in-one-run))",
+        "",
+        "`sokoban_mixture.yaml`",
+    ),
+    "questions": (
+        "answers a question once ([how](questions.md))",
+        "`16`",
+        "`arithmetic.yaml`, `arithmetic_smollm2.yaml`, `gsm8k_qwen.yaml`",
+    ),
+    "shop": (
+        "searches a catalogue of 497 made-up products and buys the one that the task names",
+        "`search denim vest`",
+        "`shop.yaml`, `shop_smollm2.yaml`",
+    ),
+    "sokoban": ("pushes boxes onto targets", "`Up \\|\\| Left`", "`sokoban.yaml`"),
+    "webshop": (
+        "searches real or generated products and buys one with the asked options "
+        "([how](webshop.md))",
+        "`click buy now`",
+        "[a table](webshop.md#training)",
+    ),
+}
+"""Of each: what the agent does, an action, and configurations in configs/."""
 
 
 def options_page() -> str:
@@ -47,8 +84,12 @@ def options_page() -> str:
         "ragen-apo play frozen_lake --size 5 --slippery false",
         "```",
         "",
-        "An environment of your own is named by `path.py:function`",
-        "([how](adding_an_environment.md)). WebShop has [its own page](webshop.md).",
+        "| name | the agent | an action | in `configs/` |",
+        "|---|---|---|---|",
+        *(f"| [{name}](#{name}) | {' | '.join(TASKS[name])} |" for name in OPTIONS),
+        "",
+        "`ragen-apo play NAME` shows the rules and lets you try. An environment of your own is",
+        "named by `path.py:function` ([how](adding_an_environment.md)).",
         "`python -m ragen_apo.environments` prints this page.",
         "",
         "In Gymnasium, the ids below make an environment whose observations and actions are text.",
