@@ -127,6 +127,16 @@ def test_the_lines_of_the_readme_run(
     assert (tmp_path / "runs" / "script" / "report" / "report.html").is_file()
 
 
+def test_a_trained_model_answers_as_the_page_of_models_shows(
+    finished_run: Path, capsys: pytest.CaptureFixture
+) -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    block = re.search(r"^## Using a trained model\n.*?^```python\n(.*?)^```", page, re.M | re.S)
+    assert block
+    exec(block[1].replace("runs/quickstart/policy", str(finished_run / "policy")), {})
+    assert capsys.readouterr().out.strip()
+
+
 def execute(name: str, parameters: dict[str, object], output: Path) -> str:
     """What a notebook prints with other values in the cell that is marked `parameters`.
 

@@ -92,7 +92,7 @@ class ValueConfig(AlgorithmConfig):
 
 
 class Apo(ValueConfig):
-    """A*-PO: one residual per trajectory; the source's `apo.beta` sets values.beta1 and beta2."""
+    """A*-PO: one residual per trajectory. The older key `apo.beta` sets values.beta1 and beta2."""
 
     traits: ClassVar[Traits] = Traits(
         label="A*-PO",
