@@ -6,7 +6,7 @@ share, and not the evaluations. What a reference costs is counted before its fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,20 @@ class _Distilled(BaseModel):
     eval_success_rate: float | None = None
 
 
+REFERENCE, STAGE_ONE, DISTILLED = -2, -1, 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a part of a run costs, and the evaluation that follows it, if one does."""
+
+    seconds: float
+    tokens: int
+    success: float | None = None
+    moment: int = REFERENCE
+    """Of the evaluation, as `Point.moment`."""
+
+
 @dataclass(frozen=True)
 class _Reference:
     """What a reference costs before its first step."""
@@ -65,11 +79,8 @@ class _Reference:
     tokens: int
 
     @property
-    def seconds(self) -> float:
-        return self.sampling_seconds + self.distillation_seconds
-
-
-REFERENCE, STAGE_ONE, DISTILLED = -2, -1, 0
+    def whole(self) -> _Part:
+        return _Part(self.sampling_seconds + self.distillation_seconds, self.tokens)
 
 
 @dataclass(frozen=True)
@@ -146,32 +157,14 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
     results = read_json(run.results, TypeAdapter(_Results), advice=advice)
     phases = {name: phase["seconds"] for name, phase in status.get("phases", {}).items()}
-    first, *later = _references(phases, stage_one_tokens(run), rows, distilled)
-    seconds, tokens = first.sampling_seconds, first.tokens
-    reference_success = results.baselines.reference.success_rate
-    points = [Point(0.0, 0, reference_success, REFERENCE)]
-    if tokens > 0 and _within(budget, seconds, tokens):
-        # After Stage 1 the policy is still the reference.
-        points.append(Point(seconds, tokens, reference_success, STAGE_ONE))
-    seconds += first.distillation_seconds
-    for update in distilled:
-        success = update.eval_success_rate if update.reference_version == 0 else None
-        if success is not None and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, success, DISTILLED))
-    version = 0
-    for row in rows:
-        for reference in later[version : row.reference_version]:
-            seconds += reference.seconds
-            tokens += reference.tokens
-        version = row.reference_version
-        seconds += row.rollout_seconds + row.training_seconds
-        tokens += row.num_generated_tokens
-        success = row.eval_success_rate
-        if success is not None and _within(budget, seconds, tokens):
-            points.append(Point(seconds, tokens, success, row.step))
-    for reference in later[version:]:  # no step came after them
-        seconds += reference.seconds
-        tokens += reference.tokens
+    references = _references(phases, stage_one_tokens(run), rows, distilled)
+    success = results.baselines.reference.success_rate
+    points, seconds, tokens = list[Point](), 0.0, 0
+    for part in _parts(references, distilled, rows, reference_success=success):
+        seconds += part.seconds
+        tokens += part.tokens
+        if part.success is not None and _within(budget, seconds, tokens):
+            points.append(Point(seconds, tokens, part.success, part.moment))
     updated = [row for row in rows if row.kl_per_sequence is not None]
     updates = [row.num_updates for row in rows if row.num_updates is not None]
     distilling = sum(row.seconds is not None for row in distilled)
@@ -193,6 +186,32 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         pass_k=pass_k,
         peak_memory_bytes=status.get("peak_memory_bytes"),
     )
+
+
+def _parts(
+    references: Sequence[_Reference],
+    distilled: Sequence[_Distilled],
+    rows: Sequence[_Step],
+    *,
+    reference_success: float,
+) -> Iterator[_Part]:
+    """What a run did, in the order of training."""
+    first, *later = references
+    yield _Part(0.0, 0, reference_success, REFERENCE)
+    # After Stage 1 the policy is still the reference.
+    success = reference_success if first.tokens > 0 else None
+    yield _Part(first.sampling_seconds, first.tokens, success, STAGE_ONE)
+    yield _Part(first.distillation_seconds, 0)
+    for update in distilled:
+        if update.reference_version == 0:
+            yield _Part(0.0, 0, update.eval_success_rate, DISTILLED)
+    version = 0
+    for row in rows:
+        yield from (each.whole for each in later[version : row.reference_version])
+        version = row.reference_version
+        seconds = row.rollout_seconds + row.training_seconds
+        yield _Part(seconds, row.num_generated_tokens, row.eval_success_rate, row.step)
+    yield from (each.whole for each in later[version:])  # no step came after them
 
 
 def _references(
