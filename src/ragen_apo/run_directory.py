@@ -11,6 +11,9 @@ checkpoints/       to resume from                      policy/             the t
 adapter/           its adapters, as peft writes them
 evaluation/        results.json, episodes.jsonl        report/             for people
 tracking.json      what trackers have of the run       trackers/           what they write
+
+Of the evaluation of a model behind an API there are evaluation/, report/, run.json and
+evaluation.yaml    its resolved configuration          answers.jsonl       every answer
 """
 
 from __future__ import annotations
@@ -94,11 +97,16 @@ class RunDirectory:
     policy = _File("policy")
     results = _File("evaluation", "results.json")
     episodes = _File("evaluation", "episodes.jsonl")
-    evaluation = _File("evaluation.yaml")
+    api_config = _File("evaluation.yaml")
     answers = _File("answers.jsonl")
     report = _File("report")
     tracking_state = _File("tracking.json")
     trackers = _File("trackers")
+
+    @property
+    def is_of_api(self) -> bool:
+        """Whether it is no run but the evaluation of a model behind an API."""
+        return self.api_config.is_file()
 
     @property
     def has_begun(self) -> bool:
@@ -213,7 +221,7 @@ def open_run(path: Path) -> RunDirectory:
     run = RunDirectory(path)
     if run.config.is_file():
         return run
-    if run.evaluation.is_file():
+    if run.is_of_api:
         raise RunDirectoryError(
             f"{path} is no run but the evaluation of a model behind an API, which `ragen-apo "
             "report`, `view` and `serve shop --run` read; to play more episodes, give `ragen-apo "
@@ -228,4 +236,4 @@ def open_run(path: Path) -> RunDirectory:
 def open_evaluated(path: Path) -> RunDirectory:
     """What may hold an evaluation: a run, or an evaluation of a model behind an API."""
     run = RunDirectory(path)
-    return run if run.evaluation.is_file() else open_run(path)
+    return run if run.is_of_api else open_run(path)

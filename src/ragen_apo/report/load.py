@@ -106,7 +106,7 @@ def load_run(run_directory: Path) -> RunData:
     neither, has no evaluation, or a file cannot be read.
     """
     run = open_evaluated(run_directory)
-    if not _is_of_api(run) and not run.policy.exists() and not run.results.exists():
+    if not run.is_of_api and not run.policy.exists() and not run.results.exists():
         raise RunDirectoryError(
             f"{run_directory} has no trained policy yet, and a report is made from its evaluation. "
             f"Finish it with `{run.resume_command}`"
@@ -117,8 +117,8 @@ def load_run(run_directory: Path) -> RunData:
                 f"{run_directory} has no finished evaluation: {file} is missing, and a report "
                 f"is made from it. Run `{evaluation_command(run)}` first."
             )
-    config_text, config = read_config(run.evaluation if _is_of_api(run) else run.config)
-    if not (_is_of_api(run) or "algorithm" in config):
+    config_text, config = read_config(run.api_config if run.is_of_api else run.config)
+    if not (run.is_of_api or "algorithm" in config):
         raise RunDirectoryError(
             f"{run.config} has no section `algorithm`: it was emptied or cut off. Put an undamaged "
             f"copy in its place, or what {run.status} notes as `configuration`."
@@ -144,16 +144,12 @@ def load_run(run_directory: Path) -> RunData:
     return data
 
 
-def _is_of_api(run: RunDirectory) -> bool:
-    return run.evaluation.is_file()
-
-
 def evaluation_command(run: RunDirectory) -> str:
     """What makes the evaluation of a run, or goes on with that of a model behind an API."""
-    if not _is_of_api(run):
+    if not run.is_of_api:
         return f"ragen-apo evaluate {shlex.quote(str(run.path))}"
     try:
-        asked = mapping(read_config(run.evaluation)[1].get("api"))
+        asked = mapping(read_config(run.api_config)[1].get("api"))
     except RunDirectoryError:
         asked = {}
     address = asked.get("base_url")
@@ -161,7 +157,7 @@ def evaluation_command(run: RunDirectory) -> str:
         "--api-model": asked.get("model"),
         "--base-url": None if "@" in str(address) else address,  # a password may stand before it
         "--max-tokens": asked.get("max_tokens"),
-        "--config": run.evaluation,
+        "--config": run.api_config,
         "--out": run.path,
     }
     words = [

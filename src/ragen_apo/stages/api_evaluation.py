@@ -98,15 +98,15 @@ def evaluate_api_model(
     plan = _plan(config)
     tasks_of(environments, plan.split)
     requests = plan.requests(environments)
-    if not run.evaluation.exists():
-        write_text_atomically(run.evaluation, dump_yaml(config.written()))
+    if not run.api_config.exists():
+        write_text_atomically(run.api_config, dump_yaml(config.written()))
     for file in (run.results, run.episodes):
         check_writable(file)
     with run.locked(), AnswerLedger(run.answers) as ledger:
         if len(ledger) or run.results.exists():
             _require_same_evaluation(run, config)
         else:
-            write_text_atomically(run.evaluation, dump_yaml(config.written()))
+            write_text_atomically(run.api_config, dump_yaml(config.written()))
         server = Address(config.api.base_url).server
         kept = f"; kept already: {counted(len(ledger), 'answer')}" if len(ledger) else ""
         progress.say(
@@ -157,7 +157,7 @@ def _require_free(run: RunDirectory) -> None:
         )
     half = set(partial_files(run.path))  # a start that was killed
     is_free = not run.path.exists() or (run.path.is_dir() and not {*run.path.iterdir()} - half)
-    if not (is_free or run.evaluation.is_file()):
+    if not (is_free or run.is_of_api):
         raise RunDirectoryError(
             f"{run.path} exists already and is no evaluation of a model behind an API; give "
             "another --out"
@@ -177,9 +177,9 @@ def _require_same_evaluation(run: RunDirectory, config: ApiModelConfig) -> None:
     The number of episodes may change: what they have in common is the same.
     """
     try:
-        before, _ = parse_yaml(read_yaml(run.evaluation))
+        before, _ = parse_yaml(read_yaml(run.api_config))
     except ValueError as error:
-        raise RunDirectoryError(f"{run.evaluation} {error}; give another --out") from error
+        raise RunDirectoryError(f"{run.api_config} {error}; give another --out") from error
     before = merge(_BEFORE_THERE_WERE_KEYS, before if isinstance(before, dict) else {})
     found = differences(before, config.written())
     changes = [each for each in found if each.key != "evaluation.num_episodes"]
@@ -249,7 +249,7 @@ def _write(
             turn["num_prompt_tokens"] = answer.prompt_tokens
             turn["num_response_tokens"] = answer.completion_tokens
     run.write_evaluation(results, rows)
-    write_text_atomically(run.evaluation, dump_yaml(config.written()))
+    write_text_atomically(run.api_config, dump_yaml(config.written()))
     versions = {
         "ragen_apo": ragen_apo.__version__,
         "python": platform.python_version(),

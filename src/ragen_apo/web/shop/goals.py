@@ -82,7 +82,7 @@ def config_of_run(run_path: Path) -> ConfigOfRun:
     Raises RunDirectoryError where there is none that can be read.
     """
     run = open_evaluated(run_path)
-    path = run.evaluation if run.evaluation.is_file() else run.config
+    path = run.api_config if run.is_of_api else run.config
     _, values = read_config(path)
     try:
         return parse_record(TypeAdapter(ConfigOfRun), values)

@@ -72,7 +72,7 @@ def last_change(run: RunDirectory) -> float:
     """When a file that a run writes on its way was last written, in seconds since 1970."""
     journal = run.values.with_name(f"{run.values.name}-wal")
     files = (run.metrics, run.results, run.status, run.warm_start, run.distillation, journal)
-    return max(_changed(file) for file in (*files, run.config, run.evaluation))
+    return max(_changed(file) for file in (*files, run.config, run.api_config))
 
 
 def _changed(path: Path) -> float:
@@ -84,7 +84,7 @@ def _changed(path: Path) -> float:
 
 def _is_run(path: Path) -> bool:
     run = RunDirectory(path)
-    return run.config.is_file() or run.evaluation.is_file()
+    return run.config.is_file() or run.is_of_api
 
 
 def _runs_below(folder: Path, name: str, depth: int) -> Iterator[str]:

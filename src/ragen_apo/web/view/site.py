@@ -89,7 +89,7 @@ class Site:
         Raises RunDirectoryError for a run that is not there, or whose files are damaged.
         """
         run = self.folder.run(name)
-        files = (run.status, run.results, run.config, run.evaluation)
+        files = (run.status, run.results, run.config, run.api_config)
         return self._data(run.path.name, *map(self._file, files))
 
     def rows(self, name: str, file: str = "metrics") -> Sequence[Mapping[str, Any]]:
