@@ -162,7 +162,7 @@ def require_references(run: RunDirectory, position: Position) -> None:
     """
     if position.phase in WARM_START and not read_json_lines(run.metrics):
         return
-    for version in sorted({0, position.counters.get("reference_version", 0)}):
+    for version in sorted({0, position.reference_version}):
         if not run.reference(version).is_dir():
             raise RunDirectoryError(
                 f"{run.reference(version)} is missing, and the policy of this run is trained "

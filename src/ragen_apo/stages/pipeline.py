@@ -239,7 +239,7 @@ def _cut_back_curves(run: RunDirectory, position: Position, progress: Progress) 
     if not run.reference(0).exists():
         reached = (PHASES.index(position.phase), position.step)
         _keep_rows(run.warm_start, lambda row: (PHASES.index(row["phase"]), row["step"]) <= reached)
-    version = position.counters.get("reference_version", 0)
+    version = position.reference_version
     last = {DISTILLATION: position.step, STAGE_TWO: math.inf}.get(position.phase, 0)
     _keep_rows(
         run.distillation, lambda row: row["reference_version"] <= version and row["step"] <= last

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
@@ -51,48 +52,35 @@ def run_stage_two(
 def _take_steps(
     session: Session, trainer: Trainer, tasks: Sequence[Task], position: Position
 ) -> None:
-    config = session.config
-    version, ranks = position.counters.get("reference_version", 0), session.ranks
-    watch = EarlyStopWatch(config.training.early_stop, read_json_lines(session.run.metrics))
+    config, max_steps = session.config.training, session.config.training.max_steps
+    watch = EarlyStopWatch(config.early_stop, read_json_lines(session.run.metrics))
+
+    def is_over() -> bool:
+        """Asked of the present position; a new reference can end training as well."""
+        return position.step >= max_steps or watch.stopped is not None or not trainer.tasks
+
     if position.step == 0:
         _note_distilled(session, trainer.proxy)
-    session.progress.start("stage 2", config.training.max_steps)
-    for step in range(position.step, config.training.max_steps):
-        if watch.stopped or not trainer.tasks:
-            break
-        result = trainer.step(step)
+    session.progress.start("stage 2", max_steps)
+    while not is_over():
+        result = trainer.step(position.step)
         position = _advance(position, result.metrics)
-        row = result.metrics | {f"{name}_total": position.counters[name] for name in TOTALS}
-        row |= {"reference_version": version, "num_training_tasks": len(trainer.tasks)}
-        row = ranks.from_first(lambda row=row: row, "row of metrics")  # decides what comes next
+        row = _row(session, trainer, position, result.metrics)
         watch.note(row)
-        is_last = watch.stopped is not None or step + 1 == config.training.max_steps
-        episodes: Sequence[Trajectory] = ()
-        if _is_due(step + 1, config.training.eval_every, is_last=is_last):
-            trainer.pause_rollouts()
-            episodes = _evaluation_episodes(session, trainer.proxy)
-            row |= _outcome(episodes)
-        for kept in result.kept_episodes if ranks.is_first else ():
-            append_json_line(session.run.rollouts, kept)
-        session.note_row(session.run.metrics, row, episodes=episodes)
-        session.progress.update(step + 1, _note(row))
-        refreshed = not is_last and _refresh_is_due(session, position, row)
-        if refreshed:
-            version += 1
-            trainer.pause_rollouts()
-            _refresh_reference(session, trainer, tasks, version=version)
-            counters = {"reference_version": version, "refreshed_at": step + 1}
-            position = replace(position, counters={**position.counters, **counters})
-            session.progress.start("stage 2", config.training.max_steps)
-        is_last = is_last or not trainer.tasks
-        distilled = refreshed and config.distillation.enabled
-        if distilled or _is_due(step + 1, config.training.checkpoint_every, is_last=is_last):
+        is_evaluated = _is_due(position.step, config.eval_every, is_last=is_over())
+        _note_step(session, trainer, row, result.kept_episodes, is_evaluated=is_evaluated)
+        is_refreshed = not is_over() and _refresh_is_due(session, position, row)
+        if is_refreshed:
+            position = _refresh_reference(session, trainer, tasks, position)
+            session.progress.start("stage 2", max_steps)
+        is_distilled = is_refreshed and session.config.distillation.enabled
+        if is_distilled or _is_due(position.step, config.checkpoint_every, is_last=is_over()):
             _save(session, trainer, position)
     stopped = watch.stopped
     if not trainer.tasks:
         reason = "the new reference solved every task in all its samples (rollout_filter)"
         stopped = EarlyStop("rollout_filter", position.step, reason)
-    if stopped and stopped.step < config.training.max_steps and ranks.is_first:
+    if stopped and stopped.step < max_steps and session.ranks.is_first:
         _note_early_stop(session, stopped)
 
 
@@ -114,7 +102,7 @@ def make_trainer(
         load_moments(checkpoint, optimizer)
         with checkpoint_errors(checkpoint, ALGORITHM_FILE):
             algorithm.load_state_tensors(algorithm_tensors(checkpoint))
-    version = position.counters.get("reference_version", 0)
+    version = position.reference_version
     reference = reference_model(session, policy, version=version)
     return Trainer(
         config,
@@ -162,6 +150,36 @@ def reference_model(session: Session, policy: LanguageModel, *, version: int) ->
 def _advance(position: Position, metrics: dict[str, float | int]) -> Position:
     totals = {name: position.counters.get(name, 0) + int(metrics[name]) for name in TOTALS}
     return replace(position, step=position.step + 1, counters={**position.counters, **totals})
+
+
+def _row(
+    session: Session, trainer: Trainer, position: Position, metrics: dict[str, float | int]
+) -> dict[str, float | int]:
+    """A row of metrics.jsonl but for its evaluation; that of the first rank, on all of them."""
+    row = metrics | {f"{name}_total": position.counters[name] for name in TOTALS}
+    row["reference_version"] = position.reference_version
+    row["num_training_tasks"] = len(trainer.tasks)
+    return session.ranks.from_first(lambda: row, "row of metrics")  # decides what comes next
+
+
+def _note_step(
+    session: Session,
+    trainer: Trainer,
+    row: dict[str, float | int],
+    kept_episodes: Sequence[dict[str, Any]],
+    *,
+    is_evaluated: bool,
+) -> None:
+    """Writes what a step has to show, with an evaluation of the policy after it if it is due."""
+    episodes: Sequence[Trajectory] = ()
+    if is_evaluated:
+        trainer.pause_rollouts()
+        episodes = _evaluation_episodes(session, trainer.proxy)
+        row = row | _outcome(episodes)
+    for kept in kept_episodes if session.ranks.is_first else ():
+        append_json_line(session.run.rollouts, kept)
+    session.note_row(session.run.metrics, row, episodes=episodes)
+    session.progress.update(int(row["step"]), _note(row))
 
 
 def _is_due(step: int, every: int | None, *, is_last: bool) -> bool:
@@ -234,13 +252,14 @@ def _kl_at_start(session: Session, row: dict[str, float | int]) -> float:
 
 
 def _refresh_reference(
-    session: Session, trainer: Trainer, tasks: Sequence[Task], *, version: int
-) -> None:
-    """The policy becomes the reference, of which there is one at a time.
+    session: Session, trainer: Trainer, tasks: Sequence[Task], position: Position
+) -> Position:
+    """The policy becomes the reference, of which there is one at a time; the position after that.
 
     Its samples, if any are used, are added to the store.
     """
-    policy = trainer.policy
+    policy, version = trainer.policy, position.reference_version + 1
+    trainer.pause_rollouts()
     trainer.drop_reference()
     with session.timed("reference refresh"):
         session.save_model(policy, session.run.reference(version))
@@ -258,3 +277,5 @@ def _refresh_reference(
         tasks=selected_tasks(session, reference, tasks, version=version),
         values=reference_values(session, reference, tasks),
     )
+    counters = {"reference_version": version, "refreshed_at": position.step}
+    return replace(position, counters={**position.counters, **counters})

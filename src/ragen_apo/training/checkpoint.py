@@ -71,7 +71,11 @@ class Position:
     finished: bool = False
     """The phase is over."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Running totals that the metrics report, and the version of the reference."""
+    """Running totals that the metrics report, and of the reference its version and its step."""
+
+    @property
+    def reference_version(self) -> int:
+        return self.counters.get("reference_version", 0)
 
     @property
     def name(self) -> str:
