@@ -60,21 +60,21 @@ def test_seconds_of_a_phase_within_another_count_once_and_all_add_up_to_the_cloc
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     session.run.status.unlink()
-    with session.timed("loading", since=95.0):
+    with session.clock.timed("loading", since=95.0):
         now = 110.0  # 15 s of loading
-        with session.timed("stage 2"):
+        with session.clock.timed("stage 2"):
             now = 130.0  # 20 s
-            with session.timed("reference refresh"):
+            with session.clock.timed("reference refresh"):
                 now = 140.0
-                session.note_seconds(every=10.0)
+                session.clock.note(every=10.0)
                 now = 145.0
-                session.note_seconds(every=10.0)
+                session.clock.note(every=10.0)
                 assert session.run.read_status()["phases"]["reference refresh"]["seconds"] == 10
                 now = 200.0  # 70 s
             now = 230.0  # 30 s more of Stage 2
         now = 231.0  # 1 s more of loading
     now = 300.0
-    session.note_seconds()
+    session.clock.note()
     phases = session.run.read_status()["phases"]
     assert phases == {
         "loading": {"seconds": 16},
@@ -92,13 +92,13 @@ def test_checkpoints_waiting_and_communication_are_parts_of_the_phase_they_fall_
     session.run.status.unlink()
     exchanged = (1.0, 2.0)
     monkeypatch.setattr(Ranks, "seconds", property(lambda _: exchanged))
-    with session.timed("demonstrations"):
+    with session.clock.timed("demonstrations"):
         now, exchanged = 110.0, (4.0, 2.5)
-        with session.saving():
+        with session.clock.saving():
             now = 113.0
-        with session.timed("stage 1"):
+        with session.clock.timed("stage 1"):
             now, exchanged = 120.0, (4.0, 3.0)
-        with session.saving():
+        with session.clock.saving():
             now = 121.0
     assert session.run.read_status()["phases"] == {
         "demonstrations": {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from ragen_apo.files import (
     directory_written_atomically,
     write_checksums,
 )
+from ragen_apo.phase_clock import PhaseClock
 from ragen_apo.policy.conversation_probe import probe_conversation
 from ragen_apo.policy.hub import hub_commit
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
@@ -49,20 +51,6 @@ from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
 
 _ERROR_OF_RUST = re.compile(r"\(os error ([0-9]+)\)")
-
-
-@dataclass
-class _Clock:
-    """What `Session.timed` has noted so far."""
-
-    phases: list[str] = field(default_factory=list)
-    """Those under way, each inside the one before it."""
-    noted: float = 0.0
-    """Until when seconds are noted."""
-    saving: float = 0.0
-    """Seconds of checkpoints since then."""
-    exchanged: tuple[float, float] = (0.0, 0.0)
-    """What `Ranks.seconds` was then."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,11 @@ class Session:
     ranks: Ranks = ALONE
     opened: float = field(default_factory=time.perf_counter, compare=False)
     """When this process began with the run."""
-    _clock: _Clock = field(default_factory=_Clock, init=False, repr=False, compare=False)
+
+    @functools.cached_property
+    def clock(self) -> PhaseClock:
+        """The seconds of the run's phases."""
+        return PhaseClock(self.run, self.ranks)
 
     def has(self, path: Path) -> bool:
         """Whether the run has this file or folder, as the first rank sees it, on all of them."""
@@ -234,54 +226,6 @@ class Session:
         if self.ranks.is_first:
             append_json_line(curve, row)
             self.tracking.note(curve, row, episodes=episodes)
-
-    @contextlib.contextmanager
-    def timed(self, phase: str, *, since: float | None = None) -> Iterator[None]:
-        """Notes the seconds of a phase in run.json, an interrupted one included.
-
-        The seconds of a phase within it are that one's alone, so all phases add up to the clock on
-        the wall. `since` is when the phase began, if that was earlier and outside of all others.
-        """
-        clock = self._clock
-        self.ranks.enter(phase)
-        self.note_seconds()
-        clock.noted = time.perf_counter() if since is None or clock.phases else since
-        clock.phases.append(phase)
-        try:
-            with self.ranks.naming_failures():
-                yield
-        finally:
-            self.note_seconds()
-            clock.phases.pop()
-            self.ranks.enter(clock.phases[-1] if clock.phases else "end")
-
-    def note_seconds(self, *, every: float = 0.0) -> None:
-        """Notes what the phase under way has taken so far, so that a kill loses no more.
-
-        Nothing is written if that was done less than `every` seconds ago.
-        """
-        now, clock = time.perf_counter(), self._clock
-        if self.ranks.is_first and clock.phases and now - clock.noted >= every:
-            waiting, communication = (
-                after - before
-                for after, before in zip(self.ranks.seconds, clock.exchanged, strict=True)
-            )
-            parts = {
-                "checkpoint_seconds": clock.saving,
-                "waiting_seconds": waiting,
-                "communication_seconds": communication,
-            }
-            parts = {name: spent for name, spent in parts.items() if spent}
-            self.run.add_seconds(clock.phases[-1], now - clock.noted, **parts)
-            clock.noted, clock.saving, clock.exchanged = now, 0.0, self.ranks.seconds
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Counts what is inside as the making of a checkpoint, a part of the phase under way."""
-        started = time.perf_counter()
-        yield
-        self._clock.saving += time.perf_counter() - started
-        self.note_seconds()
 
 
 def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Session:

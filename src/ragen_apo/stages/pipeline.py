@@ -93,7 +93,7 @@ def train(
         elif until == "reference" and session.has(run.reference(0)):
             progress.say(f"{run.path} has its reference already")
         else:
-            with session.timed("loading", since=session.opened):
+            with session.clock.timed("loading", since=session.opened):
                 _play_phases(session, only_reference=until == "reference")
 
 
@@ -127,7 +127,7 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
             if session.config.distillation.enabled:
                 _distillation(session, policy, tasks, position)
             position = Position(STAGE_TWO, 0)
-        with session.timed("stage 2"):
+        with session.clock.timed("stage 2"):
             run_stage_two(session, policy, tasks, position=position)
         _save_policy(session, policy)
 
@@ -284,7 +284,7 @@ def _warm_start(session: Session, policy: LanguageModel, position: Position) -> 
             if is_over or num_steps == 0:
                 continue
             start = position.step if index == reached else 0
-            with session.timed(WARM_START[index]):
+            with session.clock.timed(WARM_START[index]):
                 run_supervised_phase(session, policy, make_phase(session, policy), start=start)
     if not has_reference:
         session.save_model(policy, session.run.reference(0))
@@ -303,7 +303,7 @@ def _stage_one(session: Session, tasks: list[Task], *, beside: LanguageModel | N
         reference = beside.without_adapters()
     else:
         reference = session.load_model(session.run.reference(0))
-    with session.timed("stage 1"):
+    with session.clock.timed("stage 1"):
         report = estimate_values(session, reference, tasks)
     note_values(session, report, version=0)
 
@@ -314,7 +314,7 @@ def _distillation(
     """Runs what is left of the distillation; `distilled` holds the policy afterwards."""
     run = session.run
     if not position.finished:
-        with session.timed(DISTILLATION):
+        with session.clock.timed(DISTILLATION):
             reference = reference_model(session, policy, version=0)
             distil(session, policy, reference, tasks, start=position.step)
     if not session.has(run.distilled):

@@ -120,7 +120,7 @@ def make_trainer(
 def _save(session: Session, trainer: Trainer, position: Position) -> None:
     """A checkpoint from which `make_trainer` goes on."""
     session.ranks.require_equal_weights([trainer.policy.model, *trainer.algorithm.other_models])
-    with session.saving():
+    with session.clock.saving():
         save_checkpoint(
             session.run.checkpoints,
             position=position,
@@ -261,7 +261,7 @@ def _refresh_reference(
     policy, version = trainer.policy, position.reference_version + 1
     trainer.pause_rollouts()
     trainer.drop_reference()
-    with session.timed("reference refresh"):
+    with session.clock.timed("reference refresh"):
         session.save_model(policy, session.run.reference(version))
         if session.ranks.is_first:
             note_reference(session.run, version)
@@ -270,7 +270,7 @@ def _refresh_reference(
             report = estimate_values(session, reference, tasks, version=version)
             note_values(session, report, version=version)
         if session.config.distillation.enabled:
-            with session.timed(DISTILLATION):
+            with session.clock.timed(DISTILLATION):
                 distil(session, policy, reference, tasks, version=version)
     trainer.take_reference(
         reference,

@@ -107,7 +107,7 @@ def estimate_values(
             session.progress.start("stage 1", total)
             round_total = total
         session.progress.update(done)
-        session.note_seconds(every=SECONDS_NOTED_EVERY)
+        session.clock.note(every=SECONDS_NOTED_EVERY)
 
     first = session.ranks.is_first
     with ValueStore(session.run.values) if first else contextlib.nullcontext() as store:

@@ -148,10 +148,10 @@ def _save(
     phase: SupervisedPhase,
 ) -> None:
     if not phase.keeps_checkpoints:
-        session.note_seconds()
+        session.clock.note()
         return
     session.ranks.require_equal_weights([model.model])
-    with session.saving():
+    with session.clock.saving():
         save_checkpoint(
             session.run.checkpoints,
             position=position,
