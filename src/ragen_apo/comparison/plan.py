@@ -138,6 +138,23 @@ def load_comparison(path: Path) -> Comparison:
 
     Raises ConfigError before anything is computed.
     """
+    settings, swept = _every_run(_settings(path))
+    _check_names(list(settings.runs), path)
+    _check_shared(settings.runs, swept, path)
+    comparison = Comparison(settings, _base(settings, path), swept)
+    comparison.reference(settings.seeds[0])
+    configs = {
+        name: comparison.run(name, settings.seeds[0], reference=Path("reference"))
+        for name in settings.runs
+    }
+    _check_evaluations(configs, path)
+    if settings.share_values:
+        return replace(comparison, values_of=_values_of(configs))
+    return comparison
+
+
+def _settings(path: Path) -> ComparisonConfig:
+    """The keys of the file, before any configuration is made of them."""
     values = _mapping(path)
     if RunConfig.model_fields.keys() & values.keys() and not {"base", "runs"} & values.keys():
         raise ConfigError(
@@ -146,47 +163,28 @@ def load_comparison(path: Path) -> Comparison:
             "runs: {A*-PO: {algorithm: apo}, GRPO: {algorithm: grpo}}} (docs/comparison.md)"
         )
     try:
-        settings = ComparisonConfig.model_validate(values)
+        return ComparisonConfig.model_validate(values)
     except ValidationError as error:
         problems = [f"  - {each}" for each in describe_problems(error, ComparisonConfig)]
         raise ConfigError("\n".join([f"{path} cannot be used:", *problems])) from error
+
+
+def _every_run(settings: ComparisonConfig) -> tuple[ComparisonConfig, dict[str, dict[str, Any]]]:
+    """The settings with a run for every combination of the sweep, and the swept keys of each."""
     combinations = _combinations(settings.sweep)
     swept = {name + label: keys for name in settings.runs for label, keys in combinations}
     runs = {name + label: own for name, own in settings.runs.items() for label, _ in combinations}
-    settings = settings.model_copy(update={"runs": runs})
-    _check_names(list(runs), path)
-    for name, own in settings.runs.items():
-        keys = merge(own or {}, swept[name])
-        if ignored := [key for key in SHARED if value_at(keys, key) is not None]:
-            raise ConfigError(
-                f"{path}, run {name!r}: {' and '.join(ignored)} cannot differ between runs, which "
-                "start from one reference a seed; set it in base, shared or seeds"
-            )
+    return settings.model_copy(update={"runs": runs}), swept
+
+
+def _base(settings: ComparisonConfig, path: Path) -> dict[str, Any]:
     base = _mapping(path.parent / settings.base)
     if {"base", "runs"} & base.keys():
         raise ConfigError(
             f"{path}: base {settings.base} is a comparison; name the configuration of a run, such "
             "as the base of that one"
         )
-    comparison = Comparison(settings, base, swept)
-    comparison.reference(settings.seeds[0])
-    configs = {
-        name: comparison.run(name, settings.seeds[0], reference=Path("reference"))
-        for name in settings.runs
-    }
-    first = next(iter(configs))
-    for name, config in configs.items():
-        if problem := _problem_with_evaluation(config, configs[first], name_of_other=first):
-            raise ConfigError(f"{path}, run {name!r}: {problem}")
-    ks = {k for config in configs.values() if (k := config.evaluation.pass_k) is not None}
-    if len(ks) > 1:
-        raise ConfigError(
-            f"{path}: evaluation.pass_k is {' or '.join(map(str, sorted(ks)))}, and the column of "
-            "pass@k has one k; set it in base or shared, or leave it out in a run"
-        )
-    if settings.share_values:
-        return replace(comparison, values_of=_values_of(configs))
-    return comparison
+    return base
 
 
 def _values_of(configs: Mapping[str, RunConfig]) -> dict[str, str]:
@@ -223,6 +221,33 @@ def _problem_with_evaluation(
                 "compared; set it in base or shared"
             )
     return None
+
+
+def _check_shared(
+    runs: Mapping[str, Mapping[str, Any] | None], swept: Mapping[str, Mapping[str, Any]], path: Path
+) -> None:
+    """Raises ConfigError where a run changes what makes the reference."""
+    for name, own in runs.items():
+        keys = merge(own or {}, swept[name])
+        if ignored := [key for key in SHARED if value_at(keys, key) is not None]:
+            raise ConfigError(
+                f"{path}, run {name!r}: {' and '.join(ignored)} cannot differ between runs, which "
+                "start from one reference a seed; set it in base, shared or seeds"
+            )
+
+
+def _check_evaluations(configs: Mapping[str, RunConfig], path: Path) -> None:
+    """Raises ConfigError unless the success of all runs can be compared."""
+    first = next(iter(configs))
+    for name, config in configs.items():
+        if problem := _problem_with_evaluation(config, configs[first], name_of_other=first):
+            raise ConfigError(f"{path}, run {name!r}: {problem}")
+    ks = {k for config in configs.values() if (k := config.evaluation.pass_k) is not None}
+    if len(ks) > 1:
+        raise ConfigError(
+            f"{path}: evaluation.pass_k is {' or '.join(map(str, sorted(ks)))}, and the column of "
+            "pass@k has one k; set it in base or shared, or leave it out in a run"
+        )
 
 
 def _combinations(sweep: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:
