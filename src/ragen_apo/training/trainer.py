@@ -231,18 +231,16 @@ class Trainer:
         Ratios to a sampler that rounds otherwise would be of its rounding. So the policy scores the
         tokens as the loss does, before the first update of the step, and its ratios begin at 1.
         """
-        size = self._micro_batch_size
-        logprobs_BT, *values = rollouts.scored_by_pass(
-            self._by_reference,
-            num=1 if self._value_of is None else 2,
-            size=size,
-            what="reference",
-        )
-        scored = replace(
-            rollouts,
-            reference_logprobs_BT=logprobs_BT,
-            state_values_BT=values[0] if values else None,
-        )
+        size, values_BT = self._micro_batch_size, None
+        if self._value_of is None:
+            score = functools.partial(self._logprobs, self.reference)
+            logprobs_BT = rollouts.scored(score, size=size, what="reference")
+        else:
+            score = functools.partial(self._logprobs_and_values, self._value_of)
+            logprobs_BT, values_BT = rollouts.scored_by_pass(
+                score, num=2, size=size, what="reference"
+            )
+        scored = replace(rollouts, reference_logprobs_BT=logprobs_BT, state_values_BT=values_BT)
         is_local = self.config.rollouts.engine == "local"
         rounds_alike = is_local and self.policy.compute_dtype is not torch.bfloat16
         if rounds_alike or not self.algorithm.has_ratio:
@@ -251,23 +249,22 @@ class Trainer:
         old_BT = rollouts.scored(score, size=size, what="old policy")
         return replace(scored, old_logprobs_BT=old_BT)
 
-    def _by_reference(self, micro: MicroBatch) -> list[torch.Tensor]:
-        """Of the sampled tokens [B, T] log pi_ref; and, where a regression says it, V* of the state
-        in which their turn was written.
+    def _logprobs_and_values(
+        self, value_of: ValueFunction, micro: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the sampled tokens [B, T] log pi_ref, and V* of the state in which their turn was
+        written, from one pass.
         """
-        samples = micro.samples
-        if self._value_of is None:
-            return [self._logprobs(self.reference, micro)]
-        read = state_reader(micro.targets_ML, samples.token_ids_RT.device)
+        token_ids_ML = micro.samples.token_ids_RT
         logprobs_ML, features_NH = token_logprobs_and(
-            read,
+            state_reader(micro.targets_ML, token_ids_ML.device),
             self.reference,
-            samples.token_ids_RT,
+            token_ids_ML,
             micro.targets_ML,
             temperature=self.config.sampling.temperature,
         )
-        values_ML = at_turns(self._value_of(features_NH), micro.targets_ML)
-        return [micro.in_rows(logprobs_ML), micro.in_rows(values_ML)]
+        values_ML = at_turns(value_of(features_NH), micro.targets_ML)
+        return micro.in_rows(logprobs_ML), micro.in_rows(values_ML)
 
     def _improve(self, rollouts: Rollouts, *, learning_rate: float) -> dict[str, float | int]:
         """The updates of one step, by all ranks together; returns what they report."""
