@@ -20,7 +20,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages import pipeline
 from ragen_apo.stages import training as stage_two
-from ragen_apo.stages.memory import Moment, plan_memory
+from ragen_apo.stages.memory import Peak, plan_memory
 from ragen_apo.training import checkpoint
 from ragen_apo.training.optimization import Optimizer
 from ragen_apo.training.trainer import Trainer
@@ -112,14 +112,14 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     gc.enable()
 
 
-def planned(config: RunConfig, run: Path) -> tuple[dict[str, Moment], int]:
-    """The moments of a run by name, and the bytes of its model."""
+def planned(config: RunConfig, run: Path) -> tuple[dict[str, Peak], int]:
+    """The peaks of a run by name, and the bytes of its model."""
     session = open_session(config, RunDirectory(run), SilentProgress())
     policy = session.load_policy(RunDirectory(run).reference(0))
-    moments = plan_memory(config, policy, max_turns=None).moments
+    peaks = plan_memory(config, policy, max_turns=None).peaks
     plain = session.load_model(RunDirectory(run).reference(0))
     size = sum(p.numel() * p.element_size() for p in plain.model.parameters())
-    return {each.name: each for each in moments}, size
+    return {each.name: each for each in peaks}, size
 
 
 def test_a_run_holds_what_it_uses_and_no_more_than_planned(held: Held, tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_a_run_holds_what_it_uses_and_no_more_than_planned(held: Held, tmp_path:
     # again, beside the policy, and its reference is the new one.
     assert held.run(config, tmp_path / "run") == [("estimate_values", both), *steps[3:]]
 
-    moments, size = planned(config, tmp_path / "run")
-    assert moments["stage 1"].models == size
-    assert moments["distillation"].certain == (2 + 3) * size
-    assert moments["rollouts"].certain == (2 + 2) * size
-    assert moments["updates"].certain == (2 + 3) * size
-    assert moments["distillation at a new reference"].certain == (2 + 2 + 3) * size
+    peaks, size = planned(config, tmp_path / "run")
+    assert peaks["stage 1"].models == size
+    assert peaks["distillation"].certain == (2 + 3) * size
+    assert peaks["rollouts"].certain == (2 + 2) * size
+    assert peaks["updates"].certain == (2 + 3) * size
+    assert peaks["distillation at a new reference"].certain == (2 + 2 + 3) * size
 
 
 def test_with_adapters_there_is_one_model(
@@ -158,8 +158,8 @@ def test_with_adapters_there_is_one_model(
     assert held.run(config, tmp_path / "run", calls=4) == expected[:4]
     assert held.run(config, tmp_path / "run") == [expected[0], *expected[3:]]
 
-    moments, size = planned(config, tmp_path / "run")
-    assert moments["stage 1"].models - size == moments["updates"].training_state / 3
-    assert {each.models for each in moments.values()} - {moments["saving a model"].models} == {
-        moments["stage 1"].models
+    peaks, size = planned(config, tmp_path / "run")
+    assert peaks["stage 1"].models - size == peaks["updates"].training_state / 3
+    assert {each.models for each in peaks.values()} - {peaks["saving a model"].models} == {
+        peaks["stage 1"].models
     }

@@ -15,7 +15,7 @@ from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters
 from ragen_apo.policy.scoring import score_tokens
 from ragen_apo.stages import memory
-from ragen_apo.stages.memory import MemoryPlan, Moment, plan_memory
+from ragen_apo.stages.memory import MemoryPlan, Peak, plan_memory
 from tests import factories
 
 NUM_TOKENS = 256
@@ -47,8 +47,8 @@ def test_a_critic_is_trained_like_the_policy(model: LanguageModel) -> None:
 
 def test_a_lagged_policy_is_a_copy_of_what_is_trained(model: LanguageModel) -> None:
     frozen = ("--algorithm=oapl", "--policy.freeze_embeddings=true")
-    alone = moment(model, "updates", *frozen)
-    lagged = moment(model, "updates", *frozen, "--algorithm.lag=2")
+    alone = peak(model, "updates", *frozen)
+    lagged = peak(model, "updates", *frozen, "--algorithm.lag=2")
     assert lagged.models - alone.models == alone.training_state // 3 > 0
 
 
@@ -56,17 +56,15 @@ def test_frozen_embeddings_are_not_trained(model: LanguageModel) -> None:
     embeddings = model.model.get_input_embeddings().weight
     assert isinstance(embeddings, torch.Tensor)
     whole, frozen = (
-        moment(model, "updates", f"--policy.freeze_embeddings={value}").certain
+        peak(model, "updates", f"--policy.freeze_embeddings={value}").certain
         for value in ("false", "true")
     )
     assert whole - frozen == 3 * embeddings.numel() * 4
 
 
-def moment(
-    model: LanguageModel, name: str, *overrides: str, max_turns: int | None = None
-) -> Moment:
-    moments = plan(model, *overrides, max_turns=max_turns).moments
-    (found,) = [each for each in moments if each.name == name]
+def peak(model: LanguageModel, name: str, *overrides: str, max_turns: int | None = None) -> Peak:
+    peaks = plan(model, *overrides, max_turns=max_turns).peaks
+    (found,) = [each for each in peaks if each.name == name]
     return found
 
 
@@ -74,12 +72,12 @@ def test_adapters_need_no_second_model_and_little_to_be_trained(model: LanguageM
     add_adapters(model.model, LoraConfig(rank=2), seed=0)
     adapters = sum(p.numel() * 4 for p in model.model.parameters() if p.requires_grad)
     first = ("--reference.refresh_every_steps=null",)
-    assert moment(model, "updates", *first).certain == size(model) + 3 * adapters
+    assert peak(model, "updates", *first).certain == size(model) + 3 * adapters
     # A new reference is the policy with its adapters: a model of its own, without any.
-    assert moment(model, "updates").certain == 2 * size(model) + 3 * adapters
+    assert peak(model, "updates").certain == 2 * size(model) + 3 * adapters
     # None is made after the last step, the sixth.
     never = ("--reference.refresh_every_steps=6",)
-    assert moment(model, "updates", *never) == moment(model, "updates", *first)
+    assert peak(model, "updates", *never) == peak(model, "updates", *first)
 
 
 def test_to_be_saved_adapters_are_added_to_the_weights_below_them(model: LanguageModel) -> None:
@@ -91,17 +89,17 @@ def test_to_be_saved_adapters_are_added_to_the_weights_below_them(model: Languag
     add_adapters(model.model, LoraConfig(rank=2), seed=0)
     adapters = sum(p.numel() * 4 for p in model.model.parameters() if p.requires_grad)
     first = ("--reference.refresh_every_steps=null",)
-    assert moment(model, "saving a model", *first).certain == size(model) + linear
+    assert peak(model, "saving a model", *first).certain == size(model) + linear
     state = 2 * adapters  # of the optimizer that goes on afterwards
-    assert moment(model, "saving a model").certain == size(model) + linear + state
+    assert peak(model, "saving a model").certain == size(model) + linear + state
 
 
 def test_a_small_model_learns_its_embeddings_before_they_are_frozen(model: LanguageModel) -> None:
     frozen = "--policy.freeze_embeddings=true"
-    assert moment(model, "warm start", frozen).certain == (1 + 3) * size(model)
-    learned = moment(model, "updates", frozen).training_state
+    assert peak(model, "warm start", frozen).certain == (1 + 3) * size(model)
+    learned = peak(model, "updates", frozen).training_state
     keys = ("--policy.path=a/model", "--warm_start.copy.max_steps=0")
-    pretrained = moment(model, "warm start", frozen, *keys)
+    pretrained = peak(model, "warm start", frozen, *keys)
     assert pretrained.certain == size(model) + learned < (1 + 3) * size(model)
 
 
@@ -130,12 +128,12 @@ def test_a_rollout_holds_the_packed_weights(
     packed = {id(model.model): 7_000, id(projection): 300}
     monkeypatch.setattr(memory, "num_packed_bytes", lambda module: 0)
     whole, converted = (
-        moment(replace(model, autocast=autocast), "rollouts") for autocast in (None, torch.bfloat16)
+        peak(replace(model, autocast=autocast), "rollouts") for autocast in (None, torch.bfloat16)
     )
     monkeypatch.setattr(memory, "num_packed_bytes", lambda module: packed[id(module)])
-    assert moment(model, "rollouts").contexts == whole.contexts + 7_000
+    assert peak(model, "rollouts").contexts == whole.contexts + 7_000
     # In mixed precision only the projection is kept in the format of the weights.
-    mixed = moment(replace(model, autocast=torch.bfloat16), "rollouts")
+    mixed = peak(replace(model, autocast=torch.bfloat16), "rollouts")
     assert mixed.contexts == converted.contexts + 300
 
 
@@ -162,7 +160,7 @@ def test_a_pass_over_full_contexts_keeps_no_more_than_planned(
         loss = score_tokens(model, token_ids_RT, mask_RT).logprobs_BT.sum()
     loss.backward()
     limit = "--agent.max_response_tokens=64"
-    planned = moment(model, "updates", limit, max_turns=1).contexts
+    planned = peak(model, "updates", limit, max_turns=1).contexts
     assert sum(kept.values()) <= planned
     if not checkpointing:
         assert sum(kept.values()) >= planned / 4
@@ -175,7 +173,7 @@ def test_logits_of_a_pass_are_planned_as_the_pieces_that_it_makes(
 
     def planned(num_sampled: int) -> int:
         limit = f"--agent.max_response_tokens={num_sampled}"
-        return moment(model, "updates", limit, max_turns=1).contexts
+        return peak(model, "updates", limit, max_turns=1).contexts
 
     assert planned(64) - planned(32) == 5 * 2 * 32 * width * 4  # two rows of float32
     monkeypatch.setattr(memory, "MAX_LOGITS", 2 * 48 * width)
@@ -192,10 +190,10 @@ def test_a_run_that_cannot_fit_is_refused_with_what_to_do(model: LanguageModel) 
         made.require(made.certain - 1)
 
 
-def test_the_sentence_names_the_fullest_moment_and_all_its_parts() -> None:
+def test_the_sentence_names_the_highest_peak_and_all_its_parts() -> None:
     gib = 2**30
-    moments = (Moment("rollouts", 2 * gib, 2 * gib, gib // 2), Moment("updates", 2 * gib, 3 * gib))
-    assert MemoryPlan(gib, moments).sentence(2**34) == (
+    peaks = (Peak("rollouts", 2 * gib, 2 * gib, gib // 2), Peak("updates", 2 * gib, 3 * gib))
+    assert MemoryPlan(gib, peaks).sentence(2**34) == (
         "memory: tensors of at most 5.0 GiB, if all contexts were full (updates: models 2.0, "
         "gradients and moments 3.0); 16.0 are free"
     )

@@ -1,6 +1,6 @@
 """How much memory a run may need at most, known before anything is computed.
 
-    moment                what is held                               what a pass needs besides
+    when                  what is held                               what a pass needs besides
     warm start            policy, gradients, moments                 a training pass
     Stage 1               reference                                  a rollout
     distillation          policy, reference, gradients, moments      a training pass
@@ -49,7 +49,7 @@ _LOGIT_TENSORS = 5
 
 
 @dataclass(frozen=True)
-class Moment:
+class Peak:
     """Bytes at most at one time of a run, by what holds them."""
 
     name: str
@@ -74,16 +74,16 @@ class Moment:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The moments of a run that may need the most."""
+    """The times of a run that may need the most."""
 
     loaded: int
     """What the policy takes before it is sharded."""
-    moments: tuple[Moment, ...]
+    peaks: tuple[Peak, ...]
 
     @property
     def certain(self) -> int:
         """The most that is needed in any case."""
-        return max(moment.certain for moment in self.moments)
+        return max(peak.certain for peak in self.peaks)
 
     @property
     def total(self) -> int:
@@ -91,8 +91,8 @@ class MemoryPlan:
         return self._fullest.total
 
     @property
-    def _fullest(self) -> Moment:
-        return max(self.moments, key=lambda moment: moment.total)
+    def _fullest(self) -> Peak:
+        return max(self.peaks, key=lambda peak: peak.total)
 
     def sentence(self, available: int) -> str:
         most = self._fullest
@@ -143,27 +143,27 @@ def plan_memory(
     if num_shares > 1:
         activations += _gathered_in_a_pass(policy)
     supervised, update = activations + logits, num_trained * activations + logits
-    moments = [
-        Moment("rollouts", held + gathered, adam, rollout),
-        Moment("updates", held, adam + learned * num_trained, update),
+    peaks = [
+        Peak("rollouts", held + gathered, adam, rollout),
+        Peak("updates", held, adam + learned * num_trained, update),
     ]
     if config.warm_start.enabled:
         # Embeddings of a model that is built here have to be learned first.
         frozen = config.policy.freeze_embeddings and config.policy.path is not None
         state = 3 * _learned_bytes(model, frozen=frozen) // num_shares
-        moments.append(Moment("warm start", weights, state, supervised))
+        peaks.append(Peak("warm start", weights, state, supervised))
     if config.has_stage_one:
-        moments.append(Moment("stage 1", whole, 0, rollout))
+        peaks.append(Peak("stage 1", whole, 0, rollout))
     if config.distillation.enabled:
         models = weights + first_reference
-        moments.append(Moment("distillation", models, 3 * learned, supervised))
+        peaks.append(Peak("distillation", models, 3 * learned, supervised))
         if is_refreshed:
             name = "distillation at a new reference"
-            moments.append(Moment(name, held, adam + 3 * learned, supervised))
+            peaks.append(Peak(name, held, adam + 3 * learned, supervised))
     if has_adapters(model) and policy.device.type == "cpu":
         kept, state = (own, adam) if is_refreshed else (weights, 0)
-        moments.append(Moment("saving a model", kept + gathered + merged_bytes(model), state))
-    return MemoryPlan(loaded=whole, moments=tuple(moments))
+        peaks.append(Peak("saving a model", kept + gathered + merged_bytes(model), state))
+    return MemoryPlan(loaded=whole, peaks=tuple(peaks))
 
 
 def saved_sizes(config: PolicyConfig, model: PreTrainedModel) -> Sizes:
