@@ -24,6 +24,7 @@ import re
 import shutil
 import time
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -145,22 +146,16 @@ def _attempt(
                 page = b"".join([block, *itertools.islice(blocks, MAX_PAGE_BLOCKS)])
                 url = _confirmed(page.decode("utf-8", "replace"), str(response.url))
                 continue
-            length, etag = response.headers.get("Content-Length"), response.headers.get("ETag")
-            total = int(length) if length else None
             if is_rest:
-                match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-                total = int(match[2]) if match and int(match[1]) == offset else None
-                known = {} if state is None else state
-                same = known.get("etag") == etag and known.get("total", 0) in (None, total)
-                if total is None or not same:
-                    forget(path)
-                    raise _InterruptedError("the server's file has changed")
-            done = offset if is_rest else 0
+                done, total = offset, _total_of_rest(response, path, offset, state or {})
+            else:
+                length = response.headers.get("Content-Length")
+                done, total = 0, int(length) if length else None
             _check_length(path, max(total or 0, done + len(block)), max_bytes)
             _check_room(path, (total or 0) - done)
             if not is_rest:
                 forget(path)
-                state_text = json.dumps({"total": total, "etag": etag})
+                state_text = json.dumps({"total": total, "etag": response.headers.get("ETag")})
                 _state_path(path).write_text(state_text, encoding="utf-8")
             progress.start(f"download {path.stem} (MB)", -(-(total or 0) // _MEGABYTE))
             with path.open("ab") as stream:
@@ -171,6 +166,22 @@ def _attempt(
                     progress.update(-(-done // _MEGABYTE))
             return
     raise FetchError("the server asks for a confirmation again and again")
+
+
+def _total_of_rest(
+    response: httpx2.Response, path: Path, offset: int, known: Mapping[str, Any]
+) -> int:
+    """The length of the whole file, of which the server sends all but the first `offset` bytes.
+
+    `known` is what it said when it sent those. Forgets them where it has another file now.
+    """
+    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    total = int(match[2]) if match and int(match[1]) == offset else None
+    same_tag = known.get("etag") == response.headers.get("ETag")
+    if total is None or not same_tag or known.get("total", 0) not in (None, total):
+        forget(path)
+        raise _InterruptedError("the server's file has changed")
+    return total
 
 
 def _raise_for_status(response: httpx2.Response, path: Path, page: bytes) -> None:
