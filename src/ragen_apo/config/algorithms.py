@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
+import pkgutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -138,8 +138,7 @@ def algorithm_names() -> tuple[str, ...]:
 def algorithm_class(name: object) -> type[AlgorithmConfig]:
     """The class of an algorithm; ValueError for a name without one."""
     if str(name) in ALGORITHMS:
-        module, _, attribute = ALGORITHMS[str(name)].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return pkgutil.resolve_name(ALGORITHMS[str(name)])
     if point := _installed(tuple(sys.path)).get(str(name)):
         return _loaded(point)
     close = difflib.get_close_matches(str(name), algorithm_names(), n=1)

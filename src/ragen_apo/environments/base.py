@@ -6,8 +6,8 @@ immutable and shared between instances. No torch here.
 """
 
 import difflib
-import importlib
 import itertools
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -207,8 +207,7 @@ def make_environment(
     if not isinstance(name, str):
         return cast(TextEnvironment, call_factory(repr(name), name, keywords))
     if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)(**keywords)
+        return pkgutil.resolve_name(_BUILT_IN[name])(**keywords)
     return cast(TextEnvironment, call_factory(name, _foreign_factory(name), keywords))
 
 

@@ -11,8 +11,8 @@ A tracker that fails, whatever it raised, is not used again in this attempt. Tra
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
+import pkgutil
 import re
 import uuid
 from collections import Counter
@@ -114,8 +114,7 @@ class RunTracking:
         config = self._config.model_dump(mode="json", by_alias=True)
         for name in settings.trackers:
             with self._surviving(name, "start"):
-                module, _, class_name = TRACKERS[name].partition(":")
-                make: type[Tracker] = getattr(importlib.import_module(module), class_name)
+                make: type[Tracker] = pkgutil.resolve_name(TRACKERS[name])
                 self._trackers[name] = make(
                     self._state.run_name,
                     config,
