@@ -6,6 +6,9 @@ prepare   once a step, from all rollouts: advantages, values; no gradient
 loss      for each micro-batch of each pass
 update    after each of the policy's updates: what the algorithm trains besides (a critic)
 metrics   what it reports beyond `StepMetrics.metrics`
+
+An algorithm's file has its configuration too, which commands read without torch. So it imports
+torch, and whatever needs torch, inside its methods.
 """
 
 from __future__ import annotations
