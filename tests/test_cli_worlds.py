@@ -97,6 +97,14 @@ def test_an_environment_does_not_get_the_file_that_lies_beside_another(folder: P
         make_environment("two/world.py:make_guess_number", {})
 
 
+def test_the_file_of_a_run_that_plays_may_be_edited(folder: Path) -> None:
+    """Each new environment read the source again: half an edit, or two threads, ended the run."""
+    name = str(folder / "guess.py:make_guess_number")
+    before = make_environment(name, {}).tasks("test")
+    (folder / "guess.py").write_text("def make_guess_number(")
+    assert make_environment(name, {}).tasks("test") == before
+
+
 NOT_AN_ENVIRONMENT = {
     "no_file": ("nothing.py:make", "there is no file {folder}/nothing.py; a relative path starts"),
     "no_function": ("guess.py:make_gues_number", "did you mean 'make_guess_number'?"),

@@ -212,10 +212,10 @@ def make_environment(
 
 
 def _foreign_factory(name: str) -> object:
-    for plugin in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return plugin_factory(plugin)
     if is_reference(name):
         return referenced_factory(name)
+    for plugin in entry_points(group=ENTRY_POINT_GROUP, name=name):  # reads all that is installed
+        return plugin_factory(plugin)
     known = environment_names()
     close = difflib.get_close_matches(name, known, n=1)
     meant = f" (did you mean {close[0]!r}?)" if close else ""
