@@ -26,6 +26,7 @@ from ragen_apo.environments.contract import (
     PROMISES,
     ROUNDING,
     Promise,
+    an_environment_can_be_pickled_in_an_episode,
     episodes,
     episodes_in_threads_are_as_one_by_one,
     play,
@@ -220,6 +221,11 @@ def test_two_processes_with_different_hash_seeds_write_the_same_text(
 @pytest.mark.parametrize("promise", PROMISES)
 def test_every_promise_is_kept(name: str, promise: Promise) -> None:
     promise(partial(small, name))
+
+
+@every_environment
+def test_an_environment_can_be_pickled_in_an_episode(name: str) -> None:
+    an_environment_can_be_pickled_in_an_episode(partial(small, name))
 
 
 @every_environment

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ragen_apo.environments import contract
@@ -157,6 +159,12 @@ class ShowsALoneSurrogate(Wrapped):
         return f"{first} \ud83d", info
 
 
+class BeginsWithADictionary(Wrapped):
+    def reset(self, task: Task, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        first, info = self.lake.reset(task, seed=seed)
+        return {"text": first}, info
+
+
 class InstructsInBytes(Wrapped):
     @property
     def properties(self) -> Any:
@@ -250,12 +258,12 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.every_episode_ends, NeverEnds, "not over after 1,000 turns. Set a turn limit"),
     (contract.every_episode_ends, LastsLongerThanItDeclares, "3 turns, which its properties"),
     (contract.answers_can_be_written_down, ShowsALoneSurrogate, "a lone surrogate stands in"),
+    (contract.answers_can_be_written_down, BeginsWithADictionary, "is no text"),
     (contract.answers_can_be_written_down, InstructsInBytes, "b'go' is no text"),
     (contract.answers_can_be_written_down, FlagsANumber, r"info\['flags'\] is 5; expected a list"),
     (contract.returns_lie_in_the_declared_range, PaysTooMuch, "return_range is"),
     (contract.returns_lie_in_the_declared_range, DoesNotSayHowItEnded, "has no `success`"),
     (contract.a_reset_leaves_nothing_behind, GetsTired, "begins otherwise"),
-    (contract.an_environment_can_be_pickled_in_an_episode, HoldsAFunction, "pickling raised"),
     (contract.equal_state_keys_mean_equal_futures, HasOneState, "in the state 'always' led to"),
     (contract.scripted_policies_are_there_and_read_anything, HasNoBaselines, "heuristic and no"),
     (contract.scripted_policies_are_there_and_read_anything, CannotReadTheEnd, "'strict' raised"),
@@ -350,6 +358,65 @@ def test_texts_of_100_000_characters_that_differ_are_told_in_bounded_length() ->
     problem = check_environment(Rambles)["equal environments write equal texts"]
     assert problem is not None
     assert len(problem) < 5_000
+
+
+def test_an_observation_that_is_no_text_is_named_before_a_policy_reads_it() -> None:
+    """Otherwise nine promises blame the scripted policies, which expect text."""
+    problems = {str(problem) for problem in check_environment(BeginsWithADictionary).values()}
+    assert all("is no text" in problem for problem in problems - {"None"})
+    assert not any("AttributeError" in problem or "TypeError" in problem for problem in problems)
+
+
+def test_what_nobody_reads_of_info_may_be_anything() -> None:
+    class TellsMore(Wrapped):
+        def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+            first, info = self.lake.reset(task, seed=seed)
+            return first, {**info, "episode": next(_CALLS)}
+
+        def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+            *answer, info = self.lake.step(action)
+            return (*answer, {**info, "connection": object(), "seconds": next(_CALLS)})
+
+    assert set(check_environment(TellsMore).values()) == {None}
+
+
+def test_rewards_in_float32_lie_in_a_range_of_decimals() -> None:
+    class PaysATenth(Wrapped):
+        @property
+        def properties(self) -> Any:
+            return dataclasses.replace(self.lake.properties, return_range=(0.0, 0.1))
+
+        def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+            observation, _, terminated, truncated, info = self.lake.step(action)
+            reward = np.float32(0.1 if info.get("success") else 0.0)
+            return observation, reward, terminated, truncated, info
+
+    assert float(np.float32(0.1)) > 0.1 + 1e-9
+    contract.returns_lie_in_the_declared_range(PaysATenth)
+
+
+def test_a_connection_cannot_be_pickled_and_breaks_no_promise() -> None:
+    with pytest.raises(ContractError, match="pickling raised"):
+        contract.an_environment_can_be_pickled_in_an_episode(HoldsAFunction)
+    assert set(check_environment(HoldsAFunction).values()) == {None}
+
+
+class HoldsAConnection(Wrapped):
+    """One that sqlite3 lets only the thread use that made it."""
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        self.connection = sqlite3.connect(":memory:")
+        return super().reset(task, seed=seed)
+
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        self.connection.execute("SELECT 1")
+        return super().step(action)
+
+
+def test_an_environment_that_belongs_to_one_thread_is_found_in_threads() -> None:
+    assert set(check_environment(HoldsAConnection).values()) == {None}
+    with pytest.raises(ContractError, match=r"ProgrammingError\(.*num_environment_workers"):
+        episodes_in_threads_are_as_one_by_one(HoldsAConnection)
 
 
 def test_environments_that_share_what_they_change_are_found_in_threads() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ragen_apo.environments.answers import (
     endlessness,
-    problem_with_info,
+    problem_with_reset,
     problem_with_step,
     problem_with_text,
     turn_limit,
@@ -41,6 +41,8 @@ Situation = tuple[str, str]
 Future = tuple[Any, ...]
 """The answer of `step`, and the key of the state after it."""
 
+Info = dict[str, Any]
+READ_OF_INFO = ("success", "invalid_action", "flags")
 NUM_TASKS = 5
 """Tasks of a split that are played."""
 MAX_TURNS = 200
@@ -50,7 +52,8 @@ CAN_BE_MADE = "the environment can be made"
 NO_ACTION = "\x00"
 LONG_TEXTS = ("9" * 10_000, "word " * 10_000)
 ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXTS)
-ROUNDING = 1e-9
+ROUNDING = 1e-6
+"""Of a return: rewards may be float32, in which 0.1 is 0.1000000015."""
 NUM_WALKS, WALK_LENGTH = 300, 5
 
 
@@ -97,14 +100,35 @@ def play(
 ) -> Episode:
     """One episode of a scripted policy, cut off after `max_turns`."""
     policy.begin(task, seed=seed)
-    first, _ = environment.reset(task, seed=seed)
+    first = _first_observation(environment, task, seed=seed)
     observation, ended, steps = first, False, []
     while not ended and len(steps) < max_turns:
         reply = policy.act(observation)
-        step = Step(reply, *environment.step(reply.action), environment.state_key())
+        step = Step(reply, *_answer(environment, reply.action), environment.state_key())
         steps.append(step)
         observation, ended = step.observation, step.terminated or step.truncated
     return Episode(task, first, tuple(steps))
+
+
+def _first_observation(environment: TextEnvironment, task: Task, *, seed: int) -> str:
+    """That of a reset; raises ContractError for an answer that no episode can begin with."""
+    answer = environment.reset(task, seed=seed)
+    if problem := problem_with_reset(answer):
+        raise ContractError(f"reset of task {task.task_id}: {problem}")
+    return answer[0]
+
+
+def _answer(environment: TextEnvironment, action: str) -> tuple[str, float, bool, bool, Info]:
+    """What is read of a step's answer; raises ContractError for one that cannot be.
+
+    Other keys of `info` are the environment's own: a time, a connection, whatever differs.
+    """
+    answer = environment.step(action)
+    if problem := problem_with_step(answer):
+        raise ContractError(f"the answer to {action[:40]!r}: {problem}")
+    observation, reward, terminated, truncated, info = answer
+    read = {key: info[key] for key in READ_OF_INFO if key in info}
+    return observation, float(reward), bool(terminated), bool(truncated), read
 
 
 def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
@@ -220,8 +244,8 @@ def seeds_matter_where_it_is_declared(make: Factory) -> None:
 def _answers(
     environment: TextEnvironment, task: Task, actions: Sequence[str], *, seed: int
 ) -> list[Any]:
-    first, _ = environment.reset(task, seed=seed)
-    return [first, *(environment.step(action)[:4] for action in actions)]
+    first = _first_observation(environment, task, seed=seed)
+    return [first, *(_answer(environment, action)[:4] for action in actions)]
 
 
 def any_text_is_answered(make: Factory) -> None:
@@ -232,19 +256,19 @@ def any_text_is_answered(make: Factory) -> None:
     for text in (f"{verb} {odd}" for verb in verbs for odd in ODD_TEXTS):
         environment.reset(task, seed=0)
         try:
-            answer = environment.step(text)
+            _answer(environment, text)
+        except ContractError:
+            raise
         except FOREIGN_FAILURES as error:
             raised = raised_in_words(error)
             raise ContractError(f"the text {text[:40]!r} made step raise {raised}") from error
-        if problem := problem_with_step(answer):
-            raise ContractError(f"the answer to {text[:40]!r}: {problem}")
 
 
 def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
     """Such a text sets `info["invalid_action"]`; a turn limit may truncate the episode."""
     environment = make()
     environment.reset(_first_task(environment), seed=0)
-    _, _, terminated, _, info = environment.step(f"{NO_ACTION} no action at all")
+    _, _, terminated, _, info = _answer(environment, f"{NO_ACTION} no action at all")
     if info.get("invalid_action") is not True:
         raise ContractError(f"invalid_action is not set for a text that is no action: {info}")
     if terminated:
@@ -279,12 +303,8 @@ def answers_can_be_written_down(make: Factory) -> None:
     texts = [environment.properties.rules, *(task.instruction for task in tasks)]
     if problem := next(filter(None, map(problem_with_text, texts)), None):
         raise ContractError(f"in the rules or an instruction {problem}")
-    for name, episode in episodes(make):
-        problems = [problem_with_text(episode.first_observation)]
-        for step in episode.steps:
-            problems += [problem_with_text(step.observation), problem_with_info(step.info)]
-        if problem := next(filter(None, problems), None):
-            raise ContractError(f"{name!r} in task {episode.task.task_id}: {problem}")
+    for _ in episodes(make):  # which raises for answers that cannot be
+        pass
 
 
 def returns_lie_in_the_declared_range(make: Factory) -> None:
@@ -311,8 +331,8 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
     task = _first_task(environment)
 
     def opening() -> tuple[Any, ...]:
-        first = environment.reset(task, seed=3)
-        return first, environment.state_key(), environment.step(NO_ACTION)
+        first = _first_observation(environment, task, seed=3)
+        return first, environment.state_key(), _answer(environment, NO_ACTION)
 
     fresh = opening()
     for make_policy in environment.scripted_policies().values():
@@ -323,7 +343,10 @@ def a_reset_leaves_nothing_behind(make: Factory) -> None:
 
 
 def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
-    """And goes on alike, as worker processes need it."""
+    """And goes on alike, as worker processes of others need it.
+
+    None of `PROMISES`: nothing here sends environments to processes, and one may hold a connection.
+    """
     environment = make()
     task = _first_task(environment)
     policy = environment.scripted_policies()["heuristic"]()
@@ -363,7 +386,7 @@ def random_walks(make: Factory) -> Iterator[tuple[Situation, Future]]:
         environment.reset(task, seed=0)
         for index in generator.integers(len(choices), size=WALK_LENGTH):
             situation = environment.state_key(), choices[index]
-            yield situation, (*environment.step(choices[index]), environment.state_key())
+            yield situation, (*_answer(environment, choices[index]), environment.state_key())
 
 
 def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
@@ -377,7 +400,8 @@ def scripted_policies_are_there_and_read_anything(make: Factory) -> None:
     for name, make_policy in policies.items():
         policy = make_policy()
         policy.begin(task, seed=0)
-        for observation in (environment.reset(task, seed=0)[0], "", "The episode is over.", "#"):
+        first = _first_observation(environment, task, seed=0)
+        for observation in (first, "", "The episode is over.", "#"):
             try:
                 action = policy.act(observation).action
             except FOREIGN_FAILURES as error:
@@ -411,7 +435,6 @@ PROMISES: tuple[Promise, ...] = (
     answers_can_be_written_down,
     returns_lie_in_the_declared_range,
     a_reset_leaves_nothing_behind,
-    an_environment_can_be_pickled_in_an_episode,
     equal_state_keys_mean_equal_futures,
     scripted_policies_are_there_and_read_anything,
     properties_do_not_change,
@@ -447,8 +470,26 @@ def _problem_against(promise: Promise, make: Factory) -> str | None:
     return None
 
 
+class _ByTwoThreads:
+    """An environment that two threads call by turns, and the one that made it never."""
+
+    def __init__(self, environment: TextEnvironment, threads: Sequence[ThreadPoolExecutor]) -> None:
+        self._environment, self._next = environment, itertools.cycle(threads)
+        self.properties = environment.properties
+        self.tasks, self.state_key = environment.tasks, environment.state_key
+        self.scripted_policies = environment.scripted_policies
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, Info]:
+        return next(self._next).submit(self._environment.reset, task, seed=seed).result()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        return next(self._next).submit(self._environment.step, action).result()
+
+
 def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 16) -> None:
     """What `rollouts.num_environment_workers` asks for: environments do not disturb each other.
+
+    Each is reset and stepped by one thread after another, as there.
 
     None of `PROMISES`: with one worker, an environment may belong to one thread.
     """
@@ -458,8 +499,18 @@ def episodes_in_threads_are_as_one_by_one(make: Factory, *, num_workers: int = 1
     alone = [play(environment, task, make_policy()) for _, make_policy, task in jobs]
 
     def played(job: tuple[str, Callable[[], ScriptedPolicy], Task]) -> Episode:
-        _, make_policy, task = job
-        return play(make(), task, make_policy())
+        name, make_policy, task = job
+        try:
+            with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+                return play(_ByTwoThreads(make(), (one, other)), task, make_policy())
+        except ContractError:
+            raise
+        except FOREIGN_FAILURES as error:
+            raised = raised_in_words(error)
+            raise ContractError(
+                f"{name!r} in task {task.task_id} raised {raised}, called by one thread after "
+                "another; it has to work in any, or rollouts.num_environment_workers to stay 1"
+            ) from error
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # seconds: threads take turns in the middle of everything
