@@ -223,6 +223,20 @@ def test_an_error_of_the_system_in_an_environment_does_not_pass_for_one_of_this_
     assert caught.value.__cause__ is error
 
 
+def test_an_error_beside_other_threads_names_the_key_that_lets_one_thread_do_all() -> None:
+    class OfOneThread(Echo):
+        def step(self, action: str) -> Any:
+            raise RuntimeError("made in another thread")
+
+    for num_workers, is_told in ((1, False), (2, True)):
+        manager = EnvironmentManager(
+            OfOneThread, format_penalty=0.0, invalid_action_penalty=0.0, num_workers=num_workers
+        )
+        with pytest.raises(EnvironmentFaultError, match="made in another thread") as caught:
+            manager.step(manager.start(TASK, seed=0)[0], act("go"))
+        assert ("set rollouts.num_environment_workers: 1" in str(caught.value)) is is_told
+
+
 @pytest.mark.parametrize("declared", [None, 3])
 def test_an_episode_that_never_ends_is_refused_after_the_declared_or_a_generous_limit(
     declared: int | None,

@@ -34,6 +34,10 @@ from ragen_apo.types import Task, TurnFlag
 
 Result = TypeVar("Result")
 
+IN_A_THREAD = (
+    ", called by one of several threads (if what it holds belongs to one thread, set "
+    "rollouts.num_environment_workers: 1)"
+)
 FORMAT_HINT = "Answer with <think>...</think><answer>action</answer>."
 
 
@@ -208,7 +212,8 @@ class EnvironmentManager:
         except RagenApoError:
             raise
         except FOREIGN_FAILURES as error:
-            self._refuse(f"it raised {raised_in_words(error)}", episode, cause=error)
+            hint = IN_A_THREAD if self.num_workers > 1 else ""
+            self._refuse(f"it raised {raised_in_words(error)}{hint}", episode, cause=error)
 
     def _refuse(
         self,
