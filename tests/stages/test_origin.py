@@ -1,5 +1,6 @@
 """What a run is made from: noted by its first attempt, and the same in every later one."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,29 @@ def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
     assert files_of(run) == before, "nothing was changed"
     place_data(small, num_products=30)
     origin.require_same_origin(open_session(config, run, SilentProgress()))
+
+
+def test_an_edited_file_of_an_environment_is_said_where_its_versions_are_those_of_before(
+    tmp_path: Path,
+) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "adding_an_environment.md"
+    _, text, _ = re.split(r"^```(?:python)?\n", page.read_text("utf-8"), maxsplit=2, flags=re.M)
+    file = tmp_path / "guess.py"
+    file.write_text(text, encoding="utf-8")
+    parts = f"{{mine: {{name: '{file}:make_guess_number'}}, shop: {{}}}}"
+    for number, world in enumerate(
+        (f"{{name: '{file}:make_guess_number'}}", f"{{name: mixture, parts: {parts}}}")
+    ):
+        threads = f"machine: {{num_threads: {torch.get_num_threads()}}}"
+        config = factories.config(text=f"environment: {world}\n{threads}\n")
+        run = create_run(tmp_path / str(number), config_yaml=resolved_yaml(config))
+        origin.note_origin(open_session(config, run, SilentProgress()))
+        for edit in ("", "# mended\n", ""):
+            file.write_text(f"{text}{edit}", encoding="utf-8")
+            progress = factories.Sayings()
+            origin.require_same_origin(open_session(config, run, progress))
+            assert len(progress.lines) == bool(edit)
+            assert not edit or f"{file} was edited since this run started" in progress.lines[0]
 
 
 @pytest.mark.slow

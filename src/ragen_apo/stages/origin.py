@@ -17,9 +17,11 @@ import transformers
 
 import ragen_apo
 from ragen_apo.config import RunConfig
+from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.load import config_of
 from ragen_apo.config.moved import value_at
 from ragen_apo.config.overrides import changes_in_words, differences
+from ragen_apo.config.references import code_named_by, file_of
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import CHECKSUMS, read_json_lines
 from ragen_apo.policy.language_model import LanguageModel
@@ -68,6 +70,7 @@ def note_origin(session: Session) -> None:
         "versions": versions,
         "configuration": _configuration(session.config),
         "environment": _environment_versions(session),
+        "environment_files": _environment_files(session.config.environment),
         "mixed_precision": session.precision,
     }
     if properties.data:
@@ -89,7 +92,8 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
 
     Keys and sections in `but_for` do not matter, besides those of `MAY_CHANGE`. Nothing is written.
     Runs of earlier versions of this package have not noted all of it: a key that is younger than
-    the notes had its default.
+    the notes had its default. An environment's file may have been mended: that is said, and no
+    more, where the versions that it declares are the same.
     """
     run, status = session.run, session.run.read_status()
     now = _configuration(session.config)
@@ -105,6 +109,15 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
             f"run in another --run-dir. What may change is {', '.join(MAY_CHANGE)}."
         )
     _require_same_environment(session, status)
+    before = status.get("environment_files", {})
+    for file, digest in _environment_files(session.config.environment).items():
+        if before.get(file, digest) != digest:
+            session.progress.say(
+                f"{file} was edited since this run started, and its environment declares the "
+                "versions of before, so what was sampled and valued with the old file is used. If "
+                "its tasks, texts or rewards have changed, change properties.version and start "
+                "another run in another --run-dir"
+            )
 
 
 def require_notes(run: RunDirectory) -> None:
@@ -150,8 +163,8 @@ def _require_same_environment(session: Session, status: Mapping[str, Any]) -> No
     is_now = in_words(now, data)
     raise RunDirectoryError(
         f"{session.run.path} was begun with {was}, and its environment has {is_now} now; to go on "
-        "would mix the two. Put back the data, or the version of ragen-apo, that it was begun "
-        "with, or start a new run with another --run-dir."
+        "would mix the two. Put back the data, the environment's file or the version of ragen-apo "
+        "that it was begun with, or start a new run with another --run-dir."
     )
 
 
@@ -215,6 +228,13 @@ def _noted_configuration(status: Mapping[str, Any], now: dict[str, Any]) -> Mapp
 def _configuration(config: RunConfig) -> dict[str, Any]:
     """Every key, as JSON reads it back."""
     return config.model_dump(mode="json", by_alias=True)
+
+
+def _environment_files(environment: EnvironmentConfig) -> dict[str, str]:
+    """A hash of each file that an environment is named by, without those that it imports."""
+    files = map(file_of, code_named_by(environment.name, environment.options))
+    found = [file for file in files if file is not None and file.is_file()]
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in found}
 
 
 def _environment_versions(session: Session) -> dict[str, str]:
