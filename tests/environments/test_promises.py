@@ -120,6 +120,20 @@ class RaisesAtLongTexts(Wrapped):
         return self.lake.step(action)
 
 
+class RaisesBehindAnAction(Wrapped):
+    """As a database does that takes the rest of a command for its query; its rules name none."""
+
+    @property
+    def properties(self) -> Any:
+        return dataclasses.replace(self.lake.properties, rules="Walk to the goal.")
+
+    def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+        verb, _, rest = action.partition(" ")
+        if verb in ("Up", "Down", "Left", "Right") and rest:
+            rest.encode("utf-8")
+        return self.lake.step(action)
+
+
 class PaysText(Wrapped):
     def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
         observation, reward, *rest = self.lake.step(action)
@@ -248,7 +262,8 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.seeds_matter_where_it_is_declared, ShowsItsSeed, "`deterministic` is declared"),
     (contract.seeds_matter_where_it_is_declared, SaysThatThereIsChance, "changes nothing"),
     (contract.any_text_is_answered, RaisesAtLongTexts, "OverflowError"),
-    (contract.any_text_is_answered, PaysText, "the reward is '-0.1'"),
+    (contract.any_text_is_answered, PaysText, "the reward is '0.0'"),
+    (contract.any_text_is_answered, RaisesBehindAnAction, r"'\w+ \\ud800' made step raise"),
     (
         contract.a_text_that_is_no_action_is_marked_and_ends_nothing,
         TakesAnyTextForAnAction,

@@ -125,10 +125,15 @@ def _answer(environment: TextEnvironment, action: str) -> tuple[str, float, bool
     """
     answer = environment.step(action)
     if problem := problem_with_step(answer):
-        raise ContractError(f"the answer to {action[:40]!r}: {problem}")
+        raise ContractError(f"the answer to {_both_ends(action)!r}: {problem}")
     observation, reward, terminated, truncated, info = answer
     read = {key: info[key] for key in READ_OF_INFO if key in info}
     return observation, float(reward), bool(terminated), bool(truncated), read
+
+
+def _both_ends(text: str) -> str:
+    """An odd text stands behind what an action begins with."""
+    return text if len(text) <= 120 else f"{text[:60]} ... {text[-40:]}"
 
 
 def episodes(make: Factory) -> Iterator[tuple[str, Episode]]:
@@ -249,11 +254,16 @@ def _answers(
 
 
 def any_text_is_answered(make: Factory) -> None:
-    """No text makes `step` raise; it answers with text, a finite reward, truth values and info."""
+    """No text makes `step` raise; it answers with text, a finite reward, truth values and info.
+
+    Odd texts also stand behind words of the rules and behind actions of the scripted policies.
+    """
     environment = make()
     task = _first_task(environment)
-    verbs = ("", *environment.properties.rules.split()[:30])
-    for text in (f"{verb} {odd}" for verb in verbs for odd in ODD_TEXTS):
+    verbs = dict.fromkeys(("", *environment.properties.rules.split()[:30]))
+    for make_policy in environment.scripted_policies().values():
+        verbs |= {step.reply.action: None for step in play(environment, task, make_policy()).steps}
+    for text in (f"{verb} {odd}" for verb in itertools.islice(verbs, 60) for odd in ODD_TEXTS):
         environment.reset(task, seed=0)
         try:
             _answer(environment, text)
@@ -261,7 +271,9 @@ def any_text_is_answered(make: Factory) -> None:
             raise
         except FOREIGN_FAILURES as error:
             raised = raised_in_words(error)
-            raise ContractError(f"the text {text[:40]!r} made step raise {raised}") from error
+            raise ContractError(
+                f"the text {_both_ends(text)!r} made step raise {raised}"
+            ) from error
 
 
 def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
