@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from ragen_apo.config.warm_start import CopyConfig
+from ragen_apo.environments.base import Reply
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.tokenizer import SPECIAL_TOKENS
 from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import Position
-from ragen_apo.types import StopReason, TrainingSample, Trajectory, training_samples
+from ragen_apo.types import StopReason, Task, TrainingSample, Trajectory, training_samples
 from ragen_apo.warm_start import phases as supervised
 from ragen_apo.warm_start.batches import (
     copy_batch,
@@ -185,6 +186,37 @@ def test_responses_that_the_policy_could_not_write_are_counted(session: Session)
     (longest_only,) = said(int(longest) - 1)
     assert 0 < int(re.findall(r"\d+", longest_only)[0]) < int(num_all)
     assert said(int(longest)) == []
+
+
+def test_demonstrations_whose_action_no_one_could_read_are_counted(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They teach a form of answer that earns the format penalty."""
+
+    class Quotes:
+        is_mistake = False
+
+        def begin(self, task: Task, *, seed: int) -> None: ...
+
+        def act(self, observation: str) -> Reply:
+            return Reply("look", "search '</answer>'", is_mistake=self.is_mistake)
+
+    class Errs(Quotes):
+        is_mistake = True
+
+    model = session.load_model(session.run.initial)
+    for teacher, says in ((Quotes, True), (Errs, False)):
+        monkeypatch.setattr(
+            session.environments, "scripted_policies", lambda made=teacher: {"teacher": made}
+        )
+        notes = Sayings()
+        demonstrations_phase(with_progress(session, notes), model)
+        said = [line for line in notes.lines if "no action can be read" in line]
+        assert len(said) == says
+        if says:
+            assert "search '</answer>'" in said[0] or "search '</answer>'" in said[0]
+            num_unreadable, num_all = re.findall(r"\d+", said[0])[:2]
+            assert num_unreadable == num_all
 
 
 def test_the_supervised_gradient_does_not_depend_on_how_a_batch_is_cut(session: Session) -> None:

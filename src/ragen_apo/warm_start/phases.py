@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ragen_apo.agent.assembly import build_context
 from ragen_apo.policy.language_model import LanguageModel
+from ragen_apo.printable import shortened
 from ragen_apo.session import Session
 from ragen_apo.task_order import DrawOrder
-from ragen_apo.types import StopReason, Trajectory, training_samples
+from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_samples
 from ragen_apo.warm_start.batches import (
     copy_batch,
     copyable_token_ids,
@@ -101,6 +102,19 @@ def _say_what_cannot_be_imitated(session: Session, trajectories: Sequence[Trajec
             "demonstrated responses that are longer than the policy's may be: "
             f"{num_long} of {len(lengths)} (the longest has {max(lengths)} tokens): "
             f"agent.max_response_tokens is {limits.max_response_tokens}"
+        )
+    unreadable = [
+        turn.response
+        for episode in trajectories
+        for turn in episode.turns
+        if TurnFlag.FORMAT_ERROR.value in turn.flags and TurnFlag.MISTAKE.value not in turn.flags
+    ]
+    if unreadable:
+        session.progress.say(
+            "demonstrated responses in which no action can be read, and which are imitated "
+            f"nevertheless: {len(unreadable)} of {len(lengths)}, such as "
+            f"{shortened(repr(unreadable[0]), 200)}; thoughts and actions must not contain what "
+            "encloses them"
         )
     num_cut = [episode.stop_reason for episode in trajectories].count(StopReason.CONTEXT_LIMIT)
     if num_cut:
