@@ -103,6 +103,21 @@ def test_the_end_is_passed_on(
     assert outcome.success is success
 
 
+def test_an_end_without_a_word_on_success_is_refused_and_does_not_count_as_failure() -> None:
+    """As with `info["won"]`: every rate of success would be 0 beside returns of 1."""
+
+    class Won(Echo):
+        def step(self, action: str) -> Any:
+            return "heard", 1.0, action == "win", action == "late", {"won": True}
+
+    manager = EnvironmentManager(Won, format_penalty=0.0, invalid_action_penalty=0.0)
+    environment, _ = manager.start(TASK, seed=0)
+    assert manager.step(environment, act("go")).success is False
+    with pytest.raises(EnvironmentFaultError, match=r"ended an episode.*no 'success'.*turn 2"):
+        manager.step(environment, act("win"))
+    assert manager.step(manager.start(TASK, seed=0)[0], act("late")).success is False
+
+
 def test_each_environment_answers_its_own_response(manager: EnvironmentManager) -> None:
     environments = [manager.start(TASK, seed=0)[0] for _ in range(3)]
     responses = [act("a"), MALFORMED, act("c")]
@@ -189,7 +204,8 @@ def test_numbers_and_ends_of_numpy_become_those_of_python() -> None:
     class Numpy(Echo):
         def step(self, action: str) -> Any:
             is_last = action == "last"
-            return "heard", np.float32(0.5), np.bool_(is_last), np.bool_(False), {}
+            info = {"success": np.bool_(is_last)}
+            return "heard", np.float32(0.5), np.bool_(is_last), np.bool_(False), info
 
     manager = EnvironmentManager(Numpy, format_penalty=-0.25, invalid_action_penalty=0.0)
     environment, _ = manager.start(TASK, seed=0)

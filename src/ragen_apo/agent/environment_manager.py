@@ -198,6 +198,10 @@ class EnvironmentManager:
             answer = environment.step(action)
         self._refuse(problem_with_step(answer), episode)
         observation, reward, terminated, truncated, info = answer
+        if terminated and "success" not in info:  # it would count as a failure, every time
+            self._refuse(
+                "it ended an episode, and info has no 'success'; expected true or false", episode
+            )
         if episode.num_turns >= turn_limit(self.properties) and not (terminated or truncated):
             self._refuse(endlessness(self.properties), episode)
         return observation, float(reward), bool(terminated), bool(truncated), info
