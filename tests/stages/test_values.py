@@ -15,11 +15,11 @@ from ragen_apo.stages import search
 from ragen_apo.stages.search import predictor_of_moves
 from ragen_apo.stages.stored_values import reference_values, selected_tasks, stored_trajectories
 from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
-from ragen_apo.stages.values import estimate_values
-from ragen_apo.types import training_samples
+from ragen_apo.stages.values import cut_share, estimate_values
+from ragen_apo.types import StopReason, training_samples
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.store import ValueStore
-from tests.factories import Sayings, reference, with_keys, with_progress
+from tests.factories import Sayings, played, reference, with_keys, with_progress
 
 
 @pytest.mark.slow
@@ -31,9 +31,17 @@ def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
     model = untrained.load_model(untrained.run.initial)
     report = estimate_values(untrained, model, untrained.training_tasks()[:4])
     assert report["share_unreadable"] > 0.9
+    assert 0.0 <= report["share_cut_by_context"] <= 1.0
     (advice,) = [text for text in said.lines if text == report["advice"]]
     assert advice.startswith("No task was solved")
     assert "set agent.system_prompt: rules_and_format" in advice
+
+
+def test_only_episodes_that_a_full_context_ended_count_as_cut() -> None:
+    cut = played("a", stop_reason=StopReason.CONTEXT_LIMIT, terminated=False)
+    late = played("b", stop_reason=StopReason.TURN_LIMIT, terminated=False)
+    assert cut_share([cut, late, played("c"), cut]) == 0.5
+    assert cut_share([]) == 0.0
 
 
 @pytest.mark.parametrize(("algorithm", "num_kept"), [("apo", 5), ("grpo", 21)])

@@ -139,6 +139,16 @@ def test_without_a_success_it_depends_on_the_returns_whether_stage_2_can_learn(r
     assert finding in advice
 
 
+def test_where_many_episodes_ended_in_a_full_context_they_need_room_and_not_more_samples():
+    result = report([False] * 4, unreadable_share=0.0, cut_share=0.75)
+    assert result["share_cut_by_context"] == 0.75
+    assert "75% of the episodes ended because the context was full" in result["advice"]
+    assert "Raise agent.max_context_tokens" in result["advice"]
+    assert "num_samples" not in result["advice"]
+    assert "max_context" not in report([False] * 4, cut_share=0.2)["advice"]
+    assert "max_context" not in report([False] * 4, unreadable_share=0.9, cut_share=1.0)["advice"]
+
+
 def test_where_most_responses_were_unreadable_the_prompt_must_state_the_form():
     result = report([False] * 4, unreadable_share=0.97)
     assert result["share_unreadable"] == 0.97

@@ -21,7 +21,7 @@ from ragen_apo.stages.collect_values import asked, collect_values
 from ragen_apo.stages.origin import require_same_origin
 from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.task_selection import select_stored_tasks
-from ragen_apo.types import Task, Trajectory, TurnFlag
+from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.coverage import coverage_report, coverage_sentence, few_are_solved
 from ragen_apo.values.estimator import SampleSchedule
@@ -45,6 +45,12 @@ def unreadable_share(trajectories: Iterable[Trajectory]) -> float:
     """The share of turns whose response held no thought and action that could be read."""
     turns = [turn.flags for trajectory in trajectories for turn in trajectory.turns]
     return sum(TurnFlag.FORMAT_ERROR.value in flags for flags in turns) / max(len(turns), 1)
+
+
+def cut_share(trajectories: Iterable[Trajectory]) -> float:
+    """The share of episodes that ended because the context was full."""
+    reasons = [trajectory.stop_reason for trajectory in trajectories]
+    return reasons.count(StopReason.CONTEXT_LIMIT) / max(len(reasons), 1)
 
 
 def estimate_run_values(
@@ -136,14 +142,16 @@ def _coverage(
     task_ids = [task.task_id for task in tasks]
     returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
     solved = {task_id: successes[task_id] for task_id in task_ids}
-    unreadable = None
+    unreadable = cut = None
     if few_are_solved(solved):  # reading every response back takes a while
         unreadable = unreadable_share(stored_trajectories(store, conditions, tasks))
+        cut = cut_share(stored_trajectories(store, conditions, tasks))
     report = coverage_report(
         {task_id: returns[task_id] for task_id in task_ids},
         solved,
         beta=config.values.beta1,
         unreadable_share=unreadable,
+        cut_share=cut,
     )
     min_visits = config.algorithm.min_state_visits
     # A regression values every state.

@@ -25,6 +25,8 @@ ADVICE_SAMPLES = 16
 ADVICE_SHARE = 0.5
 MAX_UNREADABLE_SHARE = 0.5
 """Above this share of unreadable responses, the advice is about their form."""
+MAX_CUT_SHARE = 0.25
+"""Above this share of episodes that a full context ended, the advice is about their length."""
 PASS_KS = (1, 4, 8, 16)
 
 
@@ -44,12 +46,14 @@ def coverage_report(
     *,
     beta: float,
     unreadable_share: float | None = None,
+    cut_share: float | None = None,
 ) -> dict[str, Any]:
     """Statistics of the samples of each task, as JSON values; docs/metrics.md has every key.
 
     Means are over tasks, each with the same weight however often it was sampled. `unreadable_share`
-    is the share of responses without a readable action, if it was computed. Raises ValueError
-    unless both mappings have the same tasks, each with the same number of samples, at least one.
+    is the share of responses without a readable action, `cut_share` that of episodes that a full
+    context ended, if they were computed. Raises ValueError unless both mappings have the same
+    tasks, each with the same number of samples, at least one.
     """
     num_returns = {task: len(returns) for task, returns in returns_by_task.items()}
     num_outcomes = {task: len(successes) for task, successes in successes_by_task.items()}
@@ -86,7 +90,8 @@ def coverage_report(
         / num_tasks,
         "beta1": beta,
         "share_unreadable": unreadable_share,
-        "advice": _advice(counts, list(returns_by_task.values()), unreadable_share)
+        "share_cut_by_context": cut_share,
+        "advice": _advice(counts, list(returns_by_task.values()), unreadable_share, cut_share)
         if few_are_solved(successes_by_task)
         else None,
     }
@@ -140,6 +145,7 @@ def _advice(
     counts: Sequence[tuple[int, int]],
     returns: Sequence[Sequence[float]],
     unreadable_share: float | None,
+    cut_share: float | None,
 ) -> str:
     """The finding for few or no solved tasks, and the remedy."""
     finding = _finding(counts, returns)
@@ -150,6 +156,13 @@ def _advice(
             "agent.max_response_tokens. If they have another form, set agent.system_prompt: "
             "rules_and_format; rules alone does not state it. A model that is built on the spot "
             "learns the form from more demonstrations (warm_start.demonstrations.num_steps)."
+        )
+    if cut_share is not None and cut_share > MAX_CUT_SHARE:
+        return (
+            f"{finding} {cut_share:.0%} of the episodes ended because the context was full, before "
+            "their environment ended them. Raise agent.max_context_tokens, let the environment "
+            "answer with shorter texts, or let the policy read the last turns only "
+            "(agent.context.mode: last_turns)."
         )
     remedy = (
         "warm-start the reference on demonstrations (warm_start.demonstrations), or use a shaped "
