@@ -32,12 +32,18 @@ def test_training_tasks_are_a_part_of_the_split_that_depends_on_the_seed(session
 def test_environments_act_side_by_side_and_in_lockstep_where_the_configuration_says_so(
     session: Session,
 ) -> None:
-    keys = ("--rollouts.num_environment_workers=3", "--rollouts.lockstep=true")
-    for config, expected in ((session.config, (1, False)), (factories.config(*keys), (3, True))):
+    keys = (
+        "--rollouts.num_environment_workers=3",
+        "--rollouts.environment_retries=2",
+        "--rollouts.lockstep=true",
+    )
+    plain = (session.config, (1, 0, False))
+    for config, expected in (plain, (factories.config(*keys), (3, 2, True))):
         opened = open_session(config, session.run, SilentProgress())
         model = opened.load_model(opened.run.initial)
         proxy = build_proxy(config, model, opened.environments)
-        assert (proxy.environments.num_workers, proxy.lockstep) == expected
+        environments = proxy.environments
+        assert (environments.num_workers, environments.num_retries, proxy.lockstep) == expected
 
 
 def test_a_model_that_is_too_short_for_an_episode_is_refused_when_it_is_loaded(

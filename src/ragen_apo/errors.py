@@ -21,6 +21,10 @@ class EnvironmentFaultError(RagenApoError):
     """The code of an environment does what no environment may; its author has to repair it."""
 
 
+class EnvironmentRaisedError(EnvironmentFaultError):
+    """An environment raised something, which it may not do another time."""
+
+
 class ModelError(RagenApoError):
     """A model folder cannot be used: no tokenizer, no chat template, unreadable weights."""
 

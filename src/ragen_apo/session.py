@@ -250,6 +250,8 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
             config.environment,
             config.agent,
             num_workers=config.rollouts.num_environment_workers,
+            num_retries=config.rollouts.environment_retries,
+            say=progress.say,
         ),
         device,
         dtype,

@@ -1,7 +1,8 @@
 """Episodes of a language model in the shop: order, refilling, limits, and what is recorded."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from ragen_apo.agent.proxy import AgentProxy, EpisodeRequest
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import Reply
 from ragen_apo.environments.shop import ShopEnvironment
-from ragen_apo.errors import ContextError
+from ragen_apo.errors import ContextError, EnvironmentFaultError, EnvironmentRaisedError
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.policy.sampling import StopRule
 from ragen_apo.policy.scoring import score_tokens
-from ragen_apo.types import StopReason, Trajectory, TurnFlag, training_samples
+from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag, training_samples
 from tests.chat_templates import GEMMA, R1, UNTHINKING, with_template
 from tests.factories import NO_LIMITS
 from tests.sweeps import quick_first
@@ -433,3 +434,86 @@ def test_a_scripted_episode_whose_first_turn_does_not_fit_is_refused(
             scripted_within(
                 TokenLimits(num_read + needed - 1, longest), tiny_model, environments, requests[:1]
             )
+
+
+class Flaky(ShopEnvironment):
+    """Raises in some of its calls, counted over all environments of the test."""
+
+    calls: list[str]
+    failing: frozenset[int]
+
+    def _note(self, method: str) -> None:
+        self.calls.append(method)
+        if len(self.calls) in self.failing:
+            raise TimeoutError("the sandbox did not answer")
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        self._note("reset")
+        return super().reset(task, seed=seed)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._note("step")
+        return super().step(action)
+
+
+def flaky(
+    failing: Iterable[int], *, num_retries: int, num_workers: int = 1
+) -> tuple[EnvironmentManager, list[str]]:
+    """Environments that raise in these calls, from 1, and what is said about it."""
+    said: list[str] = []
+    kind = type("Flaky", (Flaky,), {"calls": [], "failing": frozenset(failing)})
+    manager = EnvironmentManager(
+        lambda: kind(max_turns=MAX_TURNS),
+        format_penalty=-0.05,
+        invalid_action_penalty=0.0,
+        num_retries=num_retries,
+        num_workers=num_workers,
+        say=said.append,
+    )
+    return manager, said
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_an_episode_whose_environment_raised_begins_again_and_is_the_same(
+    tiny_model: LanguageModel,
+    environments: EnvironmentManager,
+    requests: list[EpisodeRequest],
+    num_workers: int,
+) -> None:
+    """A reset, a first and a later step of several episodes, and one episode twice."""
+    whole = play(proxy(tiny_model, environments, num_rows=3), requests)
+    failing = (2, 6, 9, 10, 17)
+    manager, said = flaky(failing, num_retries=2, num_workers=num_workers)
+    agent = proxy(tiny_model, manager, num_rows=3)
+    assert_same(play(agent, requests), whole)
+    assert len(said) == len(failing)
+    assert "it raised TimeoutError (the sandbox did not answer)" in said[0]
+    assert "The episode begins again, 1 of 2 times at most" in said[0]
+    assert agent.engine.num_free_rows == 3
+
+
+def test_an_environment_that_raises_once_too_often_ends_the_rollout(
+    tiny_model: LanguageModel, requests: list[EpisodeRequest]
+) -> None:
+    manager, said = flaky([2, 4, 6], num_retries=2)
+    with pytest.raises(EnvironmentRaisedError, match="sandbox did not answer.*turn 1"):
+        play(proxy(tiny_model, manager), requests[:1])
+    assert len(said) == 2
+    manager, said = flaky([1, 2, 3], num_retries=2)
+    with pytest.raises(EnvironmentRaisedError, match="sandbox did not answer"):
+        play(proxy(tiny_model, manager), requests[:1])
+    assert len(said) == 2
+    manager, said = flaky([2], num_retries=0)
+    with pytest.raises(EnvironmentRaisedError, match=r"rollouts\.environment_retries begins"):
+        play(proxy(tiny_model, manager), requests[:1])
+    assert not said
+
+
+def test_an_answer_that_no_environment_may_give_is_not_asked_for_again(
+    tiny_model: LanguageModel, requests: list[EpisodeRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, said = flaky([], num_retries=5)
+    monkeypatch.setattr(Flaky, "step", lambda *_: ("text", float("nan"), False, False, {}))
+    with pytest.raises(EnvironmentFaultError, match="nan"):
+        play(proxy(tiny_model, manager), requests[:1])
+    assert not said

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -68,18 +69,19 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
 
 
 def build_environments(
-    environment: EnvironmentConfig, agent: AgentConfig, *, num_workers: int = 1
+    environment: EnvironmentConfig, agent: AgentConfig, **options: Any
 ) -> EnvironmentManager:
     """The pool of the configured environment, with the configured costs.
 
-    `num_workers` of them may be at work at the same time.
+    The options are those of `EnvironmentManager`: how many may be at work at the same time, and how
+    often an episode may begin again.
     """
     return EnvironmentManager(
         lambda: make_environment(environment.name, environment.options),
         format_penalty=agent.format_penalty,
         invalid_action_penalty=agent.invalid_action_penalty,
         calls_tools=agent.calls_tools,
-        num_workers=num_workers,
+        **options,
     )
 
 

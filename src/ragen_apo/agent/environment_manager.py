@@ -28,7 +28,13 @@ from ragen_apo.environments.answers import (
 from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, TextEnvironment
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.tools import Tool
-from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
+from ragen_apo.errors import (
+    ConfigError,
+    EnvironmentFaultError,
+    EnvironmentRaisedError,
+    RagenApoError,
+)
+from ragen_apo.plural import counted
 from ragen_apo.printable import raised_in_words, shortened
 from ragen_apo.types import Task, TurnFlag
 
@@ -51,6 +57,8 @@ class Outcome:
     truncated: bool = False
     success: bool = False
     flags: tuple[str, ...] = ()
+    failure: EnvironmentRaisedError | None = None
+    """What the environment raised in place of an answer, where that does not end the run."""
 
 
 def tools_to_call(properties: EnvironmentProperties) -> tuple[Tool, ...]:
@@ -91,14 +99,18 @@ class EnvironmentManager:
         invalid_action_penalty: float,
         calls_tools: bool = False,
         num_workers: int = 1,
+        num_retries: int = 0,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`calls_tools`: responses call the environment's tools; ConfigError if it has none.
 
-        `num_workers` is how many environments may be at work at the same time (`map`).
+        `num_workers` is how many environments may be at work at the same time (`map`), and
+        `num_retries` how often an episode may begin again because its environment raised. `say`
+        tells the user about it.
         """
         self._make_environment = make_environment
         self.format_penalty, self.invalid_action_penalty = format_penalty, invalid_action_penalty
-        self.num_workers = num_workers
+        self.num_workers, self.num_retries, self._say = num_workers, num_retries, say
         self._prototype = make_environment()
         self.tools = tools_to_call(self.properties) if calls_tools else ()
         self._hint = expected_calls(self.tools) if calls_tools else FORMAT_HINT
@@ -148,9 +160,27 @@ class EnvironmentManager:
         """An environment in which this task has begun, and its first observation.
 
         Here and in `step`, EnvironmentFaultError is raised for an environment that raises
-        something, ends the process, answers something else than text and a finite reward, or never
-        ends an episode. It names the task, the seed, the turn and the action.
+        something (after the retries), ends the process, answers something else than text and a
+        finite reward, or never ends an episode. It names the task, the seed, the turn and the
+        action.
         """
+        for num_failures in itertools.count(1):
+            try:
+                return self._started(task, seed=seed)
+            except EnvironmentRaisedError as failure:
+                self.require_retry(failure, num_failures)
+        raise AssertionError
+
+    def require_retry(self, failure: EnvironmentRaisedError, num_failures: int) -> None:
+        """Raises the failure of an episode that has failed so often that it may not begin again."""
+        if num_failures > self.num_retries:
+            raise failure
+        self._say(
+            f"{failure}. The episode begins again, {num_failures} of "
+            f"{counted(self.num_retries, 'time')} at most (rollouts.environment_retries)"
+        )
+
+    def _started(self, task: Task, *, seed: int) -> tuple[TextEnvironment, str]:
         environment = None
         with contextlib.suppress(IndexError):  # another thread may take the last one
             environment = self._idle.pop()
@@ -188,6 +218,18 @@ class EnvironmentManager:
         success = bool(info.get("success", False))
         return Outcome(observation, reward, terminated, truncated, success, tuple(flags))
 
+    def step_or_failure(self, environment: TextEnvironment, response: ParsedResponse) -> Outcome:
+        """As `step`; with retries, the end of an episode with a `failure` if it raises something.
+
+        The environment is not to be used again.
+        """
+        try:
+            return self.step(environment, response)
+        except EnvironmentRaisedError as failure:
+            if self.num_retries == 0:
+                raise
+            return Outcome("", truncated=True, failure=failure)
+
     def _answer(
         self, environment: TextEnvironment, action: str
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -217,7 +259,12 @@ class EnvironmentManager:
             raise
         except FOREIGN_FAILURES as error:
             hint = IN_A_THREAD if self.num_workers > 1 else ""
-            self._refuse(f"it raised {raised_in_words(error)}{hint}", episode, cause=error)
+            self._refuse(
+                f"it raised {raised_in_words(error)}{hint}",
+                episode,
+                cause=error,
+                kind=EnvironmentRaisedError,
+            )
 
     def _refuse(
         self,
@@ -225,10 +272,13 @@ class EnvironmentManager:
         episode: _Episode | None,
         *,
         cause: BaseException | None = None,
+        kind: type[EnvironmentFaultError] = EnvironmentFaultError,
     ) -> None:
         if problem is not None:
             where = "" if episode is None else f" ({episode})"
-            raise EnvironmentFaultError(
+            passing = ", and rollouts.environment_retries begins an episode again that fails so"
+            may_pass = kind is EnvironmentRaisedError and self.num_retries == 0
+            raise kind(
                 f"the environment {self.properties.name!r}: {problem}{where}. `ragen-apo check` "
-                "says what else it does that no environment may"
+                f"says what else it does that no environment may{passing if may_pass else ''}"
             ) from cause

@@ -10,6 +10,9 @@ all the others have their response, too, so that their environments can act side
 Several ranks deal the requests out among themselves (`WorkQueue`), and each receives all
 trajectories. An episode has a generator of its own, so it does not depend on who plays it, up to
 the rounding of a batch.
+
+An episode whose environment raised may begin again (`EnvironmentManager.num_retries`), with the
+same seed and so with the same draws.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ragen_apo.choices import EpisodeSchedule
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.work_queue import WorkQueue
 from ragen_apo.environments.base import Reply, TextEnvironment
+from ragen_apo.errors import EnvironmentRaisedError
 from ragen_apo.policy.engine import Engine, Response
 from ragen_apo.seeding import generator
 from ragen_apo.types import StopReason, Task, Trajectory, Turn, TurnFlag
@@ -58,6 +62,8 @@ class Episode:
     prompt: Prompt = NO_PROMPT
     state_key: str = ""
     """The environment's state while the present response is written."""
+    num_failures: int = 0
+    """How often it has begun and its environment then raised something."""
     num_context_tokens: int = 0
     """Tokens of the context after the last response."""
     turns: list[Turn] = field(default_factory=list)
@@ -141,18 +147,24 @@ def play_turns(
     answered: Sequence[tuple[Episode, Response, str]],
     environments: EnvironmentManager,
     context: ContextManager,
+    *,
+    may_fail: bool = False,
 ) -> Iterator[tuple[Outcome, bool]]:
     """Executes a response, given with its text, in each of some episodes and records the turns.
 
     Yields the environment's answer, and whether the episode is over; if not, the episode has its
-    next prompt.
+    next prompt. With `may_fail`, and if the environments have retries, an answer may be a failure.
     """
     acting = [episode.environment for episode, _, _ in answered]
     readings = [context.parse(text) for _, _, text in answered]
-    outcomes = environments.map(environments.step, acting, readings)
+    step = environments.step_or_failure if may_fail else environments.step
+    outcomes = environments.map(step, acting, readings)
     for (episode, response, text), parsed, outcome in zip(
         answered, readings, outcomes, strict=True
     ):
+        if outcome.failure:
+            yield outcome, True
+            continue
         episode.record(response, text, parsed, outcome)
         if outcome.terminated or outcome.truncated:
             yield outcome, True
@@ -228,23 +240,20 @@ class AgentProxy:
         with self.engine.rollout():
             while active or not queue.is_empty:
                 room = min(self.engine.num_free_rows, queue.width - len(active))
-                active |= self._start(queue.take(room), requests)
+                active |= self._start([(index, requests[index]) for index in queue.take(room)])
                 responses = self._responses(len(active), temperature)
-                played = [(row, active[row], response) for row, response in responses]
-                ended = self._play_turns(played, policy_version)
-                active = {row: e for row, e in active.items() if e.index not in ended}
+                played = [(row, active.pop(row), response) for row, response in responses]
+                going_on, ended = self._play_turns(played, policy_version)
+                active |= going_on
                 finished |= ended
                 if on_finished and ended:
                     on_finished(sorted(ended.items()))
         return finished
 
-    def _start(
-        self, indices: Sequence[int], requests: Sequence[EpisodeRequest]
-    ) -> dict[Any, Episode]:
+    def _start(self, requests: Indexed) -> dict[Any, Episode]:
         """The episodes of these requests, by their rows, which have been asked to respond."""
         started: dict[Any, Episode] = {}
-        chosen = [(index, requests[index]) for index in indices]
-        for episode in begin_episodes(chosen, self.environments, self.context):
+        for episode in begin_episodes(requests, self.environments, self.context):
             row = self.engine.open_row(generator(episode.request.seed, "sampling"))
             self.submit(row, episode)
             started[row] = episode
@@ -268,19 +277,32 @@ class AgentProxy:
 
     def _play_turns(
         self, played: Sequence[tuple[Any, Episode, Response]], policy_version: str
-    ) -> dict[int, Trajectory]:
-        """One environment step for each episode with a response; returns those that ended."""
+    ) -> tuple[dict[Any, Episode], dict[int, Trajectory]]:
+        """One environment step for each episode with a response: those that go on, by their rows,
+        which have been asked to respond, and those that ended.
+        """
+        going_on: dict[Any, Episode] = {}
         ended: dict[int, Trajectory] = {}
+        failed: list[tuple[Episode, EnvironmentRaisedError]] = []
         answered = [
             (episode, response, self.context.decode(response.token_ids))
             for _, episode, response in played
         ]
-        turns = play_turns(answered, self.environments, self.context)
+        turns = play_turns(answered, self.environments, self.context, may_fail=True)
         for (row, episode, _), (outcome, is_over) in zip(played, turns, strict=True):
-            if is_over:
-                ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
-                self.engine.close_row(row)
-                self.environments.release(episode.environment)
-            else:
+            if not is_over:
                 self.submit(row, episode)
-        return ended
+                going_on[row] = episode
+                continue
+            self.engine.close_row(row)
+            if outcome.failure:
+                failed.append((episode, outcome.failure))
+                continue
+            ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
+            self.environments.release(episode.environment)
+        for episode, failure in failed:
+            self.environments.require_retry(failure, episode.num_failures + 1)
+            for row, again in self._start([(episode.index, episode.request)]).items():
+                again.num_failures = episode.num_failures + 1
+                going_on[row] = again
+        return going_on, ended
