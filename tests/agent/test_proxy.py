@@ -517,3 +517,15 @@ def test_an_answer_that_no_environment_may_give_is_not_asked_for_again(
     with pytest.raises(EnvironmentFaultError, match="nan"):
         play(proxy(tiny_model, manager), requests[:1])
     assert not said
+
+
+def test_a_scripted_episode_whose_environment_raised_begins_again_and_is_the_same(
+    environments: EnvironmentManager, requests: list[EpisodeRequest]
+) -> None:
+    def played(manager: EnvironmentManager) -> list[Trajectory]:
+        make_policy = ShopEnvironment(max_turns=MAX_TURNS).scripted_policies()["teacher"]
+        return play_scripted_episodes(make_policy, manager, requests, policy_version="teacher")
+
+    manager, said = flaky([1, 4, 7, 8], num_retries=2)
+    assert played(manager) == played(environments)
+    assert len(said) == 4

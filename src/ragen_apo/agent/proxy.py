@@ -136,11 +136,28 @@ def begin_episodes(
     Raises ContextError if prompt and longest response do not fit into the context.
     """
     for episode in start_episodes(requests, environments):
-        episode.prompt = context.prompt((), episode.observation)
-        if not context.limits.fit(episode.num_read_tokens):
-            raise context.limits.refusal(episode.request.task, episode.num_read_tokens)
-        episode.state_key = episode.environment.state_key()
+        _give_first_prompt(episode, context)
         yield episode
+
+
+def _give_first_prompt(episode: Episode, context: ContextManager) -> None:
+    episode.prompt = context.prompt((), episode.observation)
+    if not context.limits.fit(episode.num_read_tokens):
+        raise context.limits.refusal(episode.request.task, episode.num_read_tokens)
+    episode.state_key = episode.environment.state_key()
+
+
+def started_again(
+    episode: Episode, failure: EnvironmentRaisedError, environments: EnvironmentManager
+) -> Episode:
+    """The episode with its first observation, after its environment raised this.
+
+    Raises the failure if the episode may not begin again.
+    """
+    environments.require_retry(failure, episode.num_failures + 1)
+    (again,) = start_episodes([(episode.index, episode.request)], environments)
+    again.num_failures = episode.num_failures + 1
+    return again
 
 
 def play_turns(
@@ -252,12 +269,14 @@ class AgentProxy:
 
     def _start(self, requests: Indexed) -> dict[Any, Episode]:
         """The episodes of these requests, by their rows, which have been asked to respond."""
-        started: dict[Any, Episode] = {}
-        for episode in begin_episodes(requests, self.environments, self.context):
-            row = self.engine.open_row(generator(episode.request.seed, "sampling"))
-            self.submit(row, episode)
-            started[row] = episode
-        return started
+        episodes = begin_episodes(requests, self.environments, self.context)
+        return {self._open_row(episode): episode for episode in episodes}
+
+    def _open_row(self, episode: Episode) -> Any:
+        """A row that has been asked for the episode's first response."""
+        row = self.engine.open_row(generator(episode.request.seed, "sampling"))
+        self.submit(row, episode)
+        return row
 
     def _responses(self, num_active: int, temperature: float) -> list[tuple[Any, Response]]:
         """Those that are over after the engine's next step; in lockstep one of every episode."""
@@ -301,8 +320,7 @@ class AgentProxy:
             ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
             self.environments.release(episode.environment)
         for episode, failure in failed:
-            self.environments.require_retry(failure, episode.num_failures + 1)
-            for row, again in self._start([(episode.index, episode.request)]).items():
-                again.num_failures = episode.num_failures + 1
-                going_on[row] = again
+            again = started_again(episode, failure, self.environments)
+            _give_first_prompt(again, self.context)
+            going_on[self._open_row(again)] = again
         return going_on, ended

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
-from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes
+from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes, started_again
 from ragen_apo.agent.responses import parse_response, render_response
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.policy.engine import Response
@@ -29,6 +29,11 @@ class _Playing:
     outcome: Outcome | None = None
     """Of the last turn."""
     is_over: bool = False
+
+    def begin(self, episode: Episode) -> None:
+        """The episode from its start."""
+        self.policy.begin(episode.request.task, seed=episode.request.seed)
+        self.episode, self.outcome = episode, None
 
 
 def play_scripted_episodes(
@@ -50,9 +55,8 @@ def play_scripted_episodes(
         room = min(environments.num_workers - len(playing), len(waiting))
         begun = [waiting.popleft() for _ in range(room)]
         for episode in start_episodes(begun, environments):
-            policy = idle.pop() if idle else make_policy()
-            policy.begin(episode.request.task, seed=episode.request.seed)
-            playing.append(_Playing(episode, policy))
+            playing.append(_Playing(episode, idle.pop() if idle else make_policy()))
+            playing[-1].begin(episode)
         _play_turns(playing, environments, context)
         for each in (each for each in playing if each.is_over):
             environments.release(each.episode.environment)
@@ -71,11 +75,14 @@ def _play_turns(
     replies = [(each, *reply) for each in playing if (reply := _reply(each, context))]
     parse = context.parse if context else parse_response
     outcomes = environments.map(
-        environments.step,
+        environments.step_or_failure,
         [each.episode.environment for each, *_ in replies],
         [parse(text) for _, _, text, _ in replies],
     )
     for (each, reply, text, response), outcome in zip(replies, outcomes, strict=True):
+        if outcome.failure:
+            each.begin(started_again(each.episode, outcome.failure, environments))
+            continue
         mistake = (TurnFlag.MISTAKE.value,) if reply.is_mistake else ()
         each.outcome = replace(outcome, flags=(*outcome.flags, *mistake))
         each.episode.record(response, text, reply, each.outcome)

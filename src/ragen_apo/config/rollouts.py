@@ -33,8 +33,8 @@ class RolloutsConfig(Section):
     demonstrations and to evaluations of models behind an API. See docs/adding_an_environment.md."""
     environment_retries: CountOrZero = 0
     """How often an episode is played again from its beginning, with another environment, if its
-    environment raises an error. With 0 the first error ends the run. It applies to all episodes of
-    a policy but those of a search. See docs/adding_an_environment.md."""
+    environment raises an error. With 0 the first error ends the run. It applies to all episodes
+    but those of a search. See docs/adding_an_environment.md."""
     lockstep: bool = False
     """Whether an episode waits until all other episodes in progress have their response too. Then
     their environments act at the same time. For slow environments with `engine: local`. Episodes
