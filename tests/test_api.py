@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ragen_apo.environments.foreign import provide, reference_to, referenced_fac
 from ragen_apo.environments.frozen_lake import make_frozen_lake
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
+from ragen_apo.stages import pipeline
 from ragen_apo.types import Task
 from tests.command_line import Command, snapshot
 
@@ -45,6 +47,9 @@ TINY: dict[str, Any] = {
     "evaluation": {"num_episodes": 3},
 }
 """Every phase of a run in about a second; nothing is learned."""
+
+
+SMOKE = Path(__file__).resolve().parents[1] / "configs" / "smoke.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +215,32 @@ def test_a_configuration_may_be_a_path_a_mapping_or_a_record(tmp_path: Path) -> 
     assert (changed.algorithm.name, changed.warm_start.enabled) == ("grpo", False)
     assert changed.policy.path == str(tmp_path)
     assert changed.policy.small == record.policy.small
+
+
+def test_a_second_training_in_another_thread_is_refused_and_makes_no_run(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As models are not loaded side by side; afterwards another may train."""
+    refused: list[str] = []
+
+    def play(*_: Any, **options: Any) -> None:
+        def train_too() -> None:
+            try:
+                ragen_apo.train(SMOKE, new.with_name("other"), progress=False)
+            except ConfigError as error:
+                refused.append(str(error))
+
+        if not refused:
+            thread = threading.Thread(target=train_too)
+            thread.start()
+            thread.join()
+
+    monkeypatch.setattr(pipeline, "train", play)
+    ragen_apo.train(SMOKE, new, progress=False)
+    (message,) = refused
+    assert "another thread of this process trains a run" in message
+    assert new.exists() and not new.with_name("other").exists()
+    ragen_apo.train(SMOKE, new.with_name("third"), progress=False)
 
 
 @pytest.mark.parametrize("given", [[1, 2], 3, b"configs/shop.yaml"])

@@ -17,8 +17,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from ragen_apo.report.episodes import Episode
     from ragen_apo.stages.shown_prompt import ShownPrompt
 
+_TRAINING = threading.Lock()
+"""Held by the training of this process."""
 Factory = Callable[..., Any]
 """A function or class that takes the options of an environment and makes one."""
 Configuration = RunConfig | Mapping[str, Any] | Path | str
@@ -122,7 +125,7 @@ def train(
         text = resolved_yaml(given)
         ranks.from_first(lambda: create_run(path, config_yaml=text).path.name, "making the run")
     try:
-        with _console(progress) as shown:
+        with _console(progress) as shown, _only_training():
             shown.say(f"{run.config.algorithm.traits.sentence}.")
             play(run.config, run.files, progress=shown, until=until)
     except (Exception, SystemExit):
@@ -130,6 +133,20 @@ def train(
             clear_failed_start(run.files, keep_directory=existed)
         raise
     return run
+
+
+@contextmanager
+def _only_training() -> Iterator[None]:
+    """Refuses a second training in another thread: models are not loaded side by side."""
+    if not _TRAINING.acquire(blocking=False):
+        raise ConfigError(
+            "another thread of this process trains a run, and a process trains one at a time; wait "
+            "for it, or start another process"
+        )
+    try:
+        yield
+    finally:
+        _TRAINING.release()
 
 
 def _require_one_process(work: str) -> None:

@@ -250,7 +250,7 @@ def test_the_report_of_stage_one_says_how_many_tasks_stage_two_trains_on(session
     assert 0 < report["selection"]["kept"] < sum(report["selection"].values()) == len(tasks)
     assert 0 < report["num_known_states"] < report["num_states"]
     assert said.lines[0].startswith("Stage 1: 42 samples of 21 tasks, pass@1 ")
-    assert "of later turns in a state of known value" in said.lines[0]
+    assert "of later turns in a state that enough other episodes visited" in said.lines[0]
     assert said.lines[-1].startswith("rollout_filter: Stage 2 trains on ")
 
 

@@ -66,7 +66,7 @@ def test_a_line_for_people_names_the_largest_k_that_all_tasks_have():
     known = coverage_sentence(report([True]) | {"share_turns_known": 0.25})
     assert known == (
         "Stage 1: 1 sample of 1 task, pass@1 100%, 0% never solved, 100% always solved, "
-        "25% of later turns in a state of known value."
+        "25% of later turns in a state that enough other episodes visited."
     )
     assert "later turns" not in coverage_sentence(report([True]) | {"share_turns_known": None})
 

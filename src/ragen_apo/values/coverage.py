@@ -130,7 +130,8 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
         f"{report['share_always_solved']:.0%} always solved",
     ]
     if report.get("share_turns_known") is not None:
-        parts.append(f"{report['share_turns_known']:.0%} of later turns in a state of known value")
+        known = f"{report['share_turns_known']:.0%}"
+        parts.append(f"{known} of later turns in a state that enough other episodes visited")
     sentence = "Stage 1: " + ", ".join(parts) + "."
     if report.get("num_known_states") == 0 and report.get("share_turns_known") is not None:
         sentence += (
