@@ -504,7 +504,7 @@ def test_an_environment_that_raises_once_too_often_ends_the_rollout(
         play(proxy(tiny_model, manager), requests[:1])
     assert len(said) == 2
     manager, said = flaky([2], num_retries=0)
-    with pytest.raises(EnvironmentRaisedError, match=r"rollouts\.environment_retries begins"):
+    with pytest.raises(EnvironmentRaisedError, match=r"rollouts\.environment_retries lets such an"):
         play(proxy(tiny_model, manager), requests[:1])
     assert not said
 

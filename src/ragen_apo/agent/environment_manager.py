@@ -276,7 +276,7 @@ class EnvironmentManager:
     ) -> None:
         if problem is not None:
             where = "" if episode is None else f" ({episode})"
-            passing = ", and rollouts.environment_retries begins an episode again that fails so"
+            passing = ", and in a run rollouts.environment_retries lets such an episode begin again"
             may_pass = kind is EnvironmentRaisedError and self.num_retries == 0
             raise kind(
                 f"the environment {self.properties.name!r}: {problem}{where}. `ragen-apo check` "

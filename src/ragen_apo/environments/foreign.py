@@ -42,8 +42,8 @@ _FOLDERS: set[Path] = set()
 """Of the files that were imported as environments."""
 _HAS_TO_BE = "expected a function or class that takes the options and makes an environment"
 _found: set[tuple[str, str]] = set()
-"""Files or modules, and the functions in them that were imported as environments. Their source is
-not read again: threads that make environments would parse it side by side, which Python 3.11 does
+"""Files, and the functions in them that were imported as environments. Their source is not read
+again: threads that make environments would parse it side by side, which Python 3.11 does
 not bear, and an editor that is not done with it would end the run that plays it."""
 _provided: dict[str, Callable[..., object]] = {}
 """What this process was handed, by the reference under which configurations keep it."""
@@ -108,22 +108,22 @@ def referenced_factory(reference: str) -> object:
             f"environment.name: {function} was defined in a notebook, and only there; hand it over "
             f"again, environment={function}, or define it in a file"
         )
-    place = (module if file is None else str(file), function)
+    path = file or _file_of_module(module, reference)
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
+        raise ConfigError(
+            f"environment.name: there is no file {path}; a relative path starts in the current "
+            f"directory, {Path.cwd()}"
+        )
+    place = (str(path), function)
     if place not in _found:
-        path = file or _file_of_module(module, reference)
-        if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
-            raise ConfigError(
-                f"environment.name: there is no file {path}; a relative path starts in the current "
-                f"directory, {Path.cwd()}"
-            )
         _refuse_what_makes_no_environment(path, function, reference)
     if file is None:
         with _in_one_sentence(reference, "importing it"):
             imported = importlib.import_module(module)
     else:
-        imported = _imported_file(file)
+        imported = _imported_file(path)
     if not hasattr(imported, function):
-        raise ConfigError(f"environment.name: {place[0]} has removed its {function!r} again")
+        raise ConfigError(f"environment.name: {path} has removed its {function!r} again")
     _found.add(place)
     return getattr(imported, function)
 
