@@ -41,7 +41,7 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
     "countdown": ("makes a target from given numbers", "`(3 + 5) * 2`", ""),
     "frozen_lake": (
         "walks over ice to a goal and around holes; on slippery ice chance moves it, too",
-        "`Right \\|\\| Down`",
+        "`Right`",
         "`frozen_lake.yaml`",
     ),
     "mixture": (
@@ -60,7 +60,7 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
         "`search denim vest`",
         "`shop.yaml`, `shop_smollm2.yaml`",
     ),
-    "sokoban": ("pushes boxes onto targets", "`Up \\|\\| Left`", "`sokoban.yaml`"),
+    "sokoban": ("pushes boxes onto targets", "`Up`", "`sokoban.yaml`"),
     "webshop": (
         "searches real or generated products and buys one with the asked options "
         "([how](webshop.md))",
