@@ -164,12 +164,13 @@ class EnvironmentManager:
         finite reward, or never ends an episode. It names the task, the seed, the turn and the
         action.
         """
-        for num_failures in itertools.count(1):
+        num_failures = 0
+        while True:
             try:
                 return self._started(task, seed=seed)
             except EnvironmentRaisedError as failure:
+                num_failures += 1
                 self.require_retry(failure, num_failures)
-        raise AssertionError
 
     def require_retry(self, failure: EnvironmentRaisedError, num_failures: int) -> None:
         """Raises the failure of an episode that has failed so often that it may not begin again."""

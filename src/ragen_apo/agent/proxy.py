@@ -302,7 +302,6 @@ class AgentProxy:
         """
         going_on: dict[Any, Episode] = {}
         ended: dict[int, Trajectory] = {}
-        failed: list[tuple[Episode, EnvironmentRaisedError]] = []
         answered = [
             (episode, response, self.context.decode(response.token_ids))
             for _, episode, response in played
@@ -315,12 +314,10 @@ class AgentProxy:
                 continue
             self.engine.close_row(row)
             if outcome.failure:
-                failed.append((episode, outcome.failure))
+                again = started_again(episode, outcome.failure, self.environments)
+                _give_first_prompt(again, self.context)
+                going_on[self._open_row(again)] = again
                 continue
             ended[episode.index] = episode.finished(outcome, policy_version=policy_version)
             self.environments.release(episode.environment)
-        for episode, failure in failed:
-            again = started_again(episode, failure, self.environments)
-            _give_first_prompt(again, self.context)
-            going_on[self._open_row(again)] = again
         return going_on, ended

@@ -144,8 +144,8 @@ def _coverage(
     solved = {task_id: successes[task_id] for task_id in task_ids}
     unreadable = cut = None
     if few_are_solved(solved):  # reading every response back takes a while
-        unreadable = unreadable_share(stored_trajectories(store, conditions, tasks))
-        cut = cut_share(stored_trajectories(store, conditions, tasks))
+        stored = list(stored_trajectories(store, conditions, tasks))
+        unreadable, cut = unreadable_share(stored), cut_share(stored)
     report = coverage_report(
         {task_id: returns[task_id] for task_id in task_ids},
         solved,
