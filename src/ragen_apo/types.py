@@ -122,6 +122,8 @@ class Trajectory:
     policy_version: str
     seed: int
     """The seed of this episode's draws: environment and sampling."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the environment measured besides the reward (`info["metrics"]`), the last value each."""
 
     @property
     def episode_return(self) -> float:

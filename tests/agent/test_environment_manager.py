@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from ragen_apo.agent.environment_manager import FORMAT_HINT, EnvironmentManager
+from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.responses import ParsedResponse
-from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.agent.scripted import play_scripted_episodes
+from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task, make_task
 
@@ -149,6 +151,16 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
         (("heard", 0.0, False, False, {"flags": "seen"}), r"info\['flags'\] is 'seen'"),
         (("heard", 0.0, False, False, {"flags": ["mistake"]}), r"info\['flags'\] has mistake"),
         (("heard", 0.0, False, False, {"flags": ["format_error"]}), "info.*has format_error"),
+        (("heard", 0.0, False, False, {"metrics": 5}), r"info\['metrics'\] is 5; expected a dict"),
+        (
+            ("heard", 0.0, False, False, {"metrics": {"a b": 1}}),
+            ".*has the name 'a b'; expected up",
+        ),
+        (("heard", 0.0, False, False, {"metrics": {3: 1}}), ".*has the name 3; expected up"),
+        (
+            ("heard", 0.0, False, False, {"metrics": {"passed": math.nan}}),
+            r"info\['metrics'\]\['passed'\] is nan; expected a finite number",
+        ),
         (("heard", 0.0, False, False, None), "info is None"),
         (("heard", 0.0, False, False, {"success": "false"}), r"info\['success'\] is 'false'"),
         (
@@ -214,6 +226,26 @@ def test_numbers_and_ends_of_numpy_become_those_of_python() -> None:
         row = {key: getattr(outcome, key) for key in ("reward", "terminated", "truncated")}
         expected = {"reward": reward, "terminated": terminated, "truncated": False}
         assert json.loads(json.dumps(row)) == expected
+
+
+def test_an_episode_has_the_last_value_of_what_its_environment_measures() -> None:
+    class Measures(Echo):
+        def step(self, action: str) -> Any:
+            metrics = {"seen": {"first": True, "look": np.float32(0.5)}.get(action)}
+            info = {"success": True} if action == "win" else {"metrics": metrics}
+            return "heard", 0.0, action == "win", False, info
+
+    class Three:
+        def begin(self, task: Task, *, seed: int) -> None:
+            self.actions = ["first", "look", "win"]
+
+        def act(self, observation: str) -> Reply:
+            return Reply(thought="", action=self.actions.pop(0))
+
+    manager = EnvironmentManager(Measures, format_penalty=0.0, invalid_action_penalty=0.0)
+    requests = [EpisodeRequest(TASK, seed=0)] * 2
+    for episode in play_scripted_episodes(Three, manager, requests, policy_version="three"):
+        assert json.loads(json.dumps(episode.metrics)) == {"seen": 0.5}
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), FileNotFoundError(2, "x", "/s")])

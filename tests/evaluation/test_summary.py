@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,18 @@ def test_the_summary_of_four_episodes_equals_the_one_worked_out_by_hand() -> Non
         "tasks": 4,
         "avg_steps": 2.0,  # (2 + 1 + 3 + 2) / 4
     }
+
+
+def test_what_the_environment_measures_has_its_mean_over_the_episodes_that_have_it() -> None:
+    measured: list[dict[str, float]] = [{"tests_passed": 2.0}, {"tests_passed": 5.0, "b": 1.0}, {}]
+    episodes = [
+        replace(episode, metrics=metrics)
+        for episode, metrics in zip(EPISODES, measured, strict=False)
+    ]
+    assert outcome_summary(episodes)["metrics"] == {"b": 1.0, "tests_passed": 3.5}
+    results = results_document(episodes, policy="greedy", split="test", baselines={})
+    assert results["by_category"]["books"]["metrics"] == {"b": 1.0, "tests_passed": 5.0}
+    assert episode_rows(episodes, policy="greedy")[1]["metrics"] == measured[1]
 
 
 def test_the_results_name_every_pattern_category_and_baseline() -> None:
@@ -144,6 +157,7 @@ def test_an_episode_row_holds_what_a_person_reads_and_no_token_ids() -> None:
         "truncated": False,
         "stop_reason": "the environment ended the episode",
         "failure": "wrong_final_action",
+        "metrics": {},
         "final_observation": "the end",
         "turns": [
             {

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ragen_apo.report.episodes import readable_episode
 from ragen_apo.report.html import code_marked
 from ragen_apo.report.load import RunData, load_run
 from ragen_apo.report.page import json_for_script, page
@@ -57,10 +58,16 @@ def hostile_run(run: RunData) -> RunData:
             "reward": math.nan, "flags": [HOSTILE]}  # fmt: skip
     episode = {
         "episode": 0, "success": False, "failure": HOSTILE, "final_observation": HOSTILE,
+        "metrics": {HOSTILE: HOSTILE},
         "task": {"instruction": HOSTILE, "category": HOSTILE, "payload": {HOSTILE: HOSTILE}},
         "turns": [turn],
     }  # fmt: skip
-    summary = {"episodes": 1, "success_rate": 0.0, "success_ci95": [0.0, 0.8]}
+    summary = {
+        "episodes": 1,
+        "success_rate": 0.0,
+        "success_ci95": [0.0, 0.8],
+        "metrics": {HOSTILE: 2},
+    }
     results = {
         **run.results,
         "policy": HOSTILE,
@@ -137,6 +144,20 @@ def test_the_page_shows_the_numbers_and_the_configuration(build_run: Callable[..
         '"beta2": 0.05', "wrong purchase", "2.13.0+cpu", "4 min 23 s",
     ):  # fmt: skip
         assert expected in text, expected
+
+
+def test_the_page_shows_what_the_environment_measures(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    assert "Measured by the environment" not in read(page(run, curves=[])).text
+    first = {**run.episodes[0], "metrics": {"tests_passed": 3, "coverage": 0.756}}
+    results = {**run.results, "metrics": {"tests_passed": 2.5}}
+    run = dataclasses.replace(run, results=results, episodes=[first, *run.episodes[1:]])
+    reader = read(page(run, curves=[]))
+    assert re.search(
+        r"Measured by the environment, mean\s*Tests passed\s*A\*-PO.*2\.5", reader.text
+    )
+    assert episodes_in(reader)[0]["measured"] == "tests passed 3, coverage 0.756"
+    assert "measured: tests passed 3, coverage 0.756" in readable_episode(first)
 
 
 def test_an_untrained_run_has_no_picture_and_says_so(build_run: Callable[..., Path]) -> None:

@@ -119,6 +119,18 @@ def test_what_was_distilled_is_the_evaluation_before_the_first_step(
     assert np.array_equal(points.get_xydata(), [[0, 0.75], [2, 0.9]])
 
 
+def test_what_the_environment_measures_has_a_curve_each_and_at_most_twenty(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    num_curves = len(plots.curve_pictures(run))
+    names = [f"environment/count_{number}" for number in range(30)]
+    rows = [{**row, **dict.fromkeys(names, 2.0)} for row in run.metrics]
+    titles = [title for title, _ in plots.curve_pictures(dataclasses.replace(run, metrics=rows))]
+    assert titles[3:23] == [f"Count {number}" for number in range(20)]
+    assert len(titles) == num_curves + 20
+
+
 @pytest.mark.parametrize(
     ("played", "is_drawn"),
     [

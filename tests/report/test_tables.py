@@ -55,6 +55,23 @@ def test_the_csv_has_the_methods_in_order_with_four_decimals(
     )
 
 
+def test_what_the_environment_measures_has_columns_of_its_own(
+    build_run: Callable[..., Path],
+) -> None:
+    summary = {"success_rate": 0.5, "avg_reward": 0.5, "avg_steps": 4}
+    run = change_results(
+        build_run(),
+        **summary,
+        metrics={"tests_passed": 2.5},
+        baselines={"random": {**summary, "metrics": {"coverage": 1 / 3}}},
+    )
+    assert summary_csv(run) == (
+        "method,success_rate,avg_reward,avg_steps,tests_passed,coverage\n"
+        "A*-PO (trained),0.5000,0.5000,4.0000,2.5000,\n"
+        "random,0.5000,0.5000,4.0000,,0.3333\n"
+    )
+
+
 def test_the_latex_table_has_a_line_for_each_method(build_run: Callable[..., Path]) -> None:
     run = change_results(build_run(), baselines={}, episodes=100, success_rate=0.91)
     lines = summary_latex(run).splitlines()

@@ -49,6 +49,10 @@ def test_it_runs_from_stage_one_to_the_report(run: RunDirectory) -> None:
     assert all("eval_success_rate" in row for row in rows)
     results = json.loads(run.results.read_text())
     assert results["episodes"] == 3
+    measured = {"score", "type_match", "attribute_match", "price_match", "option_match"}
+    assert set(results["metrics"]) == set(results["baselines"]["reference"]["metrics"]) == measured
+    for kind in ("environment", "eval_environment"):
+        assert all(f"{kind}/score" in row for row in rows)
     assert "reference" in results["baselines"]
     assert (run.report / "report.html").exists()
     assert list_checkpoints(run.checkpoints)

@@ -14,7 +14,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ragen_apo.agent.responses import ParsedResponse
@@ -57,6 +57,8 @@ class Outcome:
     truncated: bool = False
     success: bool = False
     flags: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the environment measured in this turn."""
     failure: EnvironmentRaisedError | None = None
     """What the environment raised in place of an answer, where that does not end the run."""
 
@@ -217,7 +219,8 @@ class EnvironmentManager:
             flags.append(TurnFlag.INVALID_ACTION.value)
             reward += self.invalid_action_penalty
         success = bool(info.get("success", False))
-        return Outcome(observation, reward, terminated, truncated, success, tuple(flags))
+        metrics = {name: float(value) for name, value in info.get("metrics", {}).items()}
+        return Outcome(observation, reward, terminated, truncated, success, tuple(flags), metrics)
 
     def step_or_failure(self, environment: TextEnvironment, response: ParsedResponse) -> Outcome:
         """As `step`; with retries, the end of an episode with a `failure` if it raises something.

@@ -67,6 +67,8 @@ class Episode:
     num_context_tokens: int = 0
     """Tokens of the context after the last response."""
     turns: list[Turn] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last value of each that the environment has measured."""
 
     @property
     def num_read_tokens(self) -> int:
@@ -96,6 +98,7 @@ class Episode:
         )
         self.num_context_tokens = self.num_read_tokens + len(response.token_ids)
         self.observation = outcome.observation
+        self.metrics |= outcome.metrics
 
     def finished(self, last: Outcome, *, policy_version: str) -> Trajectory:
         """The trajectory; an episode that its environment did not end has a full context."""
@@ -110,6 +113,7 @@ class Episode:
             final_observation=last.observation,
             policy_version=policy_version,
             seed=self.request.seed,
+            metrics=dict(self.metrics),
         )
 
 

@@ -264,13 +264,19 @@ def _extra_body(text: str | None) -> Mapping[str, Any]:
 
 def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> None:
     """The table of an evaluation's results.json, and the interval of whose success it is."""
+    from ragen_apo.report.style import measured
+
+    policies = {policy: results, **results["baselines"]}
     print_policies(
         f"{counted(results['episodes'], 'episode')} of split {results['split']!r}",
         {
             name: (row["success_rate"], row["avg_reward"], row["avg_steps"])
-            for name, row in {policy: results, **results["baselines"]}.items()
+            for name, row in policies.items()
         },
     )
+    for name, row in policies.items():
+        if row.get("metrics"):
+            say(f"measured by the environment, {name}: {measured(row['metrics'])}")
     low, high = results["success_ci95"]
     say(f"95% interval of the {whose}: {low:.1%} to {high:.1%}")
 

@@ -1,6 +1,7 @@
 """Checks of an environment's answers; each returns the problem in words, or None."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
@@ -14,6 +15,7 @@ from ragen_apo.types import TurnFlag
 MAX_UNDECLARED_TURNS = 1_000
 """The turn limit of an environment that declares no `max_turns`."""
 MAX_SHOWN_CHARACTERS = 80
+_METRIC_NAME = re.compile(r"\w[\w.-]{0,59}", re.ASCII)
 _FLAGS_OF_RESPONSES = frozenset(
     flag.value for flag in (TurnFlag.FORMAT_ERROR, TurnFlag.RESPONSE_TRUNCATED, TurnFlag.MISTAKE)
 )
@@ -50,11 +52,15 @@ def problem_with_text(text: object) -> str | None:
 
 def problem_with_reward(reward: object) -> str | None:
     """A reward is a finite number, of Python or of another library such as numpy."""
+    return _problem_with_number("the reward", reward)
+
+
+def _problem_with_number(name: str, value: object) -> str | None:
     try:
-        is_finite = isinstance(reward, SupportsFloat) and math.isfinite(reward)
+        is_finite = isinstance(value, SupportsFloat) and math.isfinite(value)
     except (OverflowError, TypeError, ValueError):  # a whole number too large, several numbers
         is_finite = False
-    return None if is_finite else f"the reward is {_shown(reward)}; expected a finite number"
+    return None if is_finite else f"{name} is {_shown(value)}; expected a finite number"
 
 
 def problem_with_reset(answer: object) -> str | None:
@@ -85,6 +91,7 @@ def problem_with_info(info: object) -> str | None:
     """A dictionary, in which `success` and `invalid_action` are truth values.
 
     `flags`, where there are any, are a list or tuple of texts, none of them the agent's own.
+    `metrics`, where there are any, are finite numbers by names that a file of metrics can have.
     """
     if not isinstance(info, Mapping):
         return f"info is {_shown(info)}; expected a dictionary"
@@ -100,7 +107,21 @@ def problem_with_info(info: object) -> str | None:
         _problem_with_truth(f"info[{name!r}]", info.get(name, False))
         for name in ("success", "invalid_action")
     )
-    return next(filter(None, problems), None)
+    return next(filter(None, problems), None) or _problem_with_metrics(info.get("metrics", {}))
+
+
+def _problem_with_metrics(metrics: object) -> str | None:
+    if not isinstance(metrics, Mapping):
+        return f"info['metrics'] is {_shown(metrics)}; expected a dictionary of numbers"
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
+            return (
+                f"info['metrics'] has the name {_shown(name)}; expected up to 60 letters, digits, "
+                "'_', '-' and '.', such as tests_passed"
+            )
+        if problem := _problem_with_number(f"info['metrics'][{name!r}]", value):
+            return problem
+    return None
 
 
 def _problem_with_truth(name: str, value: object) -> str | None:

@@ -134,7 +134,8 @@ class TextEnvironment(HasTasks, Protocol):
 
         No text makes it raise. Text that is no action changes nothing, costs a turn and is answered
         with the possible actions. `info` may hold `success` (bool, at the end),
-        `invalid_action` (bool) and `flags` (strings for `Turn.flags`).
+        `invalid_action` (bool), `flags` (strings for `Turn.flags`) and `metrics` (numbers by name,
+        for `Trajectory.metrics`).
         """
         ...
 

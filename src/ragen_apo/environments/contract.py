@@ -42,7 +42,7 @@ Future = tuple[Any, ...]
 """The answer of `step`, and the key of the state after it."""
 
 Info = dict[str, Any]
-READ_OF_INFO = ("success", "invalid_action", "flags")
+READ_OF_INFO = ("success", "invalid_action", "flags", "metrics")
 NUM_TASKS = 5
 """Tasks of a split that are played."""
 MAX_TURNS = 200

@@ -28,12 +28,13 @@ MAX_FAILURE_EXAMPLES = 3
 def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The summary of a group of episodes: the policy's, a category's or a baseline's.
 
-    Raises ValueError without episodes.
+    `metrics` is there if the environment measures some. Raises ValueError without episodes.
     """
     if not trajectories:
         raise ValueError("no episodes to summarize; evaluate at least one episode")
     episodes = len(trajectories)
     successes = sum(trajectory.success for trajectory in trajectories)
+    metrics = metric_means(trajectories)
     return {
         "episodes": episodes,
         "tasks": len({trajectory.task.task_id for trajectory in trajectories}),
@@ -42,7 +43,17 @@ def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "success_ci95": list(success_interval(trajectories)),
         "avg_reward": fmean(trajectory.episode_return for trajectory in trajectories),
         "avg_steps": fmean(len(trajectory.turns) for trajectory in trajectories),
+        **({"metrics": metrics} if metrics else {}),
     }
+
+
+def metric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The means of what the environment measured, by name; each over the episodes that have it."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: fmean(values[name]) for name in sorted(values)}
 
 
 def success_interval(trajectories: Sequence[Trajectory]) -> tuple[float, float]:
@@ -218,6 +229,7 @@ def episode_row(
         "truncated": trajectory.truncated,
         "stop_reason": trajectory.stop_reason.value,
         "failure": None if pattern is None else pattern.value,
+        "metrics": dict(trajectory.metrics),
         "final_observation": trajectory.final_observation,
         "turns": [turn_row(turn) for turn in trajectory.turns],
     }

@@ -15,7 +15,7 @@ from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_records
 from ragen_apo.printable import printable
 from ragen_apo.report.load import evaluation_command
-from ragen_apo.report.style import counted, signed
+from ragen_apo.report.style import counted, measured, signed
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.types import Task
 
@@ -47,6 +47,8 @@ class Episode(BaseModel, frozen=True):
     failure: str | None
     """The pattern of its failure, if it has failed."""
     final_observation: str
+    metrics: Mapping[str, float] = Field(default_factory=dict)
+    """What the environment measured besides the reward."""
     turns: tuple[EpisodeTurn, ...]
 
     def __str__(self) -> str:
@@ -74,6 +76,8 @@ def readable_episode(row: Mapping[str, Any]) -> str:
         f"return {signed(row.get('return'))} in {counted(row.get('num_turns'), 'turn')}; "
         f"{row.get('stop_reason', '')}",
     ]
+    if row.get("metrics"):
+        lines.append(f"measured: {measured(row['metrics'])}")
     for number, turn in enumerate(row.get("turns") or (), 1):
         reward, flags = signed(turn.get("reward")), ", ".join(map(str, turn.get("flags") or ()))
         lines += ["", f"--- turn {number}   reward {reward}{f'   [{flags}]' if flags else ''}"]

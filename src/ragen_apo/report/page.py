@@ -30,6 +30,7 @@ from ragen_apo.report.tables import (
     failure_rows,
     failure_words,
     method_rows,
+    metric_names,
     monitor_rows,
     num_failures,
 )
@@ -61,6 +62,7 @@ def page(
         headline=_headline(run),
         sentences=key_sentences(run),
         methods=method_rows(run),
+        metric_names=metric_names(run),
         categories=category_rows(run),
         pass_at=mapping(run.results.get("pass_at_k")),
         monitors=monitor_rows(run),
@@ -80,6 +82,8 @@ def page(
         if printed
         else json_for_script([_episode(run, row) for row in run.episodes]),
         percent=style.percent,
+        compact=style.compact,
+        metric_label=style.metric_label,
     )
 
 
@@ -136,6 +140,7 @@ def _episode(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         **{field: row.get(field) for field in _EPISODE_FIELDS},
         "instruction": task.get("instruction"),
         "category": task.get("category"),
+        "measured": style.measured(row.get("metrics")),
         "payload": json.dumps(task.get("payload") or {}, ensure_ascii=False),
         "turns": [
             {field: turn.get(field) for field in _TURN_FIELDS} for turn in row.get("turns") or ()

@@ -12,6 +12,7 @@ from typing import Any
 
 from ragen_apo.report.algorithm import monitors_of
 from ragen_apo.report.load import RunData
+from ragen_apo.report.style import MAX_METRICS, metric_label
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,27 @@ WARM_START_PANELS = {
 """By phase."""
 DISTILLATION_PANEL = Panel("Distillation: loss", "loss")
 
+_MEASURED = "environment/"
+"""Metrics of the environment's own begin so."""
+
 Rows = Sequence[Mapping[str, Any]]
 
 
 def stage_two_panels(run: RunData) -> tuple[Panel, ...]:
-    """Success, return and KL of every algorithm, then what its own class declares."""
+    """Success, return and KL of every algorithm, what the environment measures, and then what the
+    algorithm's class declares.
+    """
     own = (
         Panel(monitor.title, key, share=monitor.share)
         for key, monitor in monitors_of(run).items()
         if monitor.title
     )
-    return (*TRAINING_PANELS, *own)
+    keys = dict.fromkeys(key for row in run.metrics for key in row if key.startswith(_MEASURED))
+    measured = (
+        Panel(metric_label(key.removeprefix(_MEASURED)), key, evaluation_key=f"eval_{key}")
+        for key in list(keys)[:MAX_METRICS]
+    )
+    return (*TRAINING_PANELS, *measured, *own)
 
 
 def panels(run: RunData) -> list[tuple[Panel, Rows]]:

@@ -7,7 +7,7 @@ RED a failure, greys everything that is only there for comparison.
 from __future__ import annotations
 
 from ragen_apo import plural
-from ragen_apo.report.load import finite, pair
+from ragen_apo.report.load import finite, mapping, pair
 
 INK = "#1c2330"
 MUTED = "#5d6778"
@@ -22,6 +22,8 @@ RED = "#b3382c"
 
 ABSENT = "–"
 """Stands for an unknown number."""
+MAX_METRICS = 20
+"""Metrics of the environment's own that are shown, the first if there are more."""
 
 
 def percent(value: object, digits: int = 1) -> str:
@@ -83,6 +85,18 @@ def duration(seconds: object) -> str:
 def words(name: str) -> str:
     """A name of the code as words: `search_loop` -> `search loop`."""
     return name.replace("_", " ")
+
+
+def metric_label(name: str) -> str:
+    """The name of a metric of the environment as a title: `tests_passed` -> `Tests passed`."""
+    label = one_line(words(name), 40)
+    return label[:1].upper() + label[1:]
+
+
+def measured(metrics: object) -> str:
+    """What the environment measured in an episode: `tests passed 3, coverage 0.75`."""
+    shown = list(mapping(metrics).items())[:MAX_METRICS]
+    return ", ".join(f"{one_line(words(name), 40)} {compact(value)}" for name, value in shown)
 
 
 def one_line(text: object, max_characters: int | None = None) -> str:

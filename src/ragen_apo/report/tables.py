@@ -22,7 +22,16 @@ from ragen_apo.report.api_model import ADVICE as API_ADVICE
 from ragen_apo.report.api_model import api_model
 from ragen_apo.report.latex import latex_table
 from ragen_apo.report.load import RunData, finite, mapping, pair, series
-from ragen_apo.report.style import ABSENT, compact, decimal, interval, one_line, percent, words
+from ragen_apo.report.style import (
+    ABSENT,
+    MAX_METRICS,
+    compact,
+    decimal,
+    interval,
+    one_line,
+    percent,
+    words,
+)
 
 CSV_COLUMNS = ("method", "success_rate", "avg_reward", "avg_steps")
 BASELINES = (WITHOUT_SEARCH, "reference", "distilled", "heuristic", "random")
@@ -95,6 +104,11 @@ class OutcomeRow:
         return pair(self.summary.get("success_ci95"))
 
     @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The means of what the environment measures, by name."""
+        return mapping(self.summary.get("metrics"))
+
+    @property
     def cells(self) -> dict[str, str]:
         """Its numbers as text for a table, by their column."""
         return {
@@ -119,6 +133,12 @@ def method_rows(run: RunData) -> list[OutcomeRow]:
     return rows
 
 
+def metric_names(run: RunData) -> list[str]:
+    """Of what the environment measures, by any of the methods."""
+    names = dict.fromkeys(name for row in method_rows(run) for name in row.metrics)
+    return list(names)[:MAX_METRICS]
+
+
 def _evaluated_method(run: RunData) -> str:
     asked = api_model(run)
     if asked is not None:
@@ -131,15 +151,16 @@ def _evaluated_method(run: RunData) -> str:
 def summary_csv(run: RunData) -> str:
     """The comparison as CSV: shares and numbers with four decimals, empty where unknown.
 
-    After a search there is one more column, the tokens that it sampled for an episode.
+    After a search there is one more column, the tokens that it sampled for an episode. What the
+    environment measures has a column each.
     """
     search = mapping(run.results.get("search"))
-    columns = (*CSV_COLUMNS, "avg_tokens") if search else CSV_COLUMNS
+    columns = (*CSV_COLUMNS, *(["avg_tokens"] if search else []), *metric_names(run))
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
     for row in method_rows(run):
-        summary = {**row.summary, **(search if row.evaluated else {})}
+        summary = {**row.metrics, **row.summary, **(search if row.evaluated else {})}
         numbers = [finite(summary.get(column)) for column in columns[1:]]
         writer.writerow([row.label, *("" if n is None else f"{n:.4f}" for n in numbers)])
     return stream.getvalue()

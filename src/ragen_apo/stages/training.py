@@ -204,6 +204,7 @@ def _outcome(episodes: Sequence[Trajectory]) -> dict[str, float]:
         "eval_success_rate": outcome["success_rate"],
         "eval_avg_reward": outcome["avg_reward"],
         "eval_avg_steps": outcome["avg_steps"],
+        **{f"eval_environment/{name}": each for name, each in outcome.get("metrics", {}).items()},
     }
 
 

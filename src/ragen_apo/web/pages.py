@@ -20,7 +20,15 @@ from starlette.responses import HTMLResponse, Response
 from ragen_apo.errors import RagenApoError
 from ragen_apo.printable import printable
 from ragen_apo.report.html import templates
-from ragen_apo.report.style import compact, counted, decimal, interval, percent, signed
+from ragen_apo.report.style import (
+    compact,
+    counted,
+    decimal,
+    interval,
+    measured,
+    percent,
+    signed,
+)
 
 FOLDER = Path(__file__).parent
 
@@ -30,7 +38,7 @@ def _templates() -> Environment:
     """The templates of all rooms, each in a folder of its own under `templates/`."""
     made = templates(FileSystemLoader(FOLDER / "templates"), finalize=_shown)
     # Numbers are written as the report does.
-    tools = (url, percent, signed, decimal, compact, counted, interval)
+    tools = (url, percent, signed, decimal, compact, counted, interval, measured)
     made.globals |= {tool.__name__: tool for tool in tools}
     return made
 

@@ -116,7 +116,23 @@ def test_an_episode_from_search_to_purchase(make: Make, mode: str) -> None:
     observation, reward, terminated, truncated, info = environment.step("click[buy now]")
     assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
     assert info["reward_parts"]["r_option"] == 1.0
+    assert set(info["metrics"].values()) == {1.0}
     assert info["available_actions"] is None
+
+
+def test_an_episode_that_buys_nothing_has_a_score_of_0_wherever_it_ends(make: Make) -> None:
+    """So the mean over episodes is that over all of them, as WebShop's papers report it."""
+    environment = make()
+    parts = {"score", "type_match", "attribute_match", "price_match"}
+    numbers = range(environment.num_goals)
+    without = next(n for n in numbers if not environment.goal_task(n).payload["options"])
+    for number, expected in (
+        (with_options(environment), {*parts, "option_match"}),
+        (without, parts),
+    ):
+        environment.reset(environment.goal_task(number), seed=0)
+        metrics = environment.step("search[shoe]")[4]["metrics"]
+        assert metrics == dict.fromkeys(expected, 0.0)
 
 
 def test_going_back_leads_where_it_says(make: Make) -> None:
@@ -209,7 +225,7 @@ def test_a_binary_payoff_pays_success_only(make: Make) -> None:
     _, reward, terminated, _, info = environment.step("click[buy now]")
     assert terminated
     assert (reward, info["success"]) == (0.0, False)
-    assert 0 < info["score"] < 1
+    assert 0 < info["metrics"]["score"] < 1
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,11 @@ def test_a_held_out_episode_says_what_is_not_stored(trained_runs: Path) -> None:
     page = get(client(trained_runs), "/episode", run="first", number=1)
     assert "Not stored" in page
     assert "an evaluation keeps their number only" in page
+
+
+def test_an_episode_says_what_the_environment_measured(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", [replace(some_episodes(1)[0], metrics={"tests_passed": 3})])
+    assert "tests passed 3<" in get(client(tmp_path), "/episode", run="one", number=0)
 
 
 def test_a_run_without_kept_episodes_says_so(tmp_path: Path) -> None:

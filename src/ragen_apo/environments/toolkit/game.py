@@ -6,7 +6,7 @@ turn limit and the answer after the end. Other worlds implement `TextEnvironment
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -32,6 +32,8 @@ class Answer:
     invalid: bool = False
     """The text, or a part of it, was no action."""
     flags: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers by name, besides the reward, for curves and tables. The last of an episode counts."""
 
 
 class Game(Protocol):
@@ -117,6 +119,8 @@ class GameEnvironment:
             info["invalid_action"] = True
         if answer.flags:
             info["flags"] = answer.flags
+        if answer.metrics:
+            info["metrics"] = answer.metrics
         if self._terminated or self._truncated:
             info["success"] = self._success
         return answer.observation, float(answer.reward), self._terminated, self._truncated, info

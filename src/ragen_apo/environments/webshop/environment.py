@@ -281,6 +281,7 @@ class WebShopEnvironment:
             reward = self._pay(info)
         elif valid and self._target_is_shown():
             info["flags"] = (TurnFlag.TARGET_SHOWN.value,)
+        info["metrics"] = self._measured()
         info["available_actions"] = self.available_actions()
         observation = self.observation
         if not valid and self.is_compact:
@@ -342,9 +343,18 @@ class WebShopEnvironment:
             selected=self.visit.selected,
         )
         info["success"] = self._score.success
-        info["score"] = self._score.value
         info["reward_parts"] = dict(self._score.parts)
         return float(self._score.success) if self.options.payoff == "binary" else self._score.value
+
+    def _measured(self) -> dict[str, float]:
+        """The score and its parts as WebShop's papers report them: 0 until something is bought."""
+        assert self._goal is not None
+        score = self._score or Score(0.0, {})
+        parts = {"type_match": "r_type", "attribute_match": "r_att", "price_match": "r_price"}
+        if self._goal.options:
+            parts["option_match"] = "r_option"
+        matches = {name: float(score.parts.get(part, 0)) for name, part in parts.items()}
+        return {"score": score.value, **matches}
 
     def _target_is_shown(self) -> bool:
         assert self._goal is not None

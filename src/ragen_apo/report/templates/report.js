@@ -93,7 +93,7 @@
     const about = element("p", "small");
     about.append(element("span", episode.success ? "badge good" : "badge bad",
       episode.success ? "success" : episode.failure_name ?? "failed"));
-    about.append(`episode ${episode.episode} · ${episode.category ?? ""} · return ${signed(episode.return)} · ${plural(episode.turns.length, "turn")} · ${episode.stop_reason ?? ""}`);
+    about.append(`episode ${episode.episode} · ${episode.category ?? ""} · return ${signed(episode.return)} · ${plural(episode.turns.length, "turn")} · ${episode.stop_reason ?? ""}${episode.measured && ` · ${episode.measured}`}`);
     const parts = [bar, element("h3", "", episode.instruction), about];
     if (episode.payload && episode.payload !== "{}") parts.push(element("p", "small", `task ${episode.payload}`));
     episode.turns.forEach((turn, number) => parts.push(turnView(turn, number + 1)));
