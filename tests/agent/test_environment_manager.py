@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import EnvironmentProperties, Reply
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.types import Task, make_task
+from tests.forks import Fork
 
 TASK = make_task(environment="echo", instruction="say", split="train", category="c", payload={})
 WELL_FORMED = ParsedResponse(thought="t", action="go", is_valid=True)
@@ -304,3 +307,84 @@ def test_an_episode_that_never_ends_is_refused_after_the_declared_or_a_generous_
         manager.step(environment, act("go"))
     with pytest.raises(EnvironmentFaultError, match=f"not over after {limit:,} turns"):
         manager.step(environment, act("go"))
+
+
+class Holds(Echo):
+    """Holds a sandbox until it is closed; `drop` makes it raise."""
+
+    def __init__(self, held: list[Any]) -> None:
+        super().__init__()
+        self.held = held
+        held.append(self)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "drop":
+            raise TimeoutError
+        return super().step(action)
+
+    def close(self) -> None:
+        self.held.remove(self)
+
+
+def holding(held: list[Any]) -> EnvironmentManager:
+    return EnvironmentManager(
+        lambda: Holds(held), format_penalty=0.0, invalid_action_penalty=0.0, num_retries=1
+    )
+
+
+def test_environments_are_closed_once_the_manager_is_no_longer_used() -> None:
+    """In an episode, idle, the prototype, and those of a pool for a thread; none twice."""
+    held: list[Any] = []
+    manager = holding(held)
+    manager.release(manager.start(TASK, seed=0)[0])
+    manager.start(TASK, seed=0)
+    manager.with_own_pool().start(TASK, seed=0)
+    assert len(held) == 3
+    del manager
+    assert held == []
+
+
+def test_an_environment_that_raised_is_closed_at_once_and_not_again() -> None:
+    held: list[Any] = []
+    manager = holding(held)
+    environment, _ = manager.start(TASK, seed=0)
+    assert manager.step_or_failure(environment, act("drop")).failure
+    assert len(held) == 1
+    assert environment not in held
+    del manager
+    assert held == []
+
+
+def test_a_close_that_raises_does_not_keep_the_others_open(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(Holds):
+        def close(self) -> None:
+            super().close()
+            raise OSError("the sandbox is gone already")
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has its own
+    held: list[Any] = []
+    manager = EnvironmentManager(
+        lambda: Stuck(held), format_penalty=0.0, invalid_action_penalty=0.0, num_retries=1
+    )
+    environment, _ = manager.start(TASK, seed=0)
+    assert manager.step_or_failure(environment, act("drop")).failure
+    manager.start(TASK, seed=0)
+    del manager
+    assert held == []
+    assert "the sandbox is gone already" in capsys.readouterr().err
+
+
+def test_a_fork_leaves_the_environments_of_its_parent_open(tmp_path: Path) -> None:
+    held: list[Any] = []
+    manager = holding(held)
+    manager.start(TASK, seed=0)
+
+    def forget() -> None:
+        nonlocal manager
+        del manager
+        print("still held:", len(held))
+
+    fork = Fork(tmp_path / "said", forget)
+    assert "still held: 2" in fork.ended()

@@ -302,6 +302,29 @@ def test_every_promise_is_broken_by_some_environment_and_kept_by_the_lake() -> N
     assert set(check_environment(lake).values()) == {None}
 
 
+def test_a_check_closes_what_it_has_made_and_says_where_that_raises() -> None:
+    held: list[Any] = []
+
+    class Holds(Wrapped):
+        def __init__(self) -> None:
+            super().__init__()
+            held.append(self)
+            assert len(held) < 30, "they are closed at the end only"
+
+        def close(self) -> None:
+            held.remove(self)
+
+    class Stuck(Wrapped):
+        def close(self) -> None:
+            raise OSError("gone")
+
+    assert set(check_environment(Holds).values()) == {None}
+    assert held == []
+    (problem,) = check_environment(Stuck).values()
+    assert problem
+    assert problem.startswith(f"raised OSError (gone) in {__file__}, line ")
+
+
 def test_a_check_goes_on_after_an_environment_that_raises() -> None:
     class Raising(Wrapped):
         def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:

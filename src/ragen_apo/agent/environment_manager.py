@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -25,7 +27,12 @@ from ragen_apo.environments.answers import (
     problem_with_step,
     turn_limit,
 )
-from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, TextEnvironment
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    ScriptedPolicy,
+    TextEnvironment,
+    close_environment,
+)
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import (
@@ -91,7 +98,10 @@ class _Episode:
 
 
 class EnvironmentManager:
-    """A pool of environments, one for each episode in progress."""
+    """A pool of environments, one for each episode in progress.
+
+    They are closed when it is no longer used, at the latest when the process ends.
+    """
 
     def __init__(
         self,
@@ -117,11 +127,17 @@ class EnvironmentManager:
         self.tools = tools_to_call(self.properties) if calls_tools else ()
         self._hint = expected_calls(self.tools) if calls_tools else FORMAT_HINT
         self._idle: list[TextEnvironment] = []
+        self._made = {id(self._prototype): self._prototype}
+        """All that are not closed, by identity."""
+        weakref.finalize(self, _close_all, self._made, owner=os.getpid())
         self._episodes: dict[int, _Episode] = {}
         """The present episode of each environment, by the identity of the object."""
 
     def with_own_pool(self) -> EnvironmentManager:
-        """The same kind of environments at the same costs, none of them shared: for a thread."""
+        """The same kind of environments at the same costs, none of them shared: for a thread.
+
+        They are closed with those of this pool.
+        """
         other = copy.copy(self)
         other._idle, other._episodes = [], {}
         return other
@@ -189,9 +205,14 @@ class EnvironmentManager:
             environment = self._idle.pop()
         if environment is None:
             environment = self._make_environment()
+            self._made[id(environment)] = environment
         self._episodes[id(environment)] = episode = _Episode(task.task_id, seed)
-        with self._in_its_name(episode):
-            answer = environment.reset(task, seed=seed)
+        try:
+            with self._in_its_name(episode):
+                answer = environment.reset(task, seed=seed)
+        except EnvironmentRaisedError:
+            self._discard(environment)
+            raise
         self._refuse(problem_with_reset(answer), episode)
         return environment, answer[0]
 
@@ -225,14 +246,21 @@ class EnvironmentManager:
     def step_or_failure(self, environment: TextEnvironment, response: ParsedResponse) -> Outcome:
         """As `step`; with retries, the end of an episode with a `failure` if it raises something.
 
-        The environment is not to be used again.
+        The environment is closed then, and not to be used again.
         """
         try:
             return self.step(environment, response)
         except EnvironmentRaisedError as failure:
             if self.num_retries == 0:
                 raise
+            self._discard(environment)
             return Outcome("", truncated=True, failure=failure)
+
+    def _discard(self, environment: TextEnvironment) -> None:
+        """Closes an environment that raised; what it raises now does not matter either."""
+        self._made.pop(id(environment), None)
+        with contextlib.suppress(*FOREIGN_FAILURES):
+            close_environment(environment)
 
     def _answer(
         self, environment: TextEnvironment, action: str
@@ -286,3 +314,14 @@ class EnvironmentManager:
                 f"the environment {self.properties.name!r}: {problem}{where}. `ragen-apo check` "
                 f"says what else it does that no environment may{passing if may_pass else ''}"
             ) from cause
+
+
+def _close_all(environments: dict[int, TextEnvironment], *, owner: int) -> None:
+    """Closes each; what one raises is shown, and the others are closed all the same.
+
+    A process that was forked from the owner leaves them alone: they are the owner's.
+    """
+    if os.getpid() == owner:
+        with contextlib.ExitStack() as stack:
+            for environment in environments.values():
+                stack.callback(close_environment, environment)

@@ -53,22 +53,22 @@ def play(
             warm_start.demonstrations.recordings a run uses it as a demonstration.
     """
     from ragen_apo.config.overrides import parse_options
-    from ragen_apo.environments.base import make_environment, task_at
+    from ragen_apo.environments.base import opened_environment, task_at
     from ragen_apo.environments.human.play import play as play_episode
     from ragen_apo.environments.human.recordings import SUFFIX, Recording, require_recordable
 
-    world = make_environment(environment, parse_options(options))
-    chosen = task_at(world, split, task)
-    if record is not None and record.suffix != SUFFIX:
-        raise ConfigError(f"--record takes a file whose name ends in {SUFFIX}, got {record}")
-    if record is not None:
-        require_recordable(record)
-    episode = play_episode(world, chosen, seed=PLAY_SEED)
-    if record is not None:
-        if episode.terminated or episode.truncated:
-            _record(record, Recording(world.properties.version, PLAY_SEED, episode))
-        else:
-            say("not recorded: the episode did not come to its end")
+    with opened_environment(environment, parse_options(options)) as world:
+        chosen = task_at(world, split, task)
+        if record is not None and record.suffix != SUFFIX:
+            raise ConfigError(f"--record takes a file whose name ends in {SUFFIX}, got {record}")
+        if record is not None:
+            require_recordable(record)
+        episode = play_episode(world, chosen, seed=PLAY_SEED)
+        if record is not None:
+            if episode.terminated or episode.truncated:
+                _record(record, Recording(world.properties.version, PLAY_SEED, episode))
+            else:
+                say("not recorded: the episode did not come to its end")
 
 
 def _record(path: Path, recording: Recording) -> None:
@@ -101,7 +101,7 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
     from functools import partial
 
     from ragen_apo.config.overrides import parse_options
-    from ragen_apo.environments.base import make_environment
+    from ragen_apo.environments.base import make_environment, opened_environment
     from ragen_apo.environments.contract import (
         ContractError,
         check_environment,
@@ -109,14 +109,14 @@ def check(environment: str, *options: Overrides, num_tasks: Number = 50) -> int:
         policy_table,
     )
 
-    make = partial(make_environment, environment, parse_options(options))
-    found = check_environment(make)
+    keys = parse_options(options)
+    found = check_environment(partial(make_environment, environment, keys))
     table, split = {}, "train"
     if not any(found.values()):
         try:
-            played = make()
-            split = first_split(played)
-            table = policy_table(played, num_tasks=num_tasks)
+            with opened_environment(environment, keys) as played:
+                split = first_split(played)
+                table = policy_table(played, num_tasks=num_tasks)
         except ContractError as error:
             found["scripted policies play the first training tasks"] = str(error)
     for promise, problem in found.items():

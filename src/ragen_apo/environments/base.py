@@ -5,10 +5,11 @@ semantics. It holds one episode at a time; whatever many episodes share (a catal
 immutable and shared between instances. No torch here.
 """
 
+import contextlib
 import difflib
 import itertools
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, cast
@@ -123,7 +124,10 @@ class HasTasks(Protocol):
 
 
 class TextEnvironment(HasTasks, Protocol):
-    """One episode at a time, text in and text out."""
+    """One episode at a time, text in and text out.
+
+    It may also have `close()`, which gives back what it holds (`close_environment`).
+    """
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         """Starts an episode and returns its first observation and info."""
@@ -142,6 +146,23 @@ class TextEnvironment(HasTasks, Protocol):
     def state_key(self) -> str:
         """Equal keys mean equal futures: task, page and all that later rewards depend on."""
         ...
+
+
+@contextlib.contextmanager
+def opened_environment(
+    name: str | Callable[..., TextEnvironment], options: Mapping[str, Any]
+) -> Iterator[TextEnvironment]:
+    """As `make_environment`; closed at the end."""
+    environment = make_environment(name, options)
+    try:
+        yield environment
+    finally:
+        close_environment(environment)
+
+
+def close_environment(environment: TextEnvironment) -> None:
+    """Calls its `close()`, if it has one: nothing is asked of it afterwards."""
+    getattr(environment, "close", lambda: None)()
 
 
 def tasks_of(environment: HasTasks, split: str) -> Sequence[Task]:

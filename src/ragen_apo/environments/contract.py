@@ -11,6 +11,7 @@ without findings may still break a promise.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pickle
 import sys
@@ -28,7 +29,12 @@ from ragen_apo.environments.answers import (
     problem_with_text,
     turn_limit,
 )
-from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
+from ragen_apo.environments.base import (
+    Reply,
+    ScriptedPolicy,
+    TextEnvironment,
+    close_environment,
+)
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import raised_in_words, shortened
@@ -460,7 +466,8 @@ def check_environment(make: Factory) -> dict[str, str | None]:
     ConfigError.
     """
     try:
-        make()
+        with _closing(make) as make_one:
+            make_one()
     except EnvironmentFaultError as error:
         return {CAN_BE_MADE: shortened(str(error), MAX_PROBLEM_CHARACTERS)}
     except RagenApoError:
@@ -474,12 +481,26 @@ def check_environment(make: Factory) -> dict[str, str | None]:
 
 def _problem_against(promise: Promise, make: Factory) -> str | None:
     try:
-        promise(make)
+        with _closing(make) as make_one:
+            promise(make_one)
     except ContractError as error:
         return shortened(str(error), MAX_PROBLEM_CHARACTERS)
     except FOREIGN_FAILURES as error:
         return f"raised {raised_in_words(error)}"
     return None
+
+
+@contextlib.contextmanager
+def _closing(make: Factory) -> Iterator[Factory]:
+    """The factory; what it has made is closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make_one() -> TextEnvironment:
+            environment = make()
+            stack.callback(close_environment, environment)
+            return environment
+
+        yield make_one
 
 
 class _ByTwoThreads:

@@ -15,6 +15,7 @@ from gymnasium.spaces import Text
 
 from ragen_apo.environments.base import (
     TextEnvironment,
+    close_environment,
     make_environment,
     task_at,
     task_with_id,
@@ -102,6 +103,9 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._page, reward, terminated, truncated, info = self.text_environment.step(action)
         return self._page, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        close_environment(self.text_environment)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The text that the environment showed last, in render mode `ansi`."""

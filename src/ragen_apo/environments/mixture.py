@@ -8,6 +8,7 @@ part's. Weights are the parts' relative frequency in training
 (`EnvironmentProperties.category_weights`), and set the order in which a split lists their tasks.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from ragen_apo.environments.base import (
     Reply,
     ScriptedPolicy,
     TextEnvironment,
+    close_environment,
     make_environment,
     validate_options,
 )
@@ -116,6 +118,12 @@ class MixtureEnvironment:
             )
             for name in sorted(shared)
         }
+
+    def close(self) -> None:
+        """Closes its parts."""
+        with contextlib.ExitStack() as stack:
+            for part in self._parts.values():
+                stack.callback(close_environment, part)
 
 
 class PartPolicy:

@@ -24,7 +24,7 @@ from ragen_apo.config.values import DistillationConfig
 from ragen_apo.config.warm_start import WarmStartConfig
 from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
-from ragen_apo.environments.base import HasTasks, make_environment
+from ragen_apo.environments.base import HasTasks, opened_environment
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.inference_server.configured import read_facts, servers_of
@@ -42,7 +42,8 @@ def check_start(config: RunConfig) -> None:
     Raises ConfigError, ModelError, ServerError, ValueStoreError or EnvironmentDataError.
     """
     set_up_machine(config.machine)
-    check_run_inputs(config, make_environment(config.environment.name, config.environment.options))
+    with opened_environment(config.environment.name, config.environment.options) as environment:
+        check_run_inputs(config, environment)
     if config.values.store is not None:
         ValueStore(config.values.store, create=False).close()
     if config.policy.path is not None:

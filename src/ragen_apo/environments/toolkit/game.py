@@ -37,7 +37,10 @@ class Answer:
 
 
 class Game(Protocol):
-    """One episode in progress."""
+    """One episode in progress.
+
+    It may also have `close()`, called once, before the next episode or at the end of all.
+    """
 
     def first_observation(self) -> str:
         """The text before the first turn."""
@@ -87,6 +90,7 @@ class GameEnvironment:
         return self._tasks[split]
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        self.close()
         try:
             game = self._start(task, seed)
         except (KeyError, TypeError, ValueError) as error:
@@ -135,6 +139,12 @@ class GameEnvironment:
 
     def scripted_policies(self) -> Mapping[str, Callable[[], ScriptedPolicy]]:
         return self._policies
+
+    def close(self) -> None:
+        """Closes the present game, if it can be closed; it is not played on then."""
+        if close := getattr(self._game, "close", None):
+            self._game = None
+            close()
 
 
 def digest_of_options(options: BaseModel, *, without: Sequence[str] = ()) -> str:

@@ -1,0 +1,83 @@
+"""What `GameEnvironment` adds to a game."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragen_apo.environments.base import EnvironmentProperties, close_environment
+from ragen_apo.environments.foreign import provide
+from ragen_apo.environments.mixture import MixtureEnvironment
+from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task
+from tests import factories
+
+PROPERTIES = EnvironmentProperties(
+    name="held", version="1", reward_version="1", deterministic=True, return_range=(0.0, 1.0),
+    splits=("train",), rules="Go.",
+)  # fmt: skip
+TASK = factories.task("go")
+
+
+class Held:
+    """Holds a number until it is closed."""
+
+    held: list[int]
+
+    def __init__(self, task: Task, seed: int) -> None:
+        if seed < 0:
+            raise ValueError("no such game")
+        assert not self.held, "the game before it still holds what this one needs"
+        self.seed = seed
+        self.held.append(seed)
+
+    def first_observation(self) -> str:
+        return "begin"
+
+    def play(self, text: str) -> Answer:
+        return Answer("gone", metrics={"seed": self.seed})
+
+    def key(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.held.remove(self.seed)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> GameEnvironment:
+    monkeypatch.setattr(Held, "held", [], raising=False)
+    return GameEnvironment(
+        properties=PROPERTIES, tasks={"train": [TASK]}, start=Held, policies={}, max_turns=3
+    )
+
+
+def test_a_game_is_closed_before_the_next_and_at_the_end_and_once(
+    environment: GameEnvironment,
+) -> None:
+    for seed in (3, 4):
+        environment.reset(TASK, seed=seed)
+        assert Held.held == [seed]
+    with pytest.raises(ConfigError, match="cannot set up task"):
+        environment.reset(TASK, seed=-1)
+    assert Held.held == []
+    environment.reset(TASK, seed=5)
+    for _ in range(2):
+        close_environment(environment)
+        assert Held.held == []
+    with pytest.raises(RuntimeError, match="has no episode"):
+        environment.step("go")
+
+
+def test_what_a_game_measures_is_in_info(environment: GameEnvironment) -> None:
+    environment.reset(TASK, seed=7)
+    assert environment.step("go")[4] == {"metrics": {"seed": 7}}
+
+
+def test_a_mixture_closes_its_parts(environment: GameEnvironment) -> None:
+    provide("held.py:make_held", lambda **_: environment)
+    lake = {"num_train_tasks": 4, "num_test_tasks": 2}
+    mixture = MixtureEnvironment(parts={"frozen_lake": lake, "held": {"name": "held.py:make_held"}})
+    environment.reset(TASK, seed=1)
+    mixture.close()
+    assert Held.held == []
