@@ -1,6 +1,6 @@
 """Actions as tools: a call and its action text stand for each other."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import first_split, play
-from ragen_apo.environments.tools import Tool, call_of
+from ragen_apo.environments.tools import Tool, call_of, tool_of
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 CLICK = Tool("click", "Follow a link.", "click[{target}]", {"target": STRING})
@@ -139,3 +139,60 @@ def test_whatever_a_scripted_policy_does_is_a_call_of_a_tool(
                 called.add(found[0].name)
     rare = {"click"} if name == "shop" else set()
     assert called | rare == {tool.name for tool in environment.properties.tools}
+
+
+def search(
+    words: Annotated[str, "what to look for"],
+    sites: list[str],
+    number: int = 3,
+    order: Literal["old", "new"] = "new",
+) -> str:
+    """Search
+    the web.
+
+    Not for the model.
+    """
+    return f"{words}{sites}{number}{order}"
+
+
+def test_a_function_is_a_tool_with_its_docstring_and_types() -> None:
+    assert tool_of(search).schema["function"] == {
+        "name": "search",
+        "description": "Search the web.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "words": {"type": "string", "description": "what to look for"},
+                "sites": {"type": "array", "items": {"type": "string"}},
+                "number": {"type": "integer"},
+                "order": {"type": "string", "enum": ["old", "new"]},
+            },
+            "required": ["words", "sites", "number", "order"],
+        },
+    }
+
+
+@given(st.text(st.characters(codec="utf-8")), st.lists(st.text(max_size=9)), st.integers())
+def test_a_call_of_a_function_stands_for_its_arguments_whatever_they_are(
+    words: str, sites: list[str], number: int
+) -> None:
+    tool = tool_of(search)
+    arguments = {"words": words, "sites": sites, "number": number, "order": "old"}
+    action = tool.action_of(arguments)
+    if any("\ud800" <= letter <= "\udfff" for site in sites for letter in site):
+        assert action is None
+    else:
+        assert action is not None
+        assert tool.arguments_of(action) == arguments
+
+
+@pytest.mark.parametrize(
+    "annotation", [float, dict, list, list[list[str]], str | None, Literal["a", 1], Literal[True]]
+)
+def test_a_parameter_of_another_type_is_refused_by_name(annotation: Any) -> None:
+    def odd(thing: Any) -> None:
+        """Odd."""
+
+    odd.__annotations__["thing"] = annotation
+    with pytest.raises(ValueError, match="odd: the parameter 'thing' has the type .*expected str"):
+        tool_of(odd)

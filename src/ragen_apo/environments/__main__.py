@@ -51,7 +51,7 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
         "`sokoban_mixture.yaml`",
     ),
     "questions": (
-        "answers a question once ([how](questions.md))",
+        "answers a question once, or calls functions of yours first ([how](questions.md))",
         "`16`",
         "`arithmetic.yaml`, `arithmetic_smollm2.yaml`, `gsm8k_qwen.yaml`",
     ),

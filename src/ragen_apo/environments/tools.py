@@ -9,10 +9,14 @@ So an environment executes and records texts, whoever writes them.
 """
 
 import functools
+import inspect
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from ragen_apo.files import parse_json
 
 Arguments = Mapping[str, Any]
 
@@ -99,6 +103,72 @@ class Tool:
             return [self._value(part, schema["items"]) for part in text.split(self.separator)]
         is_number = schema["type"] == "integer" and _INTEGER.fullmatch(text)
         return int(text) if is_number else text
+
+
+class FunctionTool(Tool):
+    """A Python function. A call is written as in Python: `search("red mug", 3)`."""
+
+    def action_of(self, arguments: Arguments) -> str | None:
+        if super().action_of(arguments) is None:
+            return None
+        written = (json.dumps(arguments[name], ensure_ascii=False) for name in self.parameters)
+        return f"{self.name}({', '.join(written)})"
+
+    def arguments_of(self, action: str) -> dict[str, Any] | None:
+        if not (action.startswith(f"{self.name}(") and action.endswith(")")):
+            return None
+        try:
+            values = parse_json(f"[{action[len(self.name) + 1 : -1]}]")
+        except ValueError:
+            return None
+        if not isinstance(values, list) or len(values) != len(self.parameters):
+            return None
+        arguments = dict(zip(self.parameters, values, strict=True))
+        return None if super().action_of(arguments) is None else arguments
+
+
+def tool_of(function: Callable[..., Any]) -> FunctionTool:
+    """The tool that a Python function is.
+
+    Its description is the first paragraph of the docstring. Parameters are of the types `str`,
+    `int`, `Literal` of one of these, or `list` of these; `Annotated[int, "a year"]` describes one.
+    All are required, also where the function has a default. Raises ValueError, with the reason, for
+    a function that the model could not call.
+    """
+    name = getattr(function, "__name__", repr(function))
+    description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+    if not description:
+        raise ValueError(
+            f"{name} has no docstring; expected one, which tells the model what it does"
+        )
+    hints = get_type_hints(function, include_extras=True)
+    parameters = {
+        parameter: _schema_of(hints.get(parameter), where=f"{name}: the parameter {parameter!r}")
+        for parameter in inspect.signature(function).parameters
+    }
+    slots = ", ".join(f"{{{parameter}}}" for parameter in parameters)
+    return FunctionTool(name, description, f"{name}({slots})", parameters)
+
+
+_TYPES: Mapping[object, str] = {str: "string", int: "integer"}
+
+
+def _schema_of(hint: object, *, where: str) -> dict[str, Any]:
+    """The JSON schema of a parameter's type."""
+    origin, of = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        words = {"description": of[1]} if isinstance(of[1], str) else {}
+        return {**_schema_of(of[0], where=where), **words}
+    if origin is list and of and get_origin(of[0]) is not list:
+        return {"type": "array", "items": _schema_of(of[0], where=where)}
+    kinds = {type(value) for value in of} if origin is Literal else {hint}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind not in _TYPES:
+        raise ValueError(
+            f"{where} has the type {getattr(hint, '__name__', hint)!s}; expected str, int, Literal "
+            "of one of these, or list of these"
+        )
+    return {"type": _TYPES[kind], **({"enum": list(of)} if origin is Literal else {})}
 
 
 def call_of(tools: Sequence[Tool], action: str) -> tuple[Tool, dict[str, Any]] | None:

@@ -1,0 +1,183 @@
+"""Questions that may be answered with the help of Python functions.
+
+    def multiply(a: int, b: int) -> int:
+        "The product of two whole numbers."
+        return a * b
+
+    def make_products(**options):
+        return questions_with_tools([multiply], **options)
+
+In each turn the policy calls a function and reads what it returns, or answers, which ends the
+episode. Questions, options and rewards are those of the environment `questions`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ragen_apo.environments.base import PatternWords, Reply, ScriptedPolicy
+from ragen_apo.environments.questions.comparing import Comparison, comparison
+from ragen_apo.environments.questions.environment import QuestionGame, make_questions
+from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
+from ragen_apo.environments.tools import Tool, call_of, tool_of
+from ragen_apo.errors import ConfigError
+from ragen_apo.plural import counted
+from ragen_apo.types import Task
+
+TEXT_VERSION = 1
+"""Raise it whenever the words of an observation or the dynamics change."""
+MAX_TURNS = 8
+INTRODUCTION = (
+    "You are asked a question. Think step by step. In each turn make one of these calls, with "
+    "arguments in this order and texts in quotes:"
+)
+ANSWER = Tool(
+    "answer",
+    "Answer the question, with the answer alone, such as 42. This ends the episode.",
+    "answer({text})",
+    {"text": {"type": "string"}},
+)
+
+
+@dataclass(frozen=True)
+class _Toolbox:
+    """What all episodes share."""
+
+    functions: Mapping[str, Callable[..., Any]]
+    tools: tuple[Tool, ...]
+    """The functions, then `answer`."""
+    compare: Comparison
+    max_result_characters: int
+
+    @property
+    def expected(self) -> str:
+        """The calls that there are, for a response that is none of them."""
+        return f"Call one of {', '.join(tool.signature for tool in self.tools)}."
+
+    def result(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What a function returns, as text that can be stored and is not too long."""
+        text = str(self.functions[name](**arguments)).encode("utf-8", "replace").decode()
+        left_out = len(text) - self.max_result_characters
+        if left_out <= 0:
+            return text
+        more = counted(left_out, "more character")
+        return f"{text[: self.max_result_characters]} ... ({more})"
+
+
+class ToolGame:
+    """One question, its calls, and one answer."""
+
+    def __init__(self, toolbox: _Toolbox, task: Task, seed: int) -> None:
+        self._toolbox = toolbox
+        self._question = QuestionGame(toolbox.compare, task, seed)
+        self._results: list[tuple[str, str]] = []
+        """Of the calls so far, by the text of each."""
+
+    def first_observation(self) -> str:
+        return self._question.first_observation()
+
+    def play(self, text: str) -> Answer:
+        return replace(self._answer(text.strip()), metrics={"num_calls": len(self._results)})
+
+    def _answer(self, text: str) -> Answer:
+        found = call_of(self._toolbox.tools, text)
+        if found is None:
+            return Answer(f"No such call. {self._toolbox.expected}", invalid=True)
+        tool, arguments = found
+        if tool is ANSWER:
+            return self._question.play(_unquoted(arguments["text"]))
+        try:
+            result = self._toolbox.result(tool.name, arguments)
+        except ValueError as error:
+            return Answer(f"{tool.name} refused its arguments: {error}", invalid=True)
+        self._results.append((text, result))
+        return Answer(result)
+
+    def key(self) -> str:
+        """What was called and returned, in this order, and whether it was answered."""
+        return f"{self._question.key()}:{self._results}"
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+
+
+class _Answering:
+    """Answers what a scripted policy of the questions answers, by a call of `answer`."""
+
+    def __init__(self, make_policy: Callable[[], ScriptedPolicy]) -> None:
+        self._policy = make_policy()
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self._policy.begin(task, seed=seed)
+
+    def act(self, observation: str) -> Reply:
+        reply = self._policy.act(observation)
+        return replace(reply, action=ANSWER.action_of({"text": reply.action}) or "")
+
+
+def questions_with_tools(
+    functions: Sequence[Callable[..., Any]],
+    *,
+    version: str = "1",
+    policies: Mapping[str, Callable[[], ScriptedPolicy]] | None = None,
+    max_result_characters: int = 2000,
+    max_turns: int = MAX_TURNS,
+    **options: Any,
+) -> GameEnvironment:
+    """The environment `questions` whose policy may also call these functions.
+
+    Args:
+        functions: As `tool_of` reads them. A call returns what `str` makes of the result. One that
+            raises ValueError has refused its arguments, and the policy reads why; whatever else it
+            raises is a fault of the environment. Equal arguments have to give equal results, and
+            any thread may call it (`rollouts.num_environment_workers`).
+        version: Change it whenever a function returns something else, as stored returns depend on
+            it.
+        policies: More scripted policies, by name, or others of these names. Those of `questions`
+            answer at once, so a `teacher` that shows how to call is one of yours.
+        max_result_characters: A longer result is cut.
+        max_turns: Calls and answer together.
+        options: Of the environment `questions`.
+
+    Raises ConfigError for functions that cannot be tools, and what `make_questions` raises.
+    """
+    questions = make_questions(max_turns=max_turns, **options)
+    toolbox = _Toolbox(
+        functions={function.__name__: function for function in functions},
+        tools=(*map(_tool, functions), ANSWER),
+        compare=comparison(options.get("compare", "auto")),
+        max_result_characters=max_result_characters,
+    )
+    names = [tool.name for tool in toolbox.tools]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"functions: got {', '.join(names[:-1])}; expected different names, none of them answer"
+        )
+    calls = [f"- {tool.signature}: {tool.description}" for tool in toolbox.tools]
+    base = questions.properties
+    properties = replace(
+        base,
+        version=f"{base.version}-calls{TEXT_VERSION}-{version}-{max_result_characters}",
+        rules="\n".join([INTRODUCTION, *calls]),
+        failure_words=replace(base.failure_words, impossible=PatternWords()),
+        tools=toolbox.tools,
+    )
+    answering = {
+        name: partial(_Answering, make) for name, make in questions.scripted_policies().items()
+    }
+    return GameEnvironment(
+        properties=properties,
+        tasks={split: questions.tasks(split) for split in base.splits},
+        start=partial(ToolGame, toolbox),
+        policies=answering | dict(policies or {}),
+        max_turns=max_turns,
+    )
+
+
+def _tool(function: Callable[..., Any]) -> Tool:
+    try:
+        return tool_of(function)
+    except ValueError as error:
+        raise ConfigError(f"functions: {error}") from error

@@ -1,0 +1,220 @@
+"""Questions with tools: functions become calls, calls become texts; what the page shows trains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from ragen_apo.agent.responses import ParsedResponse
+from ragen_apo.agent.tool_calls import ToolCalls
+from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.contract import (
+    check_environment,
+    episodes_in_threads_are_as_one_by_one,
+)
+from ragen_apo.environments.questions.with_tools import questions_with_tools
+from ragen_apo.environments.toolkit.game import GameEnvironment
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
+from ragen_apo.policy.call_form import CallForm
+from tests import factories
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "questions.md"
+PRODUCTS = {"operations": ["*"], "max_terms": 2, "max_number": 99, "num_train_tasks": 40,
+            "num_test_tasks": 10}  # fmt: skip
+
+
+def multiply(a: int, b: int) -> int:
+    """The product of two whole numbers.
+
+    For people: it never overflows.
+    """
+    return a * b
+
+
+def word(number: int, language: Literal["en", "fr"]) -> str:
+    """A number in words."""
+    if not 0 <= number <= 1:
+        raise ValueError("only 0 and 1 are known")
+    return {"en": ("zero", "one"), "fr": ("zéro", "un")}[language][number]
+
+
+def say(first: str, second: str) -> str:
+    """Says both."""
+    return f"{first}|{second}"
+
+
+def products(*functions: Callable[..., Any], **options: Any) -> GameEnvironment:
+    return questions_with_tools(functions or (multiply, word, say), **{**PRODUCTS, **options})
+
+
+def begun(environment: TextEnvironment) -> str:
+    """The right answer of the episode that has begun."""
+    task = environment.tasks("train")[0]
+    environment.reset(task, seed=0)
+    return str(task.payload["answer"])
+
+
+def test_calls_are_answered_until_the_question_is() -> None:
+    environment = products()
+    right = begun(environment)
+    said, reward, terminated, truncated, info = environment.step(" multiply(12, -3) ")
+    assert (said, reward, terminated, truncated) == ("-36", 0.0, False, False)
+    assert info == {"metrics": {"num_calls": 1}}
+    assert environment.step('word(1,"fr")')[0] == "un"
+    said, reward, terminated, _, info = environment.step(f"answer({right})")
+    assert (said, reward, terminated) == ("Right.", 1.0, True)
+    assert info == {"metrics": {"num_calls": 2}, "success": True}
+
+
+def test_an_answer_may_stand_in_quotes_as_the_rules_say() -> None:
+    environment = products()
+    assert environment.step(f'answer("{begun(environment)}")')[4]["success"]
+    begun(environment)
+    assert environment.step("answer(nothing)")[4]["success"] is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "multiply(3)",
+        "multiply(3, 4, 5)",
+        "multiply(3, 4.5)",
+        "multiply(3, true)",
+        'multiply(3, "4")',
+        "multiply(a, b)",
+        "multiply(3, 4",
+        "divide(3, 4)",
+        'word(1, "de")',
+        "answer()",
+        "",
+        "__import__('os')",
+    ],
+)
+def test_a_text_that_is_no_call_is_answered_with_the_calls_that_there_are(text: str) -> None:
+    environment = products()
+    begun(environment)
+    said, reward, terminated, _, info = environment.step(text)
+    assert said.startswith("No such call. Call one of multiply(a: integer, b: integer), word(")
+    assert (reward, terminated, info["invalid_action"]) == (0.0, False, True)
+
+
+def test_a_function_may_refuse_its_arguments_and_the_agent_reads_why() -> None:
+    environment = products()
+    begun(environment)
+    before = environment.state_key().split(":", 3)[3]
+    said, _, terminated, _, info = environment.step('word(7, "en")')
+    assert said == "word refused its arguments: only 0 and 1 are known"
+    assert info == {"invalid_action": True, "metrics": {"num_calls": 0}}
+    assert not terminated
+    assert environment.state_key().split(":", 3)[3] == before
+
+
+def test_two_texts_with_commas_and_quotes_stay_two_in_the_form_of_a_models_own_calls() -> None:
+    environment = products()
+    begun(environment)
+    calls = ToolCalls(environment.properties.tools, CallForm("<tool_call>", "</tool_call>"))
+    text = (
+        '<tool_call>{"name": "say", "arguments": {"first": "a, \\"b", "second": "c)"}}</tool_call>'
+    )
+    parsed = calls.parse(text)
+    assert parsed == ParsedResponse("", 'say("a, \\"b", "c)")', is_valid=True)
+    assert environment.step(parsed.action)[0] == 'a, "b|c)'
+    assert calls.parse(calls.render(thought="", action=parsed.action)) == parsed
+
+
+def test_a_long_result_is_cut_and_one_that_no_file_can_hold_is_mended() -> None:
+    def long() -> str:
+        """Much text."""
+        return "x" * 30
+
+    def odd() -> str:
+        """Odd text."""
+        return "a\ud800b"
+
+    environment = products(long, odd, max_result_characters=10)
+    begun(environment)
+    assert environment.step("long()")[0] == "xxxxxxxxxx ... (20 more characters)"
+    assert environment.step("odd()")[0] == "a?b"
+
+
+def test_the_rules_and_the_version_say_what_the_functions_are() -> None:
+    properties = products(multiply).properties
+    assert (
+        "- multiply(a: integer, b: integer): The product of two whole numbers.\n"
+        in properties.rules
+    )
+    assert properties.max_turns == 8
+    assert [tool.name for tool in properties.tools] == ["multiply", "answer"]
+    for change in ({"version": "2"}, {"max_result_characters": 9}, {"max_turns": 3}):
+        assert products(multiply, **change).properties.version != properties.version
+    assert products(multiply, compare="text").properties.reward_version != properties.reward_version
+
+
+def test_functions_that_cannot_be_tools_are_refused() -> None:
+    def answer(text: str) -> str:
+        """Takes the name of the answer."""
+        return text
+
+    def silent(text: str) -> str:
+        return text
+
+    def half(number: float) -> float:
+        """Half of a number."""
+        return number / 2
+
+    for functions, words in (
+        ([answer], "got answer; expected different names, none of them answer"),
+        ([multiply, multiply], "got multiply, multiply; expected different names"),
+        ([silent], "silent has no docstring; expected one"),
+        ([half], "half: the parameter 'number' has the type float; expected str, int, Literal"),
+        ([lambda: 1], "<lambda> has no docstring"),
+    ):
+        with pytest.raises(ConfigError, match=f"functions: {re.escape(words)}"):
+            products(*functions)
+
+
+def test_it_keeps_the_promises_of_every_environment_also_in_threads() -> None:
+    assert set(check_environment(products).values()) == {None}
+    episodes_in_threads_are_as_one_by_one(products)
+
+
+def blocks(language: str) -> list[str]:
+    section = PAGE.read_text("utf-8").split("\n## With tools\n")[1].split("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.M | re.S)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with the page's two files."""
+    (tmp_path / "products.py").write_text(blocks("python")[0], encoding="utf-8")
+    (tmp_path / "products.yaml").write_text(blocks("yaml")[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_documented_file_keeps_the_promises_and_its_teacher_calls_at_times(
+    folder: Path,
+) -> None:
+    make = partial(make_environment, "./products.py:make_products", PRODUCTS)
+    assert set(check_environment(make).values()) == {None}
+    environment = make()
+    assert "teacher" in environment.scripted_policies()
+
+
+@pytest.mark.slow
+def test_the_documented_configuration_trains(folder: Path) -> None:
+    run = factories.shipped_run(
+        folder / "products.yaml",
+        folder / "run",
+        "--warm_start.copy.max_steps=2",
+        "--warm_start.demonstrations.num_steps=2",
+    )
+    rows = read_json_lines(run.metrics)
+    assert [row["num_episodes"] for row in rows] == [4, 4]
+    assert all("environment/num_calls" in row for row in rows)
