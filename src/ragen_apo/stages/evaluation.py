@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.config import RunConfig
 from ragen_apo.config.search import WITHOUT_SEARCH
 from ragen_apo.environments.base import tasks_of
@@ -23,6 +25,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.origin import require_same_origin
 from ragen_apo.stages.search import require_searchable, search_summary, turn_search
+from ragen_apo.types import Trajectory
 
 
 def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) -> dict[str, Any]:
@@ -47,43 +50,17 @@ def _evaluate(session: Session) -> dict[str, Any]:
     config, run, progress = session.config, session.run, session.progress
     section = config.evaluation
     plan = EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
-    ranks = session.ranks
     is_phase_of_run = not run.results.exists()
-    if ranks.is_first:
-        for file in (run.results, run.episodes):
-            check_writable(file)
-    require_same_origin(session, but_for=("evaluation",))
-    tasks_of(session.environments, plan.split)
-    require_searchable(section.search, session.environments, num_rows=config.training.num_rows)
+    _refuse_what_is_impossible(session, plan)
     proxy = session.proxy(session.load_model(run.policy))
-    requests = plan.requests(session.environments)
-    search = section.search and turn_search(
-        session, proxy, section.search, [request.task for request in requests]
-    )
-    progress.start("evaluation", 4)
-    baselines = {}
-    trajectories = play_evaluation(proxy, plan, policy_version="trained")
-    searched = None
-    if search is not None:
-        # What to compare with: a search samples more tokens.
-        tokens = fmean(trajectory.num_response_tokens for trajectory in trajectories)
-        baselines[WITHOUT_SEARCH] = outcome_summary(trajectories) | {"avg_tokens": tokens}
-        found = search.play(requests, policy_version="trained")
-        searched = search_summary(found, search)
-        search = None  # with the models that it holds
-        trajectories = [each.trajectory for each in found]
+    trajectories, of_search = _play_policy(session, proxy, plan)
     progress.update(1, "policy")
     pass_at = None
     if (k := section.pass_k) is not None:
         pass_at = sampled_pass_at(proxy, plan, k=k, temperature=config.sampling.temperature)
     progress.update(2, "pass@k")
-    if not session.has(run.reference(0)):
-        progress.say(f"{run.reference(0)} is missing, so its results are left out")
-    for name, folder in (("reference", run.reference(0)), ("distilled", run.distilled)):
-        if session.has(folder):
-            proxy = session.proxy(session.load_model(folder))
-            played = play_evaluation(proxy, plan, policy_version=name)
-            baselines[name] = outcome_summary(played)
+    del proxy  # with its model, before others are loaded
+    baselines = of_search.baseline | _play_earlier_models(session, plan)
     progress.update(3, "reference")
     baselines |= play_baselines(session.environments, plan)
     progress.update(4, "baselines")
@@ -95,11 +72,60 @@ def _evaluate(session: Session) -> dict[str, Any]:
         baselines=baselines,
         pass_at=pass_at,
         failure_words=session.environments.properties.failure_words,
-        search=searched,
+        search=of_search.summary,
     )
     results["evaluation"] = section.model_dump(mode="json")
-    if ranks.is_first:
+    if session.ranks.is_first:
         run.write_evaluation(results, episode_rows(trajectories, policy=policy))
         if is_phase_of_run:  # a later one is none of what the run took
             run.add_seconds("evaluation", time.perf_counter() - session.opened)
     return results
+
+
+def _refuse_what_is_impossible(session: Session, plan: EvaluationPlan) -> None:
+    """Raises what `evaluate_run` says, in a moment."""
+    if session.ranks.is_first:
+        for file in (session.run.results, session.run.episodes):
+            check_writable(file)
+    require_same_origin(session, but_for=("evaluation",))
+    tasks_of(session.environments, plan.split)
+    num_rows = session.config.training.num_rows
+    require_searchable(session.config.evaluation.search, session.environments, num_rows=num_rows)
+
+
+@dataclass(frozen=True)
+class _OfSearch:
+    """What a search has to say of itself; nothing without one."""
+
+    summary: dict[str, Any] | None = None
+    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The same policy without it: a search samples more tokens."""
+
+
+def _play_policy(
+    session: Session, proxy: AgentProxy, plan: EvaluationPlan
+) -> tuple[list[Trajectory], _OfSearch]:
+    """The trained policy's episodes, by search where one is configured."""
+    section, requests = session.config.evaluation.search, plan.requests(session.environments)
+    search = section and turn_search(session, proxy, section, [each.task for each in requests])
+    session.progress.start("evaluation", 4)
+    trajectories = play_evaluation(proxy, plan, policy_version="trained")
+    if not search:
+        return trajectories, _OfSearch()
+    tokens = fmean(trajectory.num_response_tokens for trajectory in trajectories)
+    baseline = outcome_summary(trajectories) | {"avg_tokens": tokens}
+    found = search.play(requests, policy_version="trained")
+    of_search = _OfSearch(search_summary(found, search), {WITHOUT_SEARCH: baseline})
+    return [each.trajectory for each in found], of_search
+
+
+def _play_earlier_models(session: Session, plan: EvaluationPlan) -> dict[str, dict[str, Any]]:
+    """The outcome of the reference and of what was distilled, where the run has them."""
+    run, outcomes = session.run, {}
+    if not session.has(run.reference(0)):
+        session.progress.say(f"{run.reference(0)} is missing, so its results are left out")
+    for name, folder in (("reference", run.reference(0)), ("distilled", run.distilled)):
+        if session.has(folder):
+            proxy = session.proxy(session.load_model(folder))
+            outcomes[name] = outcome_summary(play_evaluation(proxy, plan, policy_version=name))
+    return outcomes
