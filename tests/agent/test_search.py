@@ -215,6 +215,34 @@ def test_a_beam_keeps_the_paths_of_the_textbook(world: World, width: int) -> Non
     assert [path_of(each) for each in found] == expected
 
 
+def test_each_branch_has_what_its_own_environment_measured(world: World) -> None:
+    class Measures:
+        """Measures the actions and the numbers of the turns in which they were done."""
+
+        def __init__(self) -> None:
+            self.environment = make_environment("frozen_lake", LAKE)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.environment, name)
+
+        def reset(self, task: Task, *, seed: int) -> Any:
+            self.metrics: dict[str, float] = {}
+            return self.environment.reset(task, seed=seed)
+
+        def step(self, action: str) -> Any:
+            self.metrics[f"turn_{len(self.metrics)}"] = ACTIONS.index(action)
+            *answer, info = self.environment.step(action)
+            return (*answer, {**info, "metrics": self.metrics})
+
+    world.agent.environments = EnvironmentManager(
+        Measures, format_penalty=0.0, invalid_action_penalty=0.0
+    )
+    for settings in ({"width": 3, "candidates": 8}, {"method": "best_of_n", "width": 8}):
+        for found in world.search(rank_by="likelihood", **settings):
+            actions = [ACTIONS[int(each)] for each in found.trajectory.metrics.values()]
+            assert tuple(actions) == path_of(found)
+
+
 @pytest.mark.slow
 def test_a_beam_as_wide_as_the_world_finds_the_most_likely_path(world: World) -> None:
     requests = world.requests(1)

@@ -98,7 +98,8 @@ class Episode:
         )
         self.num_context_tokens = self.num_read_tokens + len(response.token_ids)
         self.observation = outcome.observation
-        self.metrics |= outcome.metrics
+        # A new one: the branches of a search begin with the same.
+        self.metrics = {**self.metrics, **outcome.metrics}
 
     def finished(self, last: Outcome, *, policy_version: str) -> Trajectory:
         """The trajectory; an episode that its environment did not end has a full context."""
