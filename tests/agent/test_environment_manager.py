@@ -15,7 +15,7 @@ from ragen_apo.agent.proxy import EpisodeRequest
 from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.environments.base import EnvironmentProperties, Reply
-from ragen_apo.errors import EnvironmentFaultError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.types import Task, make_task
 from tests.forks import Fork
 
@@ -341,6 +341,27 @@ def test_environments_are_closed_once_the_manager_is_no_longer_used() -> None:
     manager.with_own_pool().start(TASK, seed=0)
     assert len(held) == 3
     del manager
+    assert held == []
+
+
+def test_an_environment_stays_open_while_a_pool_for_a_thread_is_used() -> None:
+    held: list[Any] = []
+    own = holding(held).with_own_pool()
+    own.start(TASK, seed=0)
+    assert len(held) == 2
+    del own
+    assert held == []
+
+
+def test_an_environment_without_the_tools_that_are_asked_for_is_closed() -> None:
+    held: list[Any] = []
+    with pytest.raises(ConfigError, match="declares no tools"):
+        EnvironmentManager(
+            lambda: Holds(held),
+            format_penalty=0.0,
+            invalid_action_penalty=0.0,
+            calls_tools=True,
+        )
     assert held == []
 
 

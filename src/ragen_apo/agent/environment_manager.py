@@ -124,22 +124,24 @@ class EnvironmentManager:
         self.format_penalty, self.invalid_action_penalty = format_penalty, invalid_action_penalty
         self.num_workers, self.num_retries, self._say = num_workers, num_retries, say
         self._prototype = make_environment()
-        self.tools = tools_to_call(self.properties) if calls_tools else ()
-        self._hint = expected_calls(self.tools) if calls_tools else FORMAT_HINT
-        self._idle: list[TextEnvironment] = []
         self._made = {id(self._prototype): self._prototype}
         """All that are not closed, by identity."""
         weakref.finalize(self, _close_all, self._made, owner=os.getpid())
+        self.tools = tools_to_call(self.properties) if calls_tools else ()
+        self._hint = expected_calls(self.tools) if calls_tools else FORMAT_HINT
+        self._idle: list[TextEnvironment] = []
         self._episodes: dict[int, _Episode] = {}
         """The present episode of each environment, by the identity of the object."""
+        self._whole: EnvironmentManager | None = None
+        """Of a pool for a thread: the one whose end closes its environments."""
 
     def with_own_pool(self) -> EnvironmentManager:
         """The same kind of environments at the same costs, none of them shared: for a thread.
 
-        They are closed with those of this pool.
+        They are closed with those of this pool, once neither is used.
         """
         other = copy.copy(self)
-        other._idle, other._episodes = [], {}
+        other._idle, other._episodes, other._whole = [], {}, self
         return other
 
     @property

@@ -18,10 +18,15 @@ from pydantic import BaseModel, ValidationError
 
 from ragen_apo.config.messages import describe_problems
 from ragen_apo.config.references import is_reference
-from ragen_apo.environments.foreign import call_factory, plugin_factory, referenced_factory
+from ragen_apo.environments.foreign import (
+    FOREIGN_FAILURES,
+    call_factory,
+    plugin_factory,
+    referenced_factory,
+)
 from ragen_apo.environments.tools import Tool
-from ragen_apo.errors import ConfigError
-from ragen_apo.printable import shortened
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
+from ragen_apo.printable import raised_in_words, shortened
 from ragen_apo.types import Task
 
 ENTRY_POINT_GROUP = "ragen_apo.environments"
@@ -152,12 +157,23 @@ class TextEnvironment(HasTasks, Protocol):
 def opened_environment(
     name: str | Callable[..., TextEnvironment], options: Mapping[str, Any]
 ) -> Iterator[TextEnvironment]:
-    """As `make_environment`; closed at the end."""
+    """As `make_environment`; closed at the end. Raises EnvironmentFaultError where that raises,
+    unless the block has raised something already.
+    """
     environment = make_environment(name, options)
     try:
         yield environment
-    finally:
+    except BaseException:
+        with contextlib.suppress(*FOREIGN_FAILURES):
+            close_environment(environment)
+        raise
+    try:
         close_environment(environment)
+    except FOREIGN_FAILURES as error:
+        raise EnvironmentFaultError(
+            f"the environment {environment.properties.name!r}: closing it raised "
+            f"{raised_in_words(error)}; its code has to be repaired"
+        ) from error
 
 
 def close_environment(environment: TextEnvironment) -> None:

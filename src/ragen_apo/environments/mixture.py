@@ -60,12 +60,14 @@ class MixtureEnvironment:
 
     def __init__(self, /, **options: Any) -> None:
         checked = validate_options(MixtureOptions, options)
-        self._parts = {
-            label: _make_part(label, part, max_turns=checked.max_turns)
-            for label, part in checked.parts.items()
-        }
+        self._parts: dict[str, TextEnvironment] = {}
         weights = {label: part.weight for label, part in checked.parts.items()}
-        self.properties = _combined(self._parts, weights)
+        with contextlib.ExitStack() as made:
+            for label, part in checked.parts.items():
+                self._parts[label] = _make_part(label, part, max_turns=checked.max_turns)
+                made.callback(close_environment, self._parts[label])
+            self.properties = _combined(self._parts, weights)
+            made.pop_all()  # the parts stay open where nothing was raised
         self._tasks: dict[str, tuple[Task, ...]] = {}
         self._playing: str | None = None
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ragen_apo.environments.base import EnvironmentProperties, close_environment
+from ragen_apo.environments.base import (
+    EnvironmentProperties,
+    close_environment,
+    opened_environment,
+)
 from ragen_apo.environments.foreign import provide
 from ragen_apo.environments.mixture import MixtureEnvironment
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.types import Task
 from tests import factories
 
@@ -72,6 +76,55 @@ def test_a_game_is_closed_before_the_next_and_at_the_end_and_once(
 def test_what_a_game_measures_is_in_info(environment: GameEnvironment) -> None:
     environment.reset(TASK, seed=7)
     assert environment.step("go")[4] == {"metrics": {"seed": 7}}
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_a_subclass_closes_stays_open_from_game_to_game() -> None:
+    class Holds(GameEnvironment):
+        num_closed = 0
+
+        def close(self) -> None:
+            self.num_closed += 1
+            super().close()
+
+    environment = Holds(
+        properties=PROPERTIES, tasks={"train": [TASK]}, start=Held, policies={}, max_turns=3
+    )
+    for seed in (1, 2):
+        environment.reset(TASK, seed=seed)
+    assert environment.num_closed == 0
+    close_environment(environment)
+    assert (environment.num_closed, Held.held) == (1, [])
+
+
+def test_a_close_that_raises_is_named_and_hides_no_other_failure() -> None:
+    class Stuck(GameEnvironment):
+        def close(self) -> None:
+            raise PermissionError(13, "Permission denied", "/sandbox")
+
+    def make() -> GameEnvironment:
+        return Stuck(
+            properties=PROPERTIES, tasks={"train": [TASK]}, start=Held, policies={}, max_turns=3
+        )
+
+    def use(split: str) -> None:
+        with opened_environment(make, {}) as environment:
+            environment.tasks(split)
+
+    with pytest.raises(EnvironmentFaultError, match="'held': closing it raised PermissionError"):
+        use("train")
+    with pytest.raises(ConfigError, match="no split 'other'"):
+        use("other")
+
+
+def test_a_mixture_that_cannot_be_made_closes_the_parts_that_were(
+    environment: GameEnvironment,
+) -> None:
+    provide("held.py:make_held", lambda **_: environment)
+    environment.reset(TASK, seed=1)
+    with pytest.raises(ConfigError, match=r"parts\.frozen_lake.*size"):
+        MixtureEnvironment(parts={"a": {"name": "held.py:make_held"}, "frozen_lake": {"size": -1}})
+    assert Held.held == []
 
 
 def test_a_mixture_closes_its_parts(environment: GameEnvironment) -> None:

@@ -90,7 +90,7 @@ class GameEnvironment:
         return self._tasks[split]
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
-        self.close()
+        self._close_game()
         try:
             game = self._start(task, seed)
         except (KeyError, TypeError, ValueError) as error:
@@ -141,6 +141,10 @@ class GameEnvironment:
         return self._policies
 
     def close(self) -> None:
+        """Closes the present game. A subclass that holds more closes that as well."""
+        self._close_game()
+
+    def _close_game(self) -> None:
         """Closes the present game, if it can be closed; it is not played on then."""
         if close := getattr(self._game, "close", None):
             self._game = None
