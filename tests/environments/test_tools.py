@@ -1,5 +1,7 @@
 """Actions as tools: a call and its action text stand for each other."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -187,7 +189,8 @@ def test_a_call_of_a_function_stands_for_its_arguments_whatever_they_are(
 
 
 @pytest.mark.parametrize(
-    "annotation", [float, dict, list, list[list[str]], str | None, Literal["a", 1], Literal[True]]
+    "annotation",
+    [float, dict, list, list[list[str]], str | None, Literal["a", 1], Literal[True], [int]],
 )
 def test_a_parameter_of_another_type_is_refused_by_name(annotation: Any) -> None:
     def odd(thing: Any) -> None:
@@ -196,3 +199,51 @@ def test_a_parameter_of_another_type_is_refused_by_name(annotation: Any) -> None
     odd.__annotations__["thing"] = annotation
     with pytest.raises(ValueError, match="odd: the parameter 'thing' has the type .*expected str"):
         tool_of(odd)
+
+
+class Adds:
+    """Adds."""
+
+    def __call__(self, number: int) -> int:
+        return number + 1
+
+
+def test_what_no_call_could_reach_is_refused() -> None:
+    def all_of(*numbers: int) -> int:
+        """A sum."""
+        return sum(numbers)
+
+    def named(**numbers: int) -> int:
+        """A sum."""
+        return sum(numbers.values())
+
+    def placed(number: int, /) -> int:
+        """Itself."""
+        return number
+
+    async def later(number: int) -> int:
+        """Itself, later."""
+        return number
+
+    def each(number: int) -> Iterator[int]:
+        """Several."""
+        yield number
+
+    def unknown(number: "Decimal") -> int:  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
+        """Of a type that is imported for type checkers alone."""
+        return int(number)
+
+    by_name = "cannot be given by name; expected none with '\\*' or before '/'"
+    for function, words in (
+        (all_of, f"all_of: the parameter 'numbers' {by_name}"),
+        (named, f"named: the parameter 'numbers' {by_name}"),
+        (placed, f"placed: the parameter 'number' {by_name}"),
+        (later, "later is async or a generator"),
+        (each, "each is async or a generator"),
+        (unknown, "unknown: its parameters or their types cannot be read .*'Decimal' is not def"),
+        (partial(search, "mug"), "partial.* has no name; expected a function that `def` defines"),
+        (Adds(), "Adds object.* has no name"),
+        (int, "int: its parameters or their types cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            tool_of(function)

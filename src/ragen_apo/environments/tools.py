@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ragen_apo.files import parse_json
+from ragen_apo.printable import exception_in_words
 
 Arguments = Mapping[str, Any]
 
@@ -135,22 +136,44 @@ def tool_of(function: Callable[..., Any]) -> FunctionTool:
     All are required, also where the function has a default. Raises ValueError, with the reason, for
     a function that the model could not call.
     """
-    name = getattr(function, "__name__", repr(function))
+    name = getattr(function, "__name__", None)
+    if name is None:
+        raise ValueError(f"{function!r:.80} has no name; expected a function that `def` defines")
+    if any(is_of_kind(function) for is_of_kind in _RETURN_NO_RESULT):
+        raise ValueError(
+            f"{name} is async or a generator; expected a function that returns its result"
+        )
     description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
     if not description:
         raise ValueError(
             f"{name} has no docstring; expected one, which tells the model what it does"
         )
-    hints = get_type_hints(function, include_extras=True)
-    parameters = {
-        parameter: _schema_of(hints.get(parameter), where=f"{name}: the parameter {parameter!r}")
-        for parameter in inspect.signature(function).parameters
-    }
+    try:
+        signature = inspect.signature(function)
+        hints = get_type_hints(function, include_extras=True)
+    except (AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: its parameters or their types cannot be read ({exception_in_words(error)})"
+        ) from error
+    parameters: dict[str, dict[str, Any]] = {}
+    for parameter, each in signature.parameters.items():
+        where = f"{name}: the parameter {parameter!r}"
+        if each.kind not in _GIVEN_BY_NAME:
+            raise ValueError(
+                f"{where} cannot be given by name; expected none with '*' or before '/'"
+            )
+        parameters[parameter] = _schema_of(hints.get(parameter), where=where)
     slots = ", ".join(f"{{{parameter}}}" for parameter in parameters)
     return FunctionTool(name, description, f"{name}({slots})", parameters)
 
 
 _TYPES: Mapping[object, str] = {str: "string", int: "integer"}
+_GIVEN_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_RETURN_NO_RESULT = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 
 
 def _schema_of(hint: object, *, where: str) -> dict[str, Any]:
@@ -161,9 +184,9 @@ def _schema_of(hint: object, *, where: str) -> dict[str, Any]:
         return {**_schema_of(of[0], where=where), **words}
     if origin is list and of and get_origin(of[0]) is not list:
         return {"type": "array", "items": _schema_of(of[0], where=where)}
-    kinds = {type(value) for value in of} if origin is Literal else {hint}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    if kind not in _TYPES:
+    kinds = [hint] if origin is not Literal else list({type(value) for value in of})
+    kind = kinds[0] if len(kinds) == 1 else None
+    if kind not in list(_TYPES):  # a list, which has no hash, may stand for list[...]
         raise ValueError(
             f"{where} has the type {getattr(hint, '__name__', hint)!s}; expected str, int, Literal "
             "of one of these, or list of these"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
 from functools import partial
@@ -137,10 +138,16 @@ def test_a_long_result_is_cut_and_one_that_no_file_can_hold_is_mended() -> None:
         """Odd text."""
         return "a\ud800b"
 
-    environment = products(long, odd, max_result_characters=10)
+    def refuse(text: str) -> str:
+        """Refuses all."""
+        raise ValueError(f"\ud800{text}")
+
+    environment = products(long, odd, refuse, max_result_characters=10)
     begun(environment)
     assert environment.step("long()")[0] == "xxxxxxxxxx ... (20 more characters)"
     assert environment.step("odd()")[0] == "a?b"
+    said = environment.step('refuse("abcdefghij")')[0]
+    assert said == "refuse refused its arguments: ?abcdefghi ... (1 more character)"
 
 
 def test_the_rules_and_the_version_say_what_the_functions_are() -> None:
@@ -153,6 +160,7 @@ def test_the_rules_and_the_version_say_what_the_functions_are() -> None:
     assert [tool.name for tool in properties.tools] == ["multiply", "answer"]
     for change in ({"version": "2"}, {"max_result_characters": 9}, {"max_turns": 3}):
         assert products(multiply, **change).properties.version != properties.version
+    assert products(multiply, say).properties.version != properties.version
     assert products(multiply, compare="text").properties.reward_version != properties.reward_version
 
 
@@ -177,6 +185,15 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=f"functions: {re.escape(words)}"):
             products(*functions)
+    with pytest.raises(ConfigError, match="max_result_characters must be at least 1, got 0"):
+        products(multiply, max_result_characters=0)
+
+
+def test_a_copy_plays_as_the_environment_itself() -> None:
+    environment = pickle.loads(pickle.dumps(products()))
+    right = begun(environment)
+    assert environment.step("multiply(2, 3)")[0] == "6"
+    assert environment.step(f"answer({right})")[0] == "Right."
 
 
 def test_it_keeps_the_promises_of_every_environment_also_in_threads() -> None:

@@ -11,6 +11,7 @@ In each turn the policy calls a function and reads what it returns, or answers, 
 episode. Questions, options and rewards are those of the environment `questions`.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,8 +57,12 @@ class _Toolbox:
         return f"Call one of {', '.join(tool.signature for tool in self.tools)}."
 
     def result(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a function returns, as text that can be stored and is not too long."""
-        text = str(self.functions[name](**arguments)).encode("utf-8", "replace").decode()
+        """What a function returns, as text."""
+        return self.text(self.functions[name](**arguments))
+
+    def text(self, value: object) -> str:
+        """A result or an error as text that can be stored and is not too long."""
+        text = str(value).encode("utf-8", "replace").decode()
         left_out = len(text) - self.max_result_characters
         if left_out <= 0:
             return text
@@ -85,12 +90,13 @@ class ToolGame:
         if found is None:
             return Answer(f"No such call. {self._toolbox.expected}", invalid=True)
         tool, arguments = found
-        if tool is ANSWER:
+        if tool == ANSWER:
             return self._question.play(_unquoted(arguments["text"]))
         try:
             result = self._toolbox.result(tool.name, arguments)
         except ValueError as error:
-            return Answer(f"{tool.name} refused its arguments: {error}", invalid=True)
+            why = self._toolbox.text(error)
+            return Answer(f"{tool.name} refused its arguments: {why}", invalid=True)
         self._results.append((text, result))
         return Answer(result)
 
@@ -137,16 +143,19 @@ def questions_with_tools(
             it.
         policies: More scripted policies, by name, or others of these names. Those of `questions`
             answer at once, so a `teacher` that shows how to call is one of yours.
-        max_result_characters: A longer result is cut.
+        max_result_characters: A longer result, or reason of a refusal, is cut.
         max_turns: Calls and answer together.
         options: Of the environment `questions`.
 
     Raises ConfigError for functions that cannot be tools, and what `make_questions` raises.
     """
     questions = make_questions(max_turns=max_turns, **options)
+    if max_result_characters < 1:
+        raise ConfigError(f"max_result_characters must be at least 1, got {max_result_characters}")
+    called = [(_tool(function), function) for function in functions]
     toolbox = _Toolbox(
-        functions={function.__name__: function for function in functions},
-        tools=(*map(_tool, functions), ANSWER),
+        functions={tool.name: function for tool, function in called},
+        tools=(*(tool for tool, _ in called), ANSWER),
         compare=comparison(options.get("compare", "auto")),
         max_result_characters=max_result_characters,
     )
@@ -157,9 +166,12 @@ def questions_with_tools(
         )
     calls = [f"- {tool.signature}: {tool.description}" for tool in toolbox.tools]
     base = questions.properties
+    signatures = hashlib.sha256(toolbox.expected.encode()).hexdigest()[:8]
     properties = replace(
         base,
-        version=f"{base.version}-calls{TEXT_VERSION}-{version}-{max_result_characters}",
+        version=(
+            f"{base.version}-calls{TEXT_VERSION}-{version}-{max_result_characters}-{signatures}"
+        ),
         rules="\n".join([INTRODUCTION, *calls]),
         failure_words=replace(base.failure_words, impossible=PatternWords()),
         tools=toolbox.tools,
