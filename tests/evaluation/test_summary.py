@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,12 @@ def test_what_the_environment_measures_has_its_mean_over_the_episodes_that_have_
     results = results_document(episodes, policy="greedy", split="test", baselines={})
     assert results["by_category"]["books"]["metrics"] == {"b": 1.0, "tests_passed": 5.0}
     assert episode_rows(episodes, policy="greedy")[1]["metrics"] == measured[1]
+
+
+def test_the_mean_of_the_largest_numbers_is_one_too() -> None:
+    largest = sys.float_info.max
+    episodes = [replace(episode, metrics={"distance": largest}) for episode in EPISODES]
+    assert outcome_summary(episodes)["metrics"] == {"distance": largest}
 
 
 def test_the_results_name_every_pattern_category_and_baseline() -> None:

@@ -131,6 +131,18 @@ def test_what_the_environment_measures_has_a_curve_each_and_at_most_twenty(
     assert len(titles) == num_curves + 20
 
 
+@pytest.mark.parametrize("name", ["$\\frac{$", "\x1b[31m", "x" * 5000])
+@pytest.mark.parametrize("values", [(1.7e308, -1.7e308), (math.nan, 10**400)])
+def test_what_was_measured_is_drawn_whatever_its_name_and_its_values(
+    name: str, values: tuple[float, float], build_run: Callable[..., Path]
+) -> None:
+    run = load_run(build_run())
+    rows = [
+        {**row, f"environment/{name}": values[number % 2]} for number, row in enumerate(run.metrics)
+    ]
+    assert plots.curve_pictures(dataclasses.replace(run, metrics=rows))
+
+
 @pytest.mark.parametrize(
     ("played", "is_drawn"),
     [

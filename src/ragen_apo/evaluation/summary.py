@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, mean
 from typing import Any
 
 from ragen_apo.environments.base import FailureWords
@@ -53,7 +53,8 @@ def metric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
             values.setdefault(name, []).append(value)
-    return {name: fmean(values[name]) for name in sorted(values)}
+    # `fmean` overflows where two are near the largest float, as a distance without a way may be.
+    return {name: mean(values[name]) for name in sorted(values)}
 
 
 def success_interval(trajectories: Sequence[Trajectory]) -> tuple[float, float]:

@@ -15,7 +15,9 @@ DOTS_PER_INCH = 180
 
 def style_axes(axes: Axes, title: str) -> None:
     """Title on the left, a light grid, no frame but the bottom."""
-    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=9)
+    axes.set_title(
+        title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=9, parse_math=False
+    )
     axes.set_axisbelow(True)
     axes.grid(visible=True, color=LINE, linewidth=0.8)
     axes.tick_params(colors=MUTED, labelsize=9.5, length=0)

@@ -169,6 +169,10 @@ def evaluation_command(run: RunDirectory) -> str:
     return " ".join(["ragen-apo evaluate", *words])
 
 
+LARGEST_DRAWN = 1e300
+"""Sums and differences of larger numbers overflow."""
+
+
 def finite(value: object) -> float | None:
     """A number that can be shown or drawn; None for anything else (absent, null, NaN, text)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -194,12 +198,14 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """The steps and values of one metric where it is a number; rows without a step are counted."""
+    """The steps and values of one metric where it is a number that can be drawn; rows without a
+    step are counted.
+    """
     steps: list[float] = []
     values: list[float] = []
     for number, row in enumerate(rows, 1):
         value = finite(row.get(key))
-        if value is not None:
+        if value is not None and abs(value) <= LARGEST_DRAWN:
             step = finite(row.get("step"))
             steps.append(number if step is None else step)
             values.append(value)

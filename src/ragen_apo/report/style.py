@@ -45,13 +45,15 @@ def signed(value: object) -> str:
 
 
 def compact(value: object) -> str:
-    """A number of unknown size with about three significant digits; integers with separators."""
+    """A number of unknown size with about three significant digits; integers, unless they are very
+    large, with separators.
+    """
     number = finite(value)
     if number is None:
         return ABSENT
     if number == int(number) and abs(number) < 1e12:
         return f"{int(number):,}"
-    return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.3g}"
+    return f"{number:,.0f}" if 1e4 <= abs(number) < 1e15 else f"{number:.3g}"
 
 
 def counted(value: object, noun: str) -> str:

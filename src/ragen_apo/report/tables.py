@@ -155,13 +155,15 @@ def summary_csv(run: RunData) -> str:
     environment measures has a column each.
     """
     search = mapping(run.results.get("search"))
-    columns = (*CSV_COLUMNS, *(["avg_tokens"] if search else []), *metric_names(run))
+    columns = (*CSV_COLUMNS, *(["avg_tokens"] if search else []))
+    measured = metric_names(run)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([*columns, *measured])
     for row in method_rows(run):
-        summary = {**row.metrics, **row.summary, **(search if row.evaluated else {})}
-        numbers = [finite(summary.get(column)) for column in columns[1:]]
+        summary = {**row.summary, **(search if row.evaluated else {})}
+        cells = [*map(summary.get, columns[1:]), *map(row.metrics.get, measured)]
+        numbers = map(finite, cells)
         writer.writerow([row.label, *("" if n is None else f"{n:.4f}" for n in numbers)])
     return stream.getvalue()
 
