@@ -213,7 +213,7 @@ class EnvironmentManager:
             with self._in_its_name(episode):
                 answer = environment.reset(task, seed=seed)
         except EnvironmentRaisedError:
-            self._discard(environment)
+            self.discard(environment)
             raise
         self._refuse(problem_with_reset(answer), episode)
         return environment, answer[0]
@@ -255,14 +255,16 @@ class EnvironmentManager:
         except EnvironmentRaisedError as failure:
             if self.num_retries == 0:
                 raise
-            self._discard(environment)
+            self.discard(environment)
             return Outcome("", truncated=True, failure=failure)
 
-    def _discard(self, environment: TextEnvironment) -> None:
-        """Closes an environment that raised; what it raises now does not matter either."""
-        self._made.pop(id(environment), None)
-        with contextlib.suppress(*FOREIGN_FAILURES):
-            close_environment(environment)
+    def discard(self, environment: TextEnvironment) -> None:
+        """Closes an environment that raised, or is not to be given back; what it raises now does
+        not matter.
+        """
+        if self._made.pop(id(environment), None) is not None:
+            with contextlib.suppress(*FOREIGN_FAILURES):
+                close_environment(environment)
 
     def _answer(
         self, environment: TextEnvironment, action: str

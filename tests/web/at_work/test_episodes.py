@@ -1,5 +1,6 @@
 """A policy at work plays what rollouts and evaluations play; a person changes only his turns."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,28 @@ def test_a_greedy_episode_is_the_evaluated_episode_of_the_task(
         assert played.stop_reason is not None
         assert played.stop_reason.value == row["stop_reason"]
         assert played.episode.observation == row["final_observation"]
+
+
+@pytest.mark.slow
+def test_an_environment_is_closed_once_its_episode_is_left(
+    watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()  # what other tests have left
+    closed: list[int] = []
+    monkeypatch.setattr(
+        ShopEnvironment, "close", lambda self: closed.append(id(self)), raising=False
+    )
+    watcher.begin(task=1)
+    watcher.send("/work/run")
+    used = [id(watcher.visit.played.episode.environment)]
+    watcher.send("/work/back", turn=2)
+    gc.collect()  # what a template was given refers to itself
+    assert closed == used
+    watcher.send("/work/run")
+    used.append(id(watcher.visit.played.episode.environment))
+    watcher.workplace.visits.close(watcher.visit.id)
+    gc.collect()
+    assert closed == used
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ it does not give the same answers, the way back is refused.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,6 +55,10 @@ class Comparison:
     """Of the state under it, where it is a reference whose samples have visited the state."""
 
 
+class _Hold:
+    """What all parts of an episode share; its environment is closed once none is left."""
+
+
 @dataclass(frozen=True, eq=False)
 class PlayedEpisode:
     """An episode as far as it was played; a turn makes another one, in the same environment."""
@@ -67,6 +72,7 @@ class PlayedEpisode:
     is_over: bool = False
     comparisons: Mapping[int, Comparison] = field(default_factory=dict)
     """By the number of the turn, from 1."""
+    hold: _Hold = field(default_factory=_Hold)
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -98,7 +104,7 @@ class World:
     """The tasks and the environment of a run, for any number of visitors and threads.
 
     Every episode has an environment of its own, which is not given back to the pool: others would
-    take from it at the same time.
+    take from it at the same time. It is closed when no page shows the episode any more.
     """
 
     def __init__(self, session: Session, context: ContextManager) -> None:
@@ -133,7 +139,10 @@ class World:
         )
         request = plan.requests(self._environments, repeat=choice.draw)[choice.task]
         (episode,) = begin_episodes([(0, request)], self._environments, self.context)
-        return PlayedEpisode(choice, episode)
+        played = PlayedEpisode(choice, episode)
+        discard = weakref.finalize(played.hold, self._environments.discard, episode.environment)
+        discard.atexit = False  # the pool closes what is left then
+        return played
 
     def play(self, played: PlayedEpisode, response: Response) -> PlayedEpisode:
         text = self.context.decode(response.token_ids)
