@@ -12,6 +12,7 @@ import torch
 
 from ragen_apo.config.policy import SmallModelConfig
 from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.environments.trl import OVER, ToolEnvironment, environment_factory, task_rows
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.language_model import build_small_model
@@ -30,6 +31,15 @@ def test_a_row_has_the_rules_and_names_its_task() -> None:
     assert [row["task_id"] for row in rows] == [t.task_id for t in environment.tasks("test")]
     assert rows[0]["prompt"][0]["role"] == "user"
     assert environment.properties.rules in rows[0]["prompt"][0]["content"]
+
+
+def test_making_rows_leaves_no_environment_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(
+        ShopEnvironment, "close", lambda self: closed.append(id(self)), raising=False
+    )
+    task_rows("shop", **SHOP)
+    assert len(closed) == 1
 
 
 def test_actions_earn_what_they_earn_in_the_environment(shopper: ToolEnvironment) -> None:

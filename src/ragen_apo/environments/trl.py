@@ -21,6 +21,7 @@ from typing import Any
 from ragen_apo.environments.base import (
     TextEnvironment,
     make_environment,
+    opened_environment,
     task_with_id,
     tasks_of,
 )
@@ -89,7 +90,7 @@ def task_rows(
 
     Raises ConfigError if the split has no task.
     """
-    made = make_environment(environment, options)
-    tasks = tasks_of(made, split)
-    message = {"role": "user", "content": f"{made.properties.rules}\n\n"}
-    return [{"prompt": [message], "task_id": task.task_id} for task in tasks]
+    with opened_environment(environment, options) as made:
+        tasks = tasks_of(made, split)
+        message = {"role": "user", "content": f"{made.properties.rules}\n\n"}
+        return [{"prompt": [message], "task_id": task.task_id} for task in tasks]

@@ -30,6 +30,7 @@ from ragen_apo.environments.answers import endlessness, turn_limit
 from ragen_apo.environments.base import (
     TextEnvironment,
     make_environment,
+    opened_environment,
     task_with_id,
     tasks_of,
 )
@@ -114,29 +115,31 @@ class TextEnv(vf.Env[TextEnvConfig]):
     async def run(self, task: TextTask, agents: vf.Agents) -> None:
         """One episode in an environment of its own."""
         taskset: TextTaskset = self.taskset
-        environment, episode_return = taskset.make(), 0.0
-        metrics = {"success": 0.0, "num_turns": 0.0, "num_invalid_actions": 0.0}
-        observation, _ = environment.reset(taskset.task(task.data.id), seed=taskset.config.seed)
-        async with agents.player.interaction(task) as interaction:
-            over = False
-            while not over:
-                segment = await interaction.turn(observation)
-                if segment.terminated:
-                    break
-                if metrics["num_turns"] == turn_limit(environment.properties):
-                    raise EnvironmentFaultError(endlessness(environment.properties))
-                action = action_of(segment.last_reply)
-                observation, reward, terminated, truncated, info = environment.step(action)
-                over = terminated or truncated
-                episode_return += float(reward)
-                metrics["num_turns"] += 1
-                metrics["num_invalid_actions"] += bool(info.get("invalid_action", False))
-                metrics["success"] = float(bool(info.get("success", False)))
-        trace = interaction.trace
-        if trace.has_error:
-            return  # the model failed: how it would have done is unknown
-        trace.record_reward("episode_return", episode_return)
-        trace.record_metrics(metrics)
+        config = taskset.config
+        with opened_environment(config.environment, config.options) as environment:
+            episode_return = 0.0
+            metrics = {"success": 0.0, "num_turns": 0.0, "num_invalid_actions": 0.0}
+            observation, _ = environment.reset(taskset.task(task.data.id), seed=config.seed)
+            async with agents.player.interaction(task) as interaction:
+                over = False
+                while not over:
+                    segment = await interaction.turn(observation)
+                    if segment.terminated:
+                        break
+                    if metrics["num_turns"] == turn_limit(environment.properties):
+                        raise EnvironmentFaultError(endlessness(environment.properties))
+                    action = action_of(segment.last_reply)
+                    observation, reward, terminated, truncated, info = environment.step(action)
+                    over = terminated or truncated
+                    episode_return += float(reward)
+                    metrics["num_turns"] += 1
+                    metrics["num_invalid_actions"] += bool(info.get("invalid_action", False))
+                    metrics["success"] = float(bool(info.get("success", False)))
+            trace = interaction.trace
+            if trace.has_error:
+                return  # the model failed: how it would have done is unknown
+            trace.record_reward("episode_return", episode_return)
+            trace.record_metrics(metrics)
 
 
 def action_of(reply: str) -> str:

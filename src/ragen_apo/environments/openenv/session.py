@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ragen_apo.environments.answers import problem_with_text
 from ragen_apo.environments.base import (
     TextEnvironment,
+    close_environment,
     task_at,
     task_with_id,
     tasks_of,
@@ -143,6 +144,12 @@ class Session(Environment[TextAction, TextObservation, TextState]):
             success=success,
             invalid_action=bool(info.get("invalid_action", False)),
         )
+
+    def close(self) -> None:
+        """Closes the environment; called by the server at the end of the session."""
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            close_environment(environment)
 
     @property
     def state(self) -> TextState:
