@@ -187,3 +187,14 @@ def test_the_documented_random_baseline_plays_an_episode(
 def test_an_environment_is_made_from_its_class_with_its_options() -> None:
     adapter = GymnasiumTextEnv(ShopEnvironment, max_turns=3)
     assert adapter.text_environment.properties == ShopEnvironment(max_turns=3).properties
+
+
+def test_a_second_close_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(
+        ShopEnvironment, "close", lambda self: closed.append(id(self)), raising=False
+    )
+    environment = GymnasiumTextEnv("shop", num_products=60)
+    with environment:
+        environment.close()
+    assert len(closed) == 1

@@ -87,6 +87,7 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         """That of the present episode."""
         self._split = split
         self._page = ""
+        self._is_closed = False
         tasks_of(self.text_environment, split)
 
     def reset(
@@ -105,7 +106,10 @@ class GymnasiumTextEnv(gymnasium.Env[str, str]):
         return self._page, reward, terminated, truncated, info
 
     def close(self) -> None:
-        close_environment(self.text_environment)
+        """Closes the text environment. As Gymnasium has it, a second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            close_environment(self.text_environment)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The text that the environment showed last, in render mode `ansi`."""
