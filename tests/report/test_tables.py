@@ -63,13 +63,13 @@ def test_what_the_environment_measures_has_columns_of_its_own(
         build_run(),
         **summary,
         tasks=100,
-        metrics={"tests_passed": 2.5, "tasks": 0.25},
+        metrics={"tests_passed": 2.5, "tasks": 0.0000025},
         baselines={"random": {**summary, "metrics": {"coverage": 1 / 3}}},
     )
     assert summary_csv(run) == (
         "method,success_rate,avg_reward,avg_steps,tests_passed,tasks,coverage\n"
-        "A*-PO (trained),0.5000,0.5000,4.0000,2.5000,0.2500,\n"
-        "random,0.5000,0.5000,4.0000,,,0.3333\n"
+        "A*-PO (trained),0.5000,0.5000,4.0000,2.5,2.5e-06,\n"
+        "random,0.5000,0.5000,4.0000,,,0.333333\n"
     )
 
 

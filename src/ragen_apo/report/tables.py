@@ -152,7 +152,7 @@ def summary_csv(run: RunData) -> str:
     """The comparison as CSV: shares and numbers with four decimals, empty where unknown.
 
     After a search there is one more column, the tokens that it sampled for an episode. What the
-    environment measures has a column each.
+    environment measures, which may be of any size, has a column each, with six digits.
     """
     search = mapping(run.results.get("search"))
     columns = (*CSV_COLUMNS, *(["avg_tokens"] if search else []))
@@ -162,10 +162,14 @@ def summary_csv(run: RunData) -> str:
     writer.writerow([*columns, *measured])
     for row in method_rows(run):
         summary = {**row.summary, **(search if row.evaluated else {})}
-        cells = [*map(summary.get, columns[1:]), *map(row.metrics.get, measured)]
-        numbers = map(finite, cells)
-        writer.writerow([row.label, *("" if n is None else f"{n:.4f}" for n in numbers)])
+        cells = [_cell(summary.get(column), ".4f") for column in columns[1:]]
+        writer.writerow([row.label, *cells, *(_cell(row.metrics.get(n), ".6g") for n in measured)])
     return stream.getvalue()
+
+
+def _cell(value: object, form: str) -> str:
+    number = finite(value)
+    return "" if number is None else format(number, form)
 
 
 def summary_latex(run: RunData) -> str:
