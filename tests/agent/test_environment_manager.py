@@ -164,6 +164,10 @@ def test_a_released_environment_plays_again_with_its_new_seed(manager: Environme
             ("heard", 0.0, False, False, {"metrics": {"passed": math.nan}}),
             r"info\['metrics'\]\['passed'\] is nan; expected a finite number",
         ),
+        (
+            ("heard", 0.0, False, False, {"metrics": {"passed": 10**5000}}),
+            r"info\['metrics'\]\['passed'\] is <int without a text>; expected a finite number",
+        ),
         (("heard", 0.0, False, False, None), "info is None"),
         (("heard", 0.0, False, False, {"success": "false"}), r"info\['success'\] is 'false'"),
         (

@@ -8,6 +8,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.plural import counted
 from ragen_apo.printable import shortened
 from ragen_apo.types import TurnFlag
@@ -131,4 +132,9 @@ def _problem_with_truth(name: str, value: object) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    return shortened(repr(value), MAX_SHOWN_CHARACTERS)
+    """The value, or its type where it has no text, as a whole number of 5,000 digits has none."""
+    try:
+        text = repr(value)
+    except FOREIGN_FAILURES:
+        text = f"<{type(value).__name__} without a text>"
+    return shortened(text, MAX_SHOWN_CHARACTERS)
