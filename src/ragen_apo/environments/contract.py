@@ -36,6 +36,7 @@ from ragen_apo.environments.base import (
     close_environment,
 )
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
+from ragen_apo.environments.tools import Tool
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, RagenApoError
 from ragen_apo.printable import raised_in_words, shortened
 from ragen_apo.types import Task, make_task
@@ -61,6 +62,22 @@ ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXT
 ROUNDING = 1e-6
 """Of a return: rewards may be float32, in which 0.1 is 0.1000000015."""
 NUM_WALKS, WALK_LENGTH = 300, 5
+
+
+class OddArguments(NamedTuple):
+    """What a model may put into a call."""
+
+    text: str
+    number: int
+
+
+ODD_ARGUMENTS = (
+    OddArguments("", 0),
+    OddArguments("no such thing", -1),
+    OddArguments("1 / 0", 1),
+    OddArguments("'\"(\n", 2),
+    OddArguments("é" * 500, 10**15),
+)
 
 
 class ContractError(RagenApoError):
@@ -230,6 +247,19 @@ def equal_environments_write_equal_texts(make: Factory) -> None:
                 )
         if one != other:
             raise ContractError(f"{name!r} in task {one.task.task_id} differs in length or start")
+    _require_equal_answers_to_calls(make(), make())
+
+
+def _require_equal_answers_to_calls(one: TextEnvironment, other: TextEnvironment) -> None:
+    """Of two equal environments to each odd call, which scripted policies may never make."""
+    task = _first_task(one)
+    for call in _odd_calls(one.properties.tools):
+        try:
+            mine, its = (_answers(each, task, [call], seed=0)[1:] for each in (one, other))
+        except FOREIGN_FAILURES:
+            continue  # `any_text_is_answered` says so
+        if mine != its:
+            raise ContractError(f"the call {_both_ends(call)!r} was answered by {mine} and {its}")
 
 
 def seeds_matter_where_it_is_declared(make: Factory) -> None:
@@ -262,14 +292,16 @@ def _answers(
 def any_text_is_answered(make: Factory) -> None:
     """No text makes `step` raise; it answers with text, a finite reward, truth values and info.
 
-    Odd texts also stand behind words of the rules and behind actions of the scripted policies.
+    Odd texts also stand behind words of the rules and behind actions of the scripted policies, and
+    each tool is called with odd arguments.
     """
     environment = make()
     task = _first_task(environment)
     verbs = dict.fromkeys(("", *environment.properties.rules.split()[:30]))
     for make_policy in environment.scripted_policies().values():
         verbs |= {step.reply.action: None for step in play(environment, task, make_policy()).steps}
-    for text in (f"{verb} {odd}" for verb in itertools.islice(verbs, 60) for odd in ODD_TEXTS):
+    texts = (f"{verb} {odd}" for verb in itertools.islice(verbs, 60) for odd in ODD_TEXTS)
+    for text in itertools.chain(texts, _odd_calls(environment.properties.tools)):
         environment.reset(task, seed=0)
         try:
             _answer(environment, text)
@@ -280,6 +312,23 @@ def any_text_is_answered(make: Factory) -> None:
             raise ContractError(
                 f"the text {_both_ends(text)!r} made step raise {raised}"
             ) from error
+
+
+def _odd_calls(tools: Sequence[Tool]) -> Iterator[str]:
+    """Calls that fit the tools, and whose arguments nobody had in mind."""
+    for tool in tools:
+        for odd in ODD_ARGUMENTS:
+            arguments = {name: _odd_value(schema, odd) for name, schema in tool.parameters.items()}
+            if (action := tool.action_of(arguments)) is not None:
+                yield action
+
+
+def _odd_value(schema: Mapping[str, Any], odd: OddArguments) -> Any:
+    """An odd value of this type: any of those that there are, if they are listed."""
+    if schema["type"] == "array":
+        return [_odd_value(schema["items"], odd)] if odd.text else []
+    values = schema.get("enum", (odd.text if schema["type"] == "string" else odd.number,))
+    return values[odd.number % len(values)]
 
 
 def a_text_that_is_no_action_is_marked_and_ends_nothing(make: Factory) -> None:
@@ -381,9 +430,13 @@ def an_environment_can_be_pickled_in_an_episode(make: Factory) -> None:
 
 
 def equal_state_keys_mean_equal_futures(make: Factory) -> None:
-    """Under the same seed, on walks of random actions of the scripted policies."""
+    """Under the same seed, on walks of random actions of the scripted policies.
+
+    Metrics may differ: they decide nothing, and counting is about the past.
+    """
     future_of: dict[Situation, Future] = {}
-    for situation, future in random_walks(make):
+    for situation, (*answer, info, key) in random_walks(make):
+        future = (*answer, {name: info[name] for name in info if name != "metrics"}, key)
         if future_of.setdefault(situation, future) != future:
             raise ContractError(
                 f"the action {situation[1]!r} in the state {situation[0]!r} led to\n"
