@@ -418,6 +418,23 @@ def test_what_nobody_reads_of_info_may_be_anything() -> None:
     assert set(check_environment(TellsMore).values()) == {None}
 
 
+def test_a_metric_may_count_what_the_state_does_not_keep() -> None:
+    class CountsItsSteps(Wrapped):
+        num_steps = 0
+
+        def step(self, action: str) -> tuple[Any, Any, Any, Any, Any]:
+            *answer, info = self.lake.step(action)
+            self.num_steps += 1
+            return (*answer, {**info, "metrics": {"num_steps": self.num_steps}})
+
+        def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+            self.num_steps = 0
+            return self.lake.reset(task, seed=seed)
+
+    # Steps after the end count, and the state stays what it was.
+    assert set(check_environment(CountsItsSteps).values()) == {None}
+
+
 def test_rewards_in_float32_lie_in_a_range_of_decimals() -> None:
     class PaysATenth(Wrapped):
         @property

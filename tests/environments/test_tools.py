@@ -1,7 +1,9 @@
 """Actions as tools: a call and its action text stand for each other."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,7 +14,7 @@ from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import first_split, play
 from ragen_apo.environments.tools import Tool, call_of, tool_of
 
-STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 CLICK = Tool("click", "Follow a link.", "click[{target}]", {"target": STRING})
 PUT = Tool("put", "Put a thing.", "put {thing} on {place}", {"thing": STRING, "place": INTEGER})
 MOVE = Tool(
@@ -32,6 +34,8 @@ MOVE = Tool(
         (PUT, {"thing": "a cup on 2", "place": -3}, "put a cup on 2 on -3"),
         (MOVE, {"steps": ["Up", "Down"]}, "Up || Down"),
         (Tool("look", "Look.", "look", {}), {}, "look"),
+        (Tool("wait", "Wait.", "wait {time} s", {"time": NUMBER}), {"time": 2.5}, "wait 2.5 s"),
+        (Tool("wait", "Wait.", "wait {time} s", {"time": NUMBER}), {"time": 2}, "wait 2 s"),
     ],
 )
 def test_a_call_stands_for_its_action_and_back(
@@ -190,7 +194,7 @@ def test_a_call_of_a_function_stands_for_its_arguments_whatever_they_are(
 
 @pytest.mark.parametrize(
     "annotation",
-    [float, dict, list, list[list[str]], str | None, Literal["a", 1], Literal[True], [int]],
+    [bool, dict, list, list[list[str]], str | None, Literal["a", 1], Literal[True], [int]],
 )
 def test_a_parameter_of_another_type_is_refused_by_name(annotation: Any) -> None:
     def odd(thing: Any) -> None:
@@ -201,49 +205,85 @@ def test_a_parameter_of_another_type_is_refused_by_name(annotation: Any) -> None
         tool_of(odd)
 
 
-class Adds:
-    """Adds."""
+def test_a_function_that_no_call_could_reach_is_refused_with_the_reason() -> None:
+    def several(*things: str) -> None:
+        """Any number of them."""
 
-    def __call__(self, number: int) -> int:
-        return number + 1
+    def by_place(thing: str, /) -> None:
+        """By its place."""
 
+    async def later(thing: str) -> None:
+        """Some time."""
 
-def test_what_no_call_could_reach_is_refused() -> None:
-    def all_of(*numbers: int) -> int:
-        """A sum."""
-        return sum(numbers)
+    def piece_by_piece(thing: str) -> Iterator[str]:
+        """Yields."""
+        yield thing
 
-    def named(**numbers: int) -> int:
-        """A sum."""
-        return sum(numbers.values())
+    def untyped(thing) -> None:
+        """Anything."""
 
-    def placed(number: int, /) -> int:
-        """Itself."""
-        return number
+    def unknown(thing: Nowhere) -> None:  # noqa: F821  # pyright: ignore
+        """Its type is imported for the checker only."""
 
-    async def later(number: int) -> int:
-        """Itself, later."""
-        return number
-
-    def each(number: int) -> Iterator[int]:
-        """Several."""
-        yield number
-
-    def unknown(number: "Decimal") -> int:  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
-        """Of a type that is imported for type checkers alone."""
-        return int(number)
-
-    by_name = "cannot be given by name; expected none with '\\*' or before '/'"
     for function, words in (
-        (all_of, f"all_of: the parameter 'numbers' {by_name}"),
-        (named, f"named: the parameter 'numbers' {by_name}"),
-        (placed, f"placed: the parameter 'number' {by_name}"),
-        (later, "later is async or a generator"),
-        (each, "each is async or a generator"),
-        (unknown, "unknown: its parameters or their types cannot be read .*'Decimal' is not def"),
-        (partial(search, "mug"), "partial.* has no name; expected a function that `def` defines"),
-        (Adds(), "Adds object.* has no name"),
-        (int, "int: its parameters or their types cannot be read"),
+        (several, "several: the parameter 'things' is variadic positional; expected one that"),
+        (by_place, "by_place: the parameter 'thing' is positional-only; expected one that"),
+        (later, "later is asynchronous or a generator"),
+        (piece_by_piece, "piece_by_piece is asynchronous or a generator"),
+        (untyped, "untyped: the parameter 'thing' has no type; expected str, int, float, Literal"),
+        (unknown, "unknown: its parameters or their types cannot be read .*'Nowhere' is not def"),
+        (partial(search, "red"), "got functools.partial.*; expected functions that `def` has made"),
     ):
         with pytest.raises(ValueError, match=words):
             tool_of(function)
+
+
+def test_a_function_that_keeps_its_results_is_a_tool() -> None:
+    assert tool_of(lru_cache(search)).schema == tool_of(search).schema
+
+
+def test_a_number_may_have_decimals_and_is_finite() -> None:
+    def half(number: float) -> float:
+        """Half of a number."""
+        return number / 2
+
+    tool = tool_of(half)
+    assert tool.signature == "half(number: number)"
+    for number, action in (
+        (2.5, "half(2.5)"),
+        (-3, "half(-3)"),
+        (1e30, "half(1e+30)"),
+        (10**400, f"half({10**400})"),
+    ):
+        assert tool.action_of({"number": number}) == action
+        assert tool.arguments_of(action) == {"number": number}
+    for text in ("half(NaN)", "half(1e999)", "half(-Infinity)", "half(true)", 'half("2")'):
+        assert tool.arguments_of(text) is None
+
+
+def test_the_section_args_of_a_docstring_describes_parameters() -> None:
+    def find(name: str, year: Annotated[int, "of the census"], order: str, rest: str) -> str:
+        """Find a
+        country.
+        Args:
+            name (str): The country's name,
+                such as "Peru": in English.
+            year: Not this.
+            order: How
+              to sort.
+
+            rest: Behind an empty line: no more of it.
+
+        Returns:
+            name: The country.
+        """
+        return name
+
+    assert tool_of(find).description == "Find a country."
+    parameters = tool_of(find).parameters
+    assert {name: schema.get("description") for name, schema in parameters.items()} == {
+        "name": 'The country\'s name, such as "Peru": in English.',
+        "year": "of the census",
+        "order": "How to sort.",
+        "rest": None,
+    }

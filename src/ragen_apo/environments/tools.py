@@ -8,10 +8,13 @@ A `Tool` is the JSON schema that the model reads, and the action text that a cal
 So an environment executes and records texts, whoever writes them.
 """
 
+import contextlib
 import functools
 import inspect
 import json
+import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -20,6 +23,8 @@ from ragen_apo.files import parse_json
 from ragen_apo.printable import exception_in_words
 
 Arguments = Mapping[str, Any]
+
+_TYPES: Mapping[object, str] = {str: "string", int: "integer", float: "number"}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -37,8 +42,8 @@ class Tool:
     action: str
     """The action text of a call, with each parameter once in braces: `click[{target}]`."""
     parameters: Mapping[str, Mapping[str, Any]]
-    """The JSON schema of each parameter; all are required. Its `type` is `string` or `integer`,
-    perhaps with an `enum`, or `array` with the schema of its `items`."""
+    """The JSON schema of each parameter; all are required. Its `type` is `string`,
+    `integer` or `number`, perhaps with an `enum`, or `array` with the schema of its `items`."""
     separator: str = ", "
     """Stands between the items of an array in the action text."""
 
@@ -55,10 +60,10 @@ class Tool:
             kind = (
                 (schema.get("items") or {}).get("type") if _is_list(schema) else schema.get("type")
             )
-            if kind not in ("string", "integer"):
+            if kind not in _TYPES.values():
                 raise ValueError(
-                    f"tool {self.name!r}: the type of {name!r} is {kind!r}; expected string or "
-                    "integer, or array of these"
+                    f"tool {self.name!r}: the type of {name!r} is {kind!r}; expected string, "
+                    "integer or number, or array of these"
                 )
 
     @property
@@ -102,8 +107,12 @@ class Tool:
     def _value(self, text: str, schema: Mapping[str, Any]) -> Any:
         if _is_list(schema):
             return [self._value(part, schema["items"]) for part in text.split(self.separator)]
-        is_number = schema["type"] == "integer" and _INTEGER.fullmatch(text)
-        return int(text) if is_number else text
+        if schema["type"] != "string" and _INTEGER.fullmatch(text):
+            return int(text)
+        if schema["type"] == "number":
+            with contextlib.suppress(ValueError):
+                return float(text)
+        return text
 
 
 class FunctionTool(Tool):
@@ -132,21 +141,23 @@ def tool_of(function: Callable[..., Any]) -> FunctionTool:
     """The tool that a Python function is.
 
     Its description is the first paragraph of the docstring. Parameters are of the types `str`,
-    `int`, `Literal` of one of these, or `list` of these; `Annotated[int, "a year"]` describes one.
-    All are required, also where the function has a default. Raises ValueError, with the reason, for
-    a function that the model could not call.
+    `int`, `float`, `Literal` of one of these, or `list` of these; `Annotated[int, "a year"]` or the
+    section `Args:` of the docstring describes one. All are required, also where the function has a
+    default. Raises ValueError, with the reason, for a function that the model could not call.
     """
     name = getattr(function, "__name__", None)
     if name is None:
-        raise ValueError(f"{function!r:.80} has no name; expected a function that `def` defines")
-    if any(is_of_kind(function) for is_of_kind in _RETURN_NO_RESULT):
-        raise ValueError(
-            f"{name} is async or a generator; expected a function that returns its result"
-        )
-    description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        raise ValueError(f"got {function!r:.80}; expected functions that `def` has made")
+    docstring = inspect.getdoc(function) or ""
+    description = " ".join(re.split(r"\n\n|\nArgs:\n", docstring)[0].split())
+    described = _described(docstring)
     if not description:
         raise ValueError(
             f"{name} has no docstring; expected one, which tells the model what it does"
+        )
+    if any(is_other(function) for is_other in _RETURNS_NO_RESULT):
+        raise ValueError(
+            f"{name} is asynchronous or a generator; expected a function that returns its result"
         )
     try:
         signature = inspect.signature(function)
@@ -155,25 +166,39 @@ def tool_of(function: Callable[..., Any]) -> FunctionTool:
         raise ValueError(
             f"{name}: its parameters or their types cannot be read ({exception_in_words(error)})"
         ) from error
-    parameters: dict[str, dict[str, Any]] = {}
-    for parameter, each in signature.parameters.items():
-        where = f"{name}: the parameter {parameter!r}"
-        if each.kind not in _GIVEN_BY_NAME:
-            raise ValueError(
-                f"{where} cannot be given by name; expected none with '*' or before '/'"
-            )
-        parameters[parameter] = _schema_of(hints.get(parameter), where=where)
+    parameters = {}
+    for parameter in signature.parameters.values():
+        where = f"{name}: the parameter {parameter.name!r}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            kind = parameter.kind.description
+            raise ValueError(f"{where} is {kind}; expected one that is passed by its name")
+        if parameter.name not in hints:
+            raise ValueError(f"{where} has no type; expected {_EXPECTED_TYPE}")
+        words = described.get(parameter.name)
+        parameters[parameter.name] = {
+            **({"description": words} if words else {}),
+            **_schema_of(hints[parameter.name], where=where),
+        }
     slots = ", ".join(f"{{{parameter}}}" for parameter in parameters)
     return FunctionTool(name, description, f"{name}({slots})", parameters)
 
 
-_TYPES: Mapping[object, str] = {str: "string", int: "integer"}
-_GIVEN_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_RETURN_NO_RESULT = (
+_EXPECTED_TYPE = "str, int, float, Literal of one of these, or list of these"
+_RETURNS_NO_RESULT = (
     inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
     inspect.isasyncgenfunction,
+    inspect.isgeneratorfunction,
 )
+
+
+def _described(docstring: str) -> dict[str, str]:
+    """What the section `Args:` of a docstring says of parameters, each in one line."""
+    section = re.search(r"^Args:\n((?:[ \t]+.*(?:\n|$))+)", docstring, re.MULTILINE)
+    if section is None:
+        return {}
+    lines = textwrap.dedent(section[1])
+    entries = re.findall(r"^(\w+)[^:\n]*:(.*(?:\n[ \t]+.*)*)", lines, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in entries}
 
 
 def _schema_of(hint: object, *, where: str) -> dict[str, Any]:
@@ -184,12 +209,11 @@ def _schema_of(hint: object, *, where: str) -> dict[str, Any]:
         return {**_schema_of(of[0], where=where), **words}
     if origin is list and of and get_origin(of[0]) is not list:
         return {"type": "array", "items": _schema_of(of[0], where=where)}
-    kinds = [hint] if origin is not Literal else list({type(value) for value in of})
+    kinds = list({type(value) for value in of}) if origin is Literal else [hint]
     kind = kinds[0] if len(kinds) == 1 else None
     if kind not in list(_TYPES):  # a list, which has no hash, may stand for list[...]
         raise ValueError(
-            f"{where} has the type {getattr(hint, '__name__', hint)!s}; expected str, int, Literal "
-            "of one of these, or list of these"
+            f"{where} has the type {getattr(hint, '__name__', hint)!s}; expected {_EXPECTED_TYPE}"
         )
     return {"type": _TYPES[kind], **({"enum": list(of)} if origin is Literal else {})}
 
@@ -225,7 +249,8 @@ def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
     if schema["type"] == "string":
         fits = isinstance(value, str) and not _SURROGATE.search(value)
     else:
-        fits = isinstance(value, int) and not isinstance(value, bool)
+        numbers = (int, float) if schema["type"] == "number" else int
+        fits = isinstance(value, numbers) and not isinstance(value, bool) and abs(value) < math.inf
     return fits and value in schema.get("enum", (value,))
 
 

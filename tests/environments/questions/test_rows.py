@@ -154,7 +154,10 @@ def test_a_file_without_questions_is_an_error(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_error_that_names_the_option(option: str, tmp_path: Path) -> None:
     there = str(write_rows(tmp_path / "own.jsonl", [question(number) for number in range(9)]))
     options = {"data": there, "test_data": there, option: str(tmp_path / "no.jsonl")}
-    with pytest.raises(ConfigError, match=rf"environment\.{option}: .*no\.jsonl.*No such file"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"environment\.{option}: .*no\.jsonl.*No such file.*the current directory",
+    ):
         make_environment("questions", options)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -116,6 +117,69 @@ def test_a_function_may_refuse_its_arguments_and_the_agent_reads_why() -> None:
     assert environment.state_key().split(":", 3)[3] == before
 
 
+@pytest.mark.parametrize(
+    ("numerator", "said"),
+    [
+        (1, "ZeroDivisionError('division by zero')"),
+        (2, "KeyError('nothing')"),
+        (3, "?abcdefgh ... (3 more characters)"),
+    ],
+)
+def test_a_refusal_that_python_makes_is_one_too_and_is_short(numerator: int, said: str) -> None:
+    def over(numerator: int) -> float:
+        """Refuses everything."""
+        if numerator == 3:
+            raise ValueError("\ud800abcdefghijk")
+        return {}["nothing"] if numerator == 2 else numerator / 0
+
+    environment = products(over, max_result_characters=40 if numerator < 3 else 9)
+    begun(environment)
+    found, _, _, _, info = environment.step(f"over({numerator})")
+    assert found == f"over refused its arguments: {said}"
+    assert info["invalid_action"]
+
+
+def dirty(expression: str) -> str:
+    """Evaluates an expression."""
+    if expression != "1 + 1":
+        raise TypeError(expression)
+    return "2"
+
+
+def test_a_function_that_raises_something_else_is_named_with_what_to_do() -> None:
+    environment = products(dirty)
+    begun(environment)
+    assert environment.step('dirty("1 + 1")')[0] == "2"
+    words = r"^dirty raised TypeError\('2 \+ 2'\) in .*test_with_tools.py, line \d+; to refuse"
+    with pytest.raises(RuntimeError, match=words) as raised:
+        environment.step('dirty("2 + 2")')
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+def test_a_check_calls_functions_that_no_scripted_policy_calls() -> None:
+    draws = itertools.count()
+
+    def draw(number: int, order: Literal["up", "down"], names: list[str]) -> int:
+        """Another number each time."""
+        return next(draws)
+
+    found = check_environment(partial(products, dirty))
+    assert "the text 'dirty(\"\")' made step raise" in str(found["any text is answered"])
+    assert [text for text in found.values() if text] == [found["any text is answered"]]
+    found = check_environment(partial(products, draw))
+    said = str(found["equal environments write equal texts"])
+    assert said.startswith(
+        "the call 'draw(0, \"up\", [])' was answered by [('0', 0.0, False, False)]"
+    )
+
+
+def test_texts_are_asked_for_in_quotes_where_a_function_takes_any() -> None:
+    for functions, ends in ((say, "texts in double quotes."), (multiply, "answer(text: string).")):
+        environment = products(functions)
+        begun(environment)
+        assert environment.step("say(a, b)")[0].endswith(ends)
+
+
 def test_two_texts_with_commas_and_quotes_stay_two_in_the_form_of_a_models_own_calls() -> None:
     environment = products()
     begun(environment)
@@ -138,16 +202,16 @@ def test_a_long_result_is_cut_and_one_that_no_file_can_hold_is_mended() -> None:
         """Odd text."""
         return "a\ud800b"
 
-    def refuse(text: str) -> str:
-        """Refuses all."""
-        raise ValueError(f"\ud800{text}")
+    def refusing() -> str:
+        """Refuses at length."""
+        raise ValueError("x" * 30 + "\ud800")
 
-    environment = products(long, odd, refuse, max_result_characters=10)
+    environment = products(long, odd, refusing, max_result_characters=10)
     begun(environment)
+    refused = "refusing refused its arguments: xxxxxxxxxx ... (21 more characters)"
+    assert environment.step("refusing()")[0] == refused
     assert environment.step("long()")[0] == "xxxxxxxxxx ... (20 more characters)"
     assert environment.step("odd()")[0] == "a?b"
-    said = environment.step('refuse("abcdefghij")')[0]
-    assert said == "refuse refused its arguments: ?abcdefghi ... (1 more character)"
 
 
 def test_the_rules_and_the_version_say_what_the_functions_are() -> None:
@@ -161,7 +225,17 @@ def test_the_rules_and_the_version_say_what_the_functions_are() -> None:
     for change in ({"version": "2"}, {"max_result_characters": 9}, {"max_turns": 3}):
         assert products(multiply, **change).properties.version != properties.version
     assert products(multiply, say).properties.version != properties.version
+    assert products(multiply).properties.version == properties.version
     assert products(multiply, compare="text").properties.reward_version != properties.reward_version
+
+
+def test_the_rules_have_what_annotations_say_of_parameters() -> None:
+    def find(name: Annotated[str, "of a country"], year: int) -> str:
+        """Find it."""
+        return name
+
+    lines = products(find).properties.rules.splitlines()
+    assert lines[1:3] == ["- find(name: string, year: integer): Find it.", "  name: of a country"]
 
 
 def test_functions_that_cannot_be_tools_are_refused() -> None:
@@ -172,7 +246,7 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
     def silent(text: str) -> str:
         return text
 
-    def half(number: float) -> float:
+    def half(number: complex) -> complex:
         """Half of a number."""
         return number / 2
 
@@ -180,13 +254,15 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
         ([answer], "got answer; expected different names, none of them answer"),
         ([multiply, multiply], "got multiply, multiply; expected different names"),
         ([silent], "silent has no docstring; expected one"),
-        ([half], "half: the parameter 'number' has the type float; expected str, int, Literal"),
+        (
+            [half],
+            "half: the parameter 'number' has the type complex; expected str, int, float, Literal",
+        ),
         ([lambda: 1], "<lambda> has no docstring"),
+        ([partial(multiply, 2)], "got functools.partial("),
     ):
         with pytest.raises(ConfigError, match=f"functions: {re.escape(words)}"):
             products(*functions)
-    with pytest.raises(ConfigError, match="max_result_characters must be at least 1, got 0"):
-        products(multiply, max_result_characters=0)
 
 
 def test_a_copy_plays_as_the_environment_itself() -> None:
@@ -222,6 +298,16 @@ def test_the_documented_file_keeps_the_promises_and_its_teacher_calls_at_times(
     assert set(check_environment(make).values()) == {None}
     environment = make()
     assert "teacher" in environment.scripted_policies()
+
+
+def test_the_documented_counter_measures_refusals_and_keeps_the_promises(folder: Path) -> None:
+    (folder / "counted.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    make = partial(make_environment, "./counted.py:make_counted", PRODUCTS)
+    assert set(check_environment(make).values()) == {None}
+    environment = make()
+    begun(environment)
+    metrics = [environment.step(text)[4]["metrics"] for text in ("multiply()", "multiply(2, 3)")]
+    assert metrics == [{"num_calls": 0, "num_refused": 1}, {"num_calls": 1, "num_refused": 1}]
 
 
 @pytest.mark.slow

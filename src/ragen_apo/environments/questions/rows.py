@@ -62,7 +62,8 @@ def read_rows(path: Path, *, option: str) -> list[Row]:
     except OSError as error:
         raise ConfigError(
             f"environment.{option}: got {str(path)!r}, which cannot be read ({error.strerror}); "
-            "expected a JSONL file with a question and its answer in each line, or `arithmetic`"
+            "expected a JSONL file with a question and its answer in each line, or `arithmetic`; "
+            f"a relative path starts in the current directory, {Path.cwd()}"
         ) from error
     rows = []
     for number, line in enumerate(lines, 1):

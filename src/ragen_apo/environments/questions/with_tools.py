@@ -12,6 +12,7 @@ episode. Questions, options and rewards are those of the environment `questions`
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,14 +25,18 @@ from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.tools import Tool, call_of, tool_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
+from ragen_apo.printable import exception_in_words, raised_in_words
 from ragen_apo.types import Task
 
 TEXT_VERSION = 1
 """Raise it whenever the words of an observation or the dynamics change."""
 MAX_TURNS = 8
+REFUSALS = (ValueError, ArithmeticError, LookupError)
+"""What a function raises for arguments that it cannot take: a division by 0, a key that is not
+there."""
 INTRODUCTION = (
     "You are asked a question. Think step by step. In each turn make one of these calls, with "
-    "arguments in this order and texts in quotes:"
+    "arguments in this order and texts in double quotes:"
 )
 ANSWER = Tool(
     "answer",
@@ -54,14 +59,29 @@ class _Toolbox:
     @property
     def expected(self) -> str:
         """The calls that there are, for a response that is none of them."""
-        return f"Call one of {', '.join(tool.signature for tool in self.tools)}."
+        calls = ", ".join(tool.signature for tool in self.tools)
+        types = [
+            schema.get("items", schema)["type"]
+            for tool in self.tools
+            if tool != ANSWER
+            for schema in tool.parameters.values()
+        ]
+        how = ", with arguments in this order and texts in double quotes"
+        return f"Call one of {calls}{how if 'string' in types else ''}."
 
     def result(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a function returns, as text."""
-        return self.text(self.functions[name](**arguments))
+        """What a function returns; raises one of `REFUSALS` if it refuses the arguments."""
+        try:
+            return self.text_of(self.functions[name](**arguments))
+        except REFUSALS:
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"{name} raised {raised_in_words(error)}; to refuse arguments, raise ValueError"
+            ) from error
 
-    def text(self, value: object) -> str:
-        """A result or an error as text that can be stored and is not too long."""
+    def text_of(self, value: object) -> str:
+        """As text that can be stored and is not too long."""
         text = str(value).encode("utf-8", "replace").decode()
         left_out = len(text) - self.max_result_characters
         if left_out <= 0:
@@ -94,8 +114,9 @@ class ToolGame:
             return self._question.play(_unquoted(arguments["text"]))
         try:
             result = self._toolbox.result(tool.name, arguments)
-        except ValueError as error:
-            why = self._toolbox.text(error)
+        except REFUSALS as error:
+            said = str(error) if isinstance(error, ValueError) else exception_in_words(error)
+            why = self._toolbox.text_of(said)
             return Answer(f"{tool.name} refused its arguments: {why}", invalid=True)
         self._results.append((text, result))
         return Answer(result)
@@ -136,11 +157,11 @@ def questions_with_tools(
 
     Args:
         functions: As `tool_of` reads them. A call returns what `str` makes of the result. One that
-            raises ValueError has refused its arguments, and the policy reads why; whatever else it
-            raises is a fault of the environment. Equal arguments have to give equal results, and
-            any thread may call it (`rollouts.num_environment_workers`).
+            raises one of `REFUSALS` has refused its arguments, and the policy reads why; whatever
+            else it raises is a fault of the environment. Equal arguments have to give equal
+            results, and any thread may call it (`rollouts.num_environment_workers`).
         version: Change it whenever a function returns something else, as stored returns depend on
-            it.
+            it. Names, docstrings and types of the functions need no change of it.
         policies: More scripted policies, by name, or others of these names. Those of `questions`
             answer at once, so a `teacher` that shows how to call is one of yours.
         max_result_characters: A longer result, or reason of a refusal, is cut.
@@ -152,10 +173,10 @@ def questions_with_tools(
     questions = make_questions(max_turns=max_turns, **options)
     if max_result_characters < 1:
         raise ConfigError(f"max_result_characters must be at least 1, got {max_result_characters}")
-    called = [(_tool(function), function) for function in functions]
+    tools = [_tool(function) for function in functions]
     toolbox = _Toolbox(
-        functions={tool.name: function for tool, function in called},
-        tools=(*(tool for tool, _ in called), ANSWER),
+        functions={tool.name: function for tool, function in zip(tools, functions, strict=True)},
+        tools=(*tools, ANSWER),
         compare=comparison(options.get("compare", "auto")),
         max_result_characters=max_result_characters,
     )
@@ -164,13 +185,13 @@ def questions_with_tools(
         raise ConfigError(
             f"functions: got {', '.join(names[:-1])}; expected different names, none of them answer"
         )
-    calls = [f"- {tool.signature}: {tool.description}" for tool in toolbox.tools]
+    calls = [line for tool in toolbox.tools for line in _in_the_rules(tool)]
     base = questions.properties
-    signatures = hashlib.sha256(toolbox.expected.encode()).hexdigest()[:8]
     properties = replace(
         base,
         version=(
-            f"{base.version}-calls{TEXT_VERSION}-{version}-{max_result_characters}-{signatures}"
+            f"{base.version}-calls{TEXT_VERSION}-{version}-{max_result_characters}"
+            f"-{_digest(toolbox.tools)}"
         ),
         rules="\n".join([INTRODUCTION, *calls]),
         failure_words=replace(base.failure_words, impossible=PatternWords()),
@@ -186,6 +207,20 @@ def questions_with_tools(
         policies=answering | dict(policies or {}),
         max_turns=max_turns,
     )
+
+
+def _digest(tools: Sequence[Tool]) -> str:
+    """Of what can be called and how: with other functions it is another world."""
+    text = json.dumps([tool.schema for tool in tools], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _in_the_rules(tool: Tool) -> list[str]:
+    described = {name: schema.get("description") for name, schema in tool.parameters.items()}
+    return [
+        f"- {tool.signature}: {tool.description}",
+        *(f"  {name}: {words}" for name, words in described.items() if words),
+    ]
 
 
 def _tool(function: Callable[..., Any]) -> Tool:
