@@ -60,14 +60,10 @@ class _Toolbox:
     def expected(self) -> str:
         """The calls that there are, for a response that is none of them."""
         calls = ", ".join(tool.signature for tool in self.tools)
-        types = [
-            schema.get("items", schema)["type"]
-            for tool in self.tools
-            if tool != ANSWER
-            for schema in tool.parameters.values()
-        ]
-        how = ", with arguments in this order and texts in double quotes"
-        return f"Call one of {calls}{how if 'string' in types else ''}."
+        schemas = (schema for tool in self.tools[:-1] for schema in tool.parameters.values())
+        takes_text = any(schema.get("items", schema)["type"] == "string" for schema in schemas)
+        how = ", with arguments in this order and texts in double quotes" if takes_text else ""
+        return f"Call one of {calls}{how}."
 
     def result(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What a function returns; raises one of `REFUSALS` if it refuses the arguments."""
