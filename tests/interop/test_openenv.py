@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ragen_apo.environments.openenv.client import TextAction, TextClient
 from ragen_apo.environments.openenv.records import MAX_ACTION_CHARACTERS
 from ragen_apo.environments.openenv.serving import MAX_MESSAGE_BYTES
 from ragen_apo.environments.openenv.session import NO_EPISODE
+from tests.interop.held import still_held, write_held
 
 SHOP = {"num_products": 60, "max_turns": 3}
 OPTIONS = ["--num_products", "60", "--max_turns", "3"]
@@ -301,6 +303,20 @@ def test_a_broken_environment_answers_and_its_server_goes_on(tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match="a lone surrogate stands in the text"):
             client.step("surrogate")
         assert client.step("search cotton").observation.text
+
+
+def test_the_environment_of_a_session_is_closed_with_it(tmp_path: Path) -> None:
+    with served(write_held(tmp_path)) as address:
+        before = still_held(tmp_path)
+        for _ in range(2):
+            with TextClient(base_url=address).sync() as client:
+                client.reset()
+                client.step("search cotton")
+                assert still_held(tmp_path) == before + 1
+            end = time.monotonic() + 30
+            while still_held(tmp_path) > before:
+                assert time.monotonic() < end
+                time.sleep(0.05)
 
 
 def test_webshop_is_served() -> None:

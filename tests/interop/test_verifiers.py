@@ -28,6 +28,7 @@ from ragen_apo.environments.verifiers import (
     action_of,
 )
 from tests.chat_server import ChatServer, refuses, serving
+from tests.interop.held import still_held, write_held
 
 SHOP = {"num_products": 60, "max_turns": 3}
 SELECTED = 6
@@ -96,6 +97,18 @@ def test_episodes_at_once_earn_the_return_of_the_environment(shop: TextEnvironme
         said = [each.content for each in trace.messages if each.role == "user"]
         assert said == [first, second]
         assert len(trace.branches) == 1, "one conversation, which a trainer can learn from whole"
+
+
+def test_an_environment_is_closed_after_its_episode_and_what_it_measures_is_recorded(
+    shop: TextEnvironment, tmp_path: Path
+) -> None:
+    taskset = TextTasksetConfig(environment=write_held(tmp_path), options={}, split="test")
+    with serving(buyer(shop)) as server:
+        episodes = evaluated(TextEnvConfig(taskset=taskset), server, num_tasks=3)
+    for episode, task in zip(episodes, shop.tasks("test"), strict=False):
+        bought = f"buy {task.payload['product_id']}"
+        assert episode.traces[0].metrics["environment/length"] == len(bought)
+    assert still_held(tmp_path) == 1, "the one that lists the tasks"
 
 
 def test_replies_that_are_no_action_cost_turns() -> None:

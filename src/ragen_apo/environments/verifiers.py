@@ -135,6 +135,8 @@ class TextEnv(vf.Env[TextEnvConfig]):
                     metrics["num_turns"] += 1
                     metrics["num_invalid_actions"] += bool(info.get("invalid_action", False))
                     metrics["success"] = float(bool(info.get("success", False)))
+                    for name, value in info.get("metrics", {}).items():
+                        metrics[f"environment/{name}"] = float(value)
             trace = interaction.trace
             if trace.has_error:
                 return  # the model failed: how it would have done is unknown
