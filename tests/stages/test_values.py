@@ -15,10 +15,12 @@ from ragen_apo.stages import search
 from ragen_apo.stages.search import predictor_of_moves
 from ragen_apo.stages.stored_values import reference_values, selected_tasks, stored_trajectories
 from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
-from ragen_apo.stages.values import cut_share, estimate_values
+from ragen_apo.stages.values import estimate_values, faults_of
 from ragen_apo.types import StopReason, training_samples
+from ragen_apo.values.coverage import Faults
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.store import ValueStore
+from tests import factories
 from tests.factories import Sayings, played, reference, with_keys, with_progress
 
 
@@ -37,11 +39,14 @@ def test_an_untrained_reference_is_told_that_the_prompt_must_state_the_form(
     assert "set agent.system_prompt: rules_and_format" in advice
 
 
-def test_only_episodes_that_a_full_context_ended_count_as_cut() -> None:
+def test_faults_are_counted_by_turn_and_full_contexts_by_episode() -> None:
     cut = played("a", stop_reason=StopReason.CONTEXT_LIMIT, terminated=False)
     late = played("b", stop_reason=StopReason.TURN_LIMIT, terminated=False)
-    assert cut_share([cut, late, played("c"), cut]) == 0.5
-    assert cut_share([]) == 0.0
+    flagged = factories.turn(flags=("invalid_action",))
+    invalid = factories.episode(flagged, flagged, factories.turn())
+    found = faults_of(iter([cut, late, invalid, cut]))  # a turn of `played` has a format error
+    assert found == Faults(unreadable=3 / 6, invalid=2 / 6, cut=0.5)
+    assert faults_of([]) == Faults()
 
 
 @pytest.mark.parametrize(("algorithm", "num_kept"), [("apo", 5), ("grpo", 21)])

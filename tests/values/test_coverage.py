@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ragen_apo.values.coverage import coverage_report, coverage_sentence, pass_at_k
+from ragen_apo.values.coverage import Faults, coverage_report, coverage_sentence, pass_at_k
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.state_values import state_coverage
 from tests.factories import episode, turn
@@ -140,22 +140,33 @@ def test_without_a_success_it_depends_on_the_returns_whether_stage_2_can_learn(r
 
 
 def test_where_many_episodes_ended_in_a_full_context_they_need_room_and_not_more_samples():
-    result = report([False] * 4, unreadable_share=0.0, cut_share=0.75)
+    result = report([False] * 4, faults=Faults(cut=0.75))
     assert result["share_cut_by_context"] == 0.75
     assert "75% of the episodes ended because the context was full" in result["advice"]
     assert "Raise agent.max_context_tokens" in result["advice"]
     assert "num_samples" not in result["advice"]
-    assert "max_context" not in report([False] * 4, cut_share=0.2)["advice"]
-    assert "max_context" not in report([False] * 4, unreadable_share=0.9, cut_share=1.0)["advice"]
+    assert "max_context" not in report([False] * 4, faults=Faults(cut=0.2))["advice"]
+    unreadable = report([False] * 4, faults=Faults(unreadable=0.9, cut=1.0))
+    assert "max_context" not in unreadable["advice"]
+
+
+def test_where_most_actions_could_not_be_executed_the_agent_must_be_told_them():
+    result = report([False] * 4, faults=Faults(unreadable=0.3, invalid=0.6, cut=0.9))
+    assert result["share_invalid"] == 0.6
+    assert "In 60% of the turns the environment could not execute the action" in result["advice"]
+    assert "by agent.system_prompt (rules or rules_and_format)" in result["advice"]
+    assert "execute" not in report([False] * 4, faults=Faults(invalid=0.5))["advice"]
+    assert report([True] * 4)["share_invalid"] is None
 
 
 def test_where_most_responses_were_unreadable_the_prompt_must_state_the_form():
-    result = report([False] * 4, unreadable_share=0.97)
+    result = report([False] * 4, faults=Faults(unreadable=0.97))
     assert result["share_unreadable"] == 0.97
     assert "In 97% of the turns the response held no readable answer" in result["advice"]
     assert "cut off, raise agent.max_response_tokens" in result["advice"]
     assert "set agent.system_prompt: rules_and_format" in result["advice"]
-    assert "rules_and_format" not in report([False] * 4, unreadable_share=0.2)["advice"]
+    readable = report([False] * 4, faults=Faults(unreadable=0.2))
+    assert "rules_and_format" not in readable["advice"]
 
 
 @pytest.mark.parametrize(

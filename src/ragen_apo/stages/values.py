@@ -23,7 +23,12 @@ from ragen_apo.stages.stored_values import stored_trajectories
 from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag
 from ragen_apo.values.conditions import SamplingConditions
-from ragen_apo.values.coverage import coverage_report, coverage_sentence, few_are_solved
+from ragen_apo.values.coverage import (
+    Faults,
+    coverage_report,
+    coverage_sentence,
+    few_are_solved,
+)
 from ragen_apo.values.estimator import SampleSchedule
 from ragen_apo.values.state_values import state_coverage
 from ragen_apo.values.store import ValueStore
@@ -41,16 +46,22 @@ def sample_schedule(settings: ValuesConfig, *, num_samples: int | None = None) -
     return SampleSchedule(first=first, cap=settings.max_samples if settings.adaptive else first)
 
 
-def unreadable_share(trajectories: Iterable[Trajectory]) -> float:
-    """The share of turns whose response held no thought and action that could be read."""
-    turns = [turn.flags for trajectory in trajectories for turn in trajectory.turns]
-    return sum(TurnFlag.FORMAT_ERROR.value in flags for flags in turns) / max(len(turns), 1)
+def faults_of(trajectories: Iterable[Trajectory]) -> Faults:
+    """What was wrong with the responses and the ends of these episodes."""
+    turns: list[Sequence[str]] = []
+    reasons: list[StopReason] = []
+    for trajectory in trajectories:
+        turns += (turn.flags for turn in trajectory.turns)
+        reasons.append(trajectory.stop_reason)
 
+    def share(flag: TurnFlag) -> float:
+        return sum(flag.value in flags for flags in turns) / max(len(turns), 1)
 
-def cut_share(trajectories: Iterable[Trajectory]) -> float:
-    """The share of episodes that ended because the context was full."""
-    reasons = [trajectory.stop_reason for trajectory in trajectories]
-    return reasons.count(StopReason.CONTEXT_LIMIT) / max(len(reasons), 1)
+    return Faults(
+        unreadable=share(TurnFlag.FORMAT_ERROR),
+        invalid=share(TurnFlag.INVALID_ACTION),
+        cut=reasons.count(StopReason.CONTEXT_LIMIT) / max(len(reasons), 1),
+    )
 
 
 def estimate_run_values(
@@ -142,16 +153,14 @@ def _coverage(
     task_ids = [task.task_id for task in tasks]
     returns, successes = store.returns_by_task(conditions), store.successes_by_task(conditions)
     solved = {task_id: successes[task_id] for task_id in task_ids}
-    unreadable = cut = None
+    faults = None
     if few_are_solved(solved):  # reading every response back takes a while
-        stored = list(stored_trajectories(store, conditions, tasks))
-        unreadable, cut = unreadable_share(stored), cut_share(stored)
+        faults = faults_of(stored_trajectories(store, conditions, tasks))
     report = coverage_report(
         {task_id: returns[task_id] for task_id in task_ids},
         solved,
         beta=config.values.beta1,
-        unreadable_share=unreadable,
-        cut_share=cut,
+        faults=faults,
     )
     min_visits = config.algorithm.min_state_visits
     # A regression values every state.

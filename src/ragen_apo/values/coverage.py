@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ragen_apo.plural import counted
@@ -25,9 +26,23 @@ ADVICE_SAMPLES = 16
 ADVICE_SHARE = 0.5
 MAX_UNREADABLE_SHARE = 0.5
 """Above this share of unreadable responses, the advice is about their form."""
+MAX_INVALID_SHARE = 0.5
+"""Above this share of actions that could not be executed, the advice is about them."""
 MAX_CUT_SHARE = 0.25
 """Above this share of episodes that a full context ended, the advice is about their length."""
 PASS_KS = (1, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What may be wrong with episodes, whatever their tasks are."""
+
+    unreadable: float = 0.0
+    """Share of turns whose response held no action that could be read."""
+    invalid: float = 0.0
+    """Share of turns whose action the environment could not execute."""
+    cut: float = 0.0
+    """Share of episodes that ended because the context was full."""
 
 
 def pass_at_k(*, num_successes: int, num_samples: int, k: int) -> float:
@@ -45,14 +60,12 @@ def coverage_report(
     successes_by_task: Mapping[str, Sequence[bool]],
     *,
     beta: float,
-    unreadable_share: float | None = None,
-    cut_share: float | None = None,
+    faults: Faults | None = None,
 ) -> dict[str, Any]:
     """Statistics of the samples of each task, as JSON values; docs/metrics.md has every key.
 
-    Means are over tasks, each with the same weight however often it was sampled. `unreadable_share`
-    is the share of responses without a readable action, `cut_share` that of episodes that a full
-    context ended, if they were computed. Raises ValueError unless both mappings have the same
+    Means are over tasks, each with the same weight however often it was sampled. `faults` are those
+    of the episodes, if they were counted. Raises ValueError unless both mappings have the same
     tasks, each with the same number of samples, at least one.
     """
     num_returns = {task: len(returns) for task, returns in returns_by_task.items()}
@@ -89,9 +102,10 @@ def coverage_report(
         )
         / num_tasks,
         "beta1": beta,
-        "share_unreadable": unreadable_share,
-        "share_cut_by_context": cut_share,
-        "advice": _advice(counts, list(returns_by_task.values()), unreadable_share, cut_share)
+        "share_unreadable": faults and faults.unreadable,
+        "share_invalid": faults and faults.invalid,
+        "share_cut_by_context": faults and faults.cut,
+        "advice": _advice(counts, list(returns_by_task.values()), faults or Faults())
         if few_are_solved(successes_by_task)
         else None,
     }
@@ -145,23 +159,30 @@ def coverage_sentence(report: Mapping[str, Any]) -> str:
 def _advice(
     counts: Sequence[tuple[int, int]],
     returns: Sequence[Sequence[float]],
-    unreadable_share: float | None,
-    cut_share: float | None,
+    faults: Faults,
 ) -> str:
     """The finding for few or no solved tasks, and the remedy."""
     finding = _finding(counts, returns)
-    if unreadable_share is not None and unreadable_share > MAX_UNREADABLE_SHARE:
+    if faults.unreadable > MAX_UNREADABLE_SHARE:
         return (
-            f"{finding} In {unreadable_share:.0%} of the turns the response held no readable "
+            f"{finding} In {faults.unreadable:.0%} of the turns the response held no readable "
             "answer. Look at some (`ragen-apo view RUN`, Value store). If they are cut off, raise "
             "agent.max_response_tokens. If they have another form, set agent.system_prompt: "
             "rules_and_format; rules alone does not state it. A model that is built on the spot "
             "learns the form from more demonstrations (warm_start.demonstrations.num_steps)."
         )
-    if cut_share is not None and cut_share > MAX_CUT_SHARE:
+    if faults.invalid > MAX_INVALID_SHARE:
         return (
-            f"{finding} {cut_share:.0%} of the episodes ended because the context was full, before "
-            "their environment ended them. Raise agent.max_context_tokens, let the environment "
+            f"{finding} In {faults.invalid:.0%} of the turns the environment could not execute the "
+            "action. Look at some (`ragen-apo view RUN`, Value store). A pretrained model has to "
+            "be told the actions: in the observation, or by agent.system_prompt (rules or "
+            "rules_and_format). A model that is built on the spot learns them from more "
+            "demonstrations (warm_start.demonstrations.num_steps)."
+        )
+    if faults.cut > MAX_CUT_SHARE:
+        return (
+            f"{finding} {faults.cut:.0%} of the episodes ended because the context was full, "
+            "before their environment ended them. Raise agent.max_context_tokens, let the environment "
             "answer with shorter texts, or let the policy read the last turns only "
             "(agent.context.mode: last_turns)."
         )
