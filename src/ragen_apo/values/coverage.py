@@ -182,8 +182,8 @@ def _advice(
     if faults.cut > MAX_CUT_SHARE:
         return (
             f"{finding} {faults.cut:.0%} of the episodes ended because the context was full, "
-            "before their environment ended them. Raise agent.max_context_tokens, let the environment "
-            "answer with shorter texts, or let the policy read the last turns only "
+            "before their environment ended them. Raise agent.max_context_tokens, let the "
+            "environment answer with shorter texts, or let the policy read the last turns only "
             "(agent.context.mode: last_turns)."
         )
     remedy = (
