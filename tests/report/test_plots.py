@@ -13,6 +13,7 @@ import pytest
 from ragen_apo.report import plots
 from ragen_apo.report.drawing import DOTS_PER_INCH, png_bytes
 from ragen_apo.report.load import RunData, load_run
+from ragen_apo.report.panels import stage_two_panels
 
 PHONE_PIXELS = 420
 SMALLEST_TEXT_POINTS = 9.5
@@ -123,14 +124,14 @@ def test_what_the_environment_measures_has_a_curve_each_and_at_most_twenty(
     build_run: Callable[..., Path],
 ) -> None:
     run = load_run(build_run())
-    num_curves = len(plots.curve_pictures(run))
     names = [f"environment/count_{number}" for number in range(30)]
     rows = [{**row, **dict.fromkeys(names, 2.0)} for row in run.metrics]
-    titles = [title for title, _ in plots.curve_pictures(dataclasses.replace(run, metrics=rows))]
-    assert titles[3:23] == [f"Count {number}" for number in range(20)]
-    assert len(titles) == num_curves + 20
+    drawn = stage_two_panels(dataclasses.replace(run, metrics=rows))
+    assert [panel.title for panel in drawn[3:23]] == [f"Count {number}" for number in range(20)]
+    assert len(drawn) == len(stage_two_panels(run)) + 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$\\frac{$", "\x1b[31m", "x" * 5000])
 @pytest.mark.parametrize("values", [(1.7e308, -1.7e308), (math.nan, 10**400)])
 def test_what_was_measured_is_drawn_whatever_its_name_and_its_values(

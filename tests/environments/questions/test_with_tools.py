@@ -156,6 +156,7 @@ def test_a_function_that_raises_something_else_is_named_with_what_to_do() -> Non
     assert isinstance(raised.value.__cause__, TypeError)
 
 
+@pytest.mark.slow
 def test_a_check_calls_functions_that_no_scripted_policy_calls() -> None:
     draws = itertools.count()
 
@@ -272,6 +273,7 @@ def test_a_copy_plays_as_the_environment_itself() -> None:
     assert environment.step(f"answer({right})")[0] == "Right."
 
 
+@pytest.mark.slow
 def test_it_keeps_the_promises_of_every_environment_also_in_threads() -> None:
     assert set(check_environment(products).values()) == {None}
     episodes_in_threads_are_as_one_by_one(products)
@@ -291,6 +293,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_documented_file_keeps_the_promises_and_its_teacher_calls_at_times(
     folder: Path,
 ) -> None:
@@ -300,6 +303,7 @@ def test_the_documented_file_keeps_the_promises_and_its_teacher_calls_at_times(
     assert "teacher" in environment.scripted_policies()
 
 
+@pytest.mark.slow
 def test_the_documented_counter_measures_refusals_and_keeps_the_promises(folder: Path) -> None:
     (folder / "counted.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
     make = partial(make_environment, "./counted.py:make_counted", PRODUCTS)
