@@ -18,7 +18,7 @@ same seed and so with the same draws.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,7 @@ class Episode:
     num_context_tokens: int = 0
     """Tokens of the context after the last response."""
     turns: list[Turn] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """The last value of each that the environment has measured."""
 
     @property
@@ -114,7 +114,7 @@ class Episode:
             final_observation=last.observation,
             policy_version=policy_version,
             seed=self.request.seed,
-            metrics=dict(self.metrics),
+            metrics=self.metrics,
         )
 
 

@@ -150,7 +150,6 @@ def tool_of(function: Callable[..., Any]) -> FunctionTool:
         raise ValueError(f"got {function!r:.80}; expected functions that `def` has made")
     docstring = inspect.getdoc(function) or ""
     description = " ".join(re.split(r"\n\n|\nArgs:\n", docstring)[0].split())
-    described = _described(docstring)
     if not description:
         raise ValueError(
             f"{name} has no docstring; expected one, which tells the model what it does"
@@ -159,6 +158,15 @@ def tool_of(function: Callable[..., Any]) -> FunctionTool:
         raise ValueError(
             f"{name} is asynchronous or a generator; expected a function that returns its result"
         )
+    parameters = _parameters_of(function, name=name, described=_described(docstring))
+    slots = ", ".join(f"{{{parameter}}}" for parameter in parameters)
+    return FunctionTool(name, description, f"{name}({slots})", parameters)
+
+
+def _parameters_of(
+    function: Callable[..., Any], *, name: str, described: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The JSON schema of each parameter, with what the docstring says of it."""
     try:
         signature = inspect.signature(function)
         hints = get_type_hints(function, include_extras=True)
@@ -166,7 +174,7 @@ def tool_of(function: Callable[..., Any]) -> FunctionTool:
         raise ValueError(
             f"{name}: its parameters or their types cannot be read ({exception_in_words(error)})"
         ) from error
-    parameters = {}
+    parameters: dict[str, dict[str, Any]] = {}
     for parameter in signature.parameters.values():
         where = f"{name}: the parameter {parameter.name!r}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -179,8 +187,7 @@ def tool_of(function: Callable[..., Any]) -> FunctionTool:
             **({"description": words} if words else {}),
             **_schema_of(hints[parameter.name], where=where),
         }
-    slots = ", ".join(f"{{{parameter}}}" for parameter in parameters)
-    return FunctionTool(name, description, f"{name}({slots})", parameters)
+    return parameters
 
 
 _EXPECTED_TYPE = "str, int, float, Literal of one of these, or list of these"

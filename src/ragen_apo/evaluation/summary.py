@@ -23,6 +23,8 @@ from ragen_apo.types import Trajectory, Turn
 from ragen_apo.values.coverage import pass_at_k
 
 MAX_FAILURE_EXAMPLES = 3
+METRIC_PREFIX = "environment/"
+"""What begins the names of an environment's own metrics in `metrics.jsonl`."""
 
 
 def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

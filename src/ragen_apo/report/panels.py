@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ragen_apo.evaluation.summary import METRIC_PREFIX
 from ragen_apo.report.algorithm import monitors_of
 from ragen_apo.report.load import RunData
 from ragen_apo.report.style import MAX_METRICS, metric_label
@@ -41,9 +42,6 @@ WARM_START_PANELS = {
 """By phase."""
 DISTILLATION_PANEL = Panel("Distillation: loss", "loss")
 
-_MEASURED = "environment/"
-"""Metrics of the environment's own begin so."""
-
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -56,9 +54,9 @@ def stage_two_panels(run: RunData) -> tuple[Panel, ...]:
         for key, monitor in monitors_of(run).items()
         if monitor.title
     )
-    keys = dict.fromkeys(key for row in run.metrics for key in row if key.startswith(_MEASURED))
+    keys = dict.fromkeys(key for row in run.metrics for key in row if key.startswith(METRIC_PREFIX))
     measured = (
-        Panel(metric_label(key.removeprefix(_MEASURED)), key, evaluation_key=f"eval_{key}")
+        Panel(metric_label(key.removeprefix(METRIC_PREFIX)), key, evaluation_key=f"eval_{key}")
         for key in list(keys)[:MAX_METRICS]
     )
     return (*TRAINING_PANELS, *measured, *own)

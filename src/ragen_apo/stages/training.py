@@ -9,7 +9,7 @@ from typing import Any
 
 from ragen_apo.agent.proxy import AgentProxy
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_evaluation
-from ragen_apo.evaluation.summary import outcome_summary
+from ragen_apo.evaluation.summary import METRIC_PREFIX, outcome_summary
 from ragen_apo.files import append_json_line, read_json_lines
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
@@ -204,7 +204,7 @@ def _outcome(episodes: Sequence[Trajectory]) -> dict[str, float]:
         "eval_success_rate": outcome["success_rate"],
         "eval_avg_reward": outcome["avg_reward"],
         "eval_avg_steps": outcome["avg_steps"],
-        **{f"eval_environment/{name}": each for name, each in outcome.get("metrics", {}).items()},
+        **{f"eval_{METRIC_PREFIX}{name}": m for name, m in outcome.get("metrics", {}).items()},
     }
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ragen_apo.distributed.ranks import Ranks
-from ragen_apo.evaluation.summary import metric_means
+from ragen_apo.evaluation.summary import METRIC_PREFIX, metric_means
 from ragen_apo.objectives.apo import divergence_metrics, sequence_kl, sequence_log_ratio
 from ragen_apo.policy.scoring import TokenScores
 from ragen_apo.training.rollouts import MicroBatch
@@ -179,7 +179,7 @@ def rollout_metrics(
         "format_error_share": _share(turns, TurnFlag.FORMAT_ERROR),
         "invalid_turn_share": _share(turns, TurnFlag.INVALID_ACTION),
         **thought_shares(turns, opening=opening),
-        **{f"environment/{name}": mean for name, mean in metric_means(trajectories).items()},
+        **{METRIC_PREFIX + name: mean for name, mean in metric_means(trajectories).items()},
     }
 
 
