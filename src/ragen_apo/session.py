@@ -27,6 +27,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.config.policy import is_hub_name
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.start import join_ranks
+from ragen_apo.environments.tools import schemas_of
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import (
     CHECKSUMS,
@@ -137,7 +138,7 @@ class Session:
         )
         if outside:
             # Those of the run descend from one that was probed.
-            probe_conversation(model, tools=[tool.schema for tool in self.environments.tools])
+            probe_conversation(model, tools=schemas_of(self.environments.tools))
             self._note_commit(model)
         return model
 

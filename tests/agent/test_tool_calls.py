@@ -1,6 +1,7 @@
 """Responses that call tools: how they are read, written, answered, and continued as tokens."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +13,15 @@ from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
 from ragen_apo.agent.replay import replayed
 from ragen_apo.agent.scripted import play_scripted_episodes
-from ragen_apo.agent.tool_calls import ToolCalls
-from ragen_apo.environments.base import make_environment
+from ragen_apo.agent.tool_calls import ToolCalls, expected_calls
+from ragen_apo.environments.base import Reply, make_environment
+from ragen_apo.environments.questions.with_tools import questions_with_tools
 from ragen_apo.environments.shop.environment import TOOLS
-from ragen_apo.environments.tools import call_of
+from ragen_apo.environments.tools import Tool, call_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.call_form import CallForm
 from ragen_apo.policy.engine import Response
-from ragen_apo.types import Trajectory, TurnFlag
+from ragen_apo.types import Task, Trajectory, TurnFlag
 from tests.chat_templates import UNTHINKING
 from tests.factories import NO_LIMITS
 
@@ -28,6 +30,12 @@ LLAMA = ToolCalls(TOOLS, CallForm("", "", "parameters"))
 CALL = '<tool_call>\n{"name": "search", "arguments": {"keywords": "red mug"}}\n</tool_call>'
 BARE = '{"name": "search", "parameters": {"keywords": "red mug"}}'
 SHOP = {"num_products": 24, "max_turns": 3}
+SUMS = (
+    Tool("add", "Add.", "add {a} {b}", {"a": {"type": "integer"}, "b": {"type": "integer"}}),
+    Tool("reply", "Reply.", "reply {text}", {"text": {"type": "string"}}, is_message=True),
+)
+TO_QWEN = ToolCalls(SUMS, CallForm())
+TO_LLAMA = ToolCalls(SUMS, CallForm("", "", "parameters"))
 MODELS = ("qwen2_5", "qwen3", "llama3_1", "llama3_2")
 HINT = "Answer with one call of search(keywords: string), click(id: integer) or buy(id: integer)."
 
@@ -104,7 +112,7 @@ PIECES = ["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", '"name
 
 @given(st.lists(st.one_of(st.sampled_from([*PIECES, CALL, BARE]), st.text(max_size=5))))
 def test_no_text_makes_the_parser_raise(pieces: list[str]) -> None:
-    for calls in (QWEN, LLAMA):
+    for calls in (QWEN, LLAMA, TO_QWEN, TO_LLAMA):
         parsed = calls.parse("".join(pieces))
         assert parsed.is_valid or not parsed.action
 
@@ -182,35 +190,127 @@ def test_an_environment_without_tools_is_refused() -> None:
 
 
 def test_the_system_prompt_describes_calls() -> None:
-    text = system_prompt("rules_and_format", rules="Buy.", calls_tools=True)
+    text = system_prompt("rules_and_format", rules="Buy.", tools=TOOLS)
     assert text is not None
     assert text.startswith("Buy.\n\nAnswer every message with one tool call")
+    assert text.endswith("call the tool that does the same.")
     assert "<answer>" not in text
+
+
+# Messages
+
+
+@pytest.mark.parametrize("calls", [TO_QWEN, TO_LLAMA])
+@pytest.mark.parametrize(
+    ("text", "thought", "said"),
+    [
+        ("42", "", "42"),
+        ("<think>a sum</think>\n\n 42\n", "a sum", "42"),
+        ("a sum</think>42", "a sum", "42"),
+        ("<think></think><think>a sum</think> 42", "a sum", "42"),
+        ("It is $\\frac{1}{2}$,\nor {2/4}.", "", "It is $\\frac{1}{2}$,\nor {2/4}."),
+    ],
+)
+def test_text_without_a_call_is_the_message(
+    calls: ToolCalls, text: str, thought: str, said: str
+) -> None:
+    parsed = calls.parse(text)
+    assert (parsed.is_valid, parsed.action, parsed.thought) == (True, f"reply {said}", thought)
+    assert not calls.parse(text, is_cut_off=True).is_valid
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " \n",
+        "<think>42",
+        "<think>42</think>",
+        "<tool_call>42",
+        "<tool_call>42</tool_call>",
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call> 42',
+    ],
+    ids=range(7),
+)
+def test_neither_a_call_nor_a_message_is_a_format_error(text: str) -> None:
+    assert not TO_QWEN.parse(text).is_valid
+
+
+def test_a_message_may_be_called_as_a_tool_all_the_same() -> None:
+    call = '<tool_call>{"name": "reply", "arguments": {"text": "42"}}</tool_call>'
+    assert TO_QWEN.parse(call).action == "reply 42"
+    parsed = TO_QWEN.parse("a\ud800b")
+    assert (parsed.is_valid, parsed.action) == (True, ""), "no file can hold it"
+
+
+@pytest.mark.parametrize("calls", [TO_QWEN, TO_LLAMA])
+@pytest.mark.parametrize(
+    ("said", "plain"),
+    [
+        ("42", (TO_QWEN, TO_LLAMA)),
+        ("a\nb", (TO_QWEN, TO_LLAMA)),
+        ("a <tool_call> of", (TO_LLAMA,)),
+        ('{ "name"', (TO_QWEN,)),
+        ("</think>", ()),
+    ],
+)
+def test_a_message_is_written_plainly_unless_it_would_be_read_as_something_else(
+    calls: ToolCalls, said: str, plain: Sequence[ToolCalls]
+) -> None:
+    written = calls.render(thought="a sum", action=f"reply {said}")
+    parsed = calls.parse(written)
+    assert (parsed.is_valid, parsed.thought, parsed.action) == (True, "a sum", f"reply {said}")
+    assert (written == f"<think>a sum</think>\n\n{said}") == (calls in plain)
+
+
+def test_the_agent_is_told_that_it_may_write_a_message() -> None:
+    assert expected_calls(SUMS) == (
+        "Answer with one call of add(a: integer, b: integer), or with the text of "
+        "reply(text: string) alone."
+    )
+    text = system_prompt("rules_and_format", rules="", tools=SUMS)
+    assert text is not None
+    assert text.endswith("In place of reply(text: string), write the text alone.")
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"n": {"type": "integer"}}, {name: {"type": "string"} for name in "ab"}]
+)
+def test_a_message_is_one_text(parameters: dict[str, Any]) -> None:
+    slots = "".join(f"{{{name}}}" for name in parameters)
+    with pytest.raises(ValueError, match="'say': a message has one parameter of the type string"):
+        Tool("say", "Say.", f"say {slots}", parameters, is_message=True)
 
 
 # Tokens
 
 
-def demonstration(shop: EnvironmentManager, context: ContextManager) -> Trajectory:
+def demonstration(worlds: EnvironmentManager, context: ContextManager) -> Trajectory:
     (trajectory,) = play_scripted_episodes(
-        shop.scripted_policies()["oracle"],
-        shop,
-        [EpisodeRequest(shop.tasks("train")[0], 0)],
+        worlds.scripted_policies()["oracle"],
+        worlds,
+        [EpisodeRequest(worlds.tasks("train")[0], 0)],
         policy_version="oracle",
         context=context,
     )
     return trajectory
 
 
-def as_messages(trajectory: Trajectory) -> list[dict[str, Any]]:
+def as_messages(trajectory: Trajectory, tools: Sequence[Tool] = TOOLS) -> list[dict[str, Any]]:
     """The episode as the template's own conversation with tool calls."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Buy."}]
     for number, turn in enumerate(trajectory.turns):
         messages.append({"role": "tool" if number else "user", "content": turn.observation})
-        found = call_of(TOOLS, turn.action)
+        found = call_of(tools, turn.action)
         assert found is not None
-        call = {"name": found[0].name, "arguments": found[1]}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": call}]})
+        tool, arguments = found
+        call = {"name": tool.name, "arguments": arguments}
+        said = (
+            {"content": arguments["text"]}
+            if tool.is_message
+            else {"content": "", "tool_calls": [{"function": call}]}
+        )
+        messages.append({"role": "assistant", **said})
     return messages
 
 
@@ -243,6 +343,53 @@ def test_an_episode_has_the_tokens_of_the_model_s_own_conversation(
         told = list(trajectory.turns[0].prompt_token_ids).count(index)
         expected = told + (len(trajectory.turns) if model.startswith("qwen") else 0)
         assert ids.count(index) == expected, "a tag is the token that the model was trained on"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_final_message_has_the_tokens_of_the_model_s_own_conversation(
+    real_template: Callable, model: str
+) -> None:
+    worlds = EnvironmentManager(
+        lambda: questions_with_tools(
+            [add], policies={"oracle": Adds}, operations=["+"], max_terms=2, max_number=99
+        ),
+        format_penalty=0.0,
+        invalid_action_penalty=0.0,
+        calls_tools=True,
+    )
+    tokenizer = real_template(model)
+    context = ContextManager(tokenizer, system_prompt="Buy.", tools=worlds.tools, limits=NO_LIMITS)
+    names = [tool["function"]["name"] for tool in context.template.tools]
+    assert names == ["add"], "what is no call is not shown as one"
+    trajectory = demonstration(worlds, context)
+    assert trajectory.success
+    called, answered = trajectory.turns
+    ids = [
+        *(*called.prompt_token_ids, *called.response_token_ids),
+        *(*answered.prompt_token_ids, *answered.response_token_ids),
+    ]
+    rendered = context.template.render(as_messages(trajectory, worlds.tools))
+    written = without_thoughts(tokenizer.decode(ids), trajectory)
+    assert without_thoughts(rendered, trajectory).startswith(written)
+    assert context.parse(answered.response).action == answered.action
+    assert not context.parse(answered.response, is_cut_off=True).is_valid
+    assert context.parse(called.response, is_cut_off=True).action == called.action
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+class Adds:
+    """Calls `add`, and answers what it returns."""
+
+    def begin(self, task: Task, *, seed: int) -> None:
+        self.numbers = ", ".join(re.findall(r"\d+", task.instruction))
+
+    def act(self, observation: str) -> Reply:
+        is_result = not observation.startswith("QUESTION")
+        return Reply("", f"answer({observation})" if is_result else f"add({self.numbers})")
 
 
 @pytest.mark.parametrize("model", MODELS)

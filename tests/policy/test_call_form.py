@@ -88,11 +88,13 @@ def test_a_call_that_is_no_json_is_refused(
     ("form", "text", "parts"),
     [
         (QWEN, 'so <tool_call>{"a": 1}</tool_call>\n', ("so ", '{"a": 1}')),
-        (QWEN, "<tool_call>\n{}\n</tool_call> and", ("", None)),
-        (QWEN, "<tool_call>{}", ("", None)),
+        (QWEN, "<tool_call>\n{}\n</tool_call> and", ("", "")),
+        (QWEN, "<tool_call>{}", ("", "")),
         (QWEN, "{}", ("{}", None)),
         (LLAMA, '<|python_tag|>{"a": {}}', ("<|python_tag|>", '{"a": {}}')),
         (LLAMA, "Hello", ("Hello", None)),
+        (LLAMA, r"\boxed{2}", (r"\boxed{2}", None)),
+        (LLAMA, 'So { "a": 1}', ("So ", '{ "a": 1}')),
     ],
 )
 def test_a_text_is_split_where_the_call_begins(

@@ -28,7 +28,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.values.conditions import SamplingConditions
 
-PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-1"}
+PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-2"}
 """Raise one whenever another action is read in the same text."""
 
 
@@ -103,9 +103,7 @@ def context_of_tokenizer(
     rules = environments.properties.rules
     return ContextManager(
         tokenizer,
-        system_prompt=system_prompt(
-            agent.system_prompt, rules=rules, calls_tools=agent.calls_tools
-        ),
+        system_prompt=system_prompt(agent.system_prompt, rules=rules, tools=environments.tools),
         window=context_window(agent.context),
         limits=TokenLimits(agent.max_context_tokens, agent.max_response_tokens),
         end_ids=end_ids,

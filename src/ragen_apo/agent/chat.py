@@ -125,7 +125,7 @@ def read_call(answer: Answer, tools: Sequence[Tool]) -> Form:
     thought = _thought(answer) if answer.reasoning else ""
     calls = [form.write(call.name, call.arguments) for call in answer.tool_calls]
     text = "\n".join([f"{thought}{answer.content}", *calls])
-    parsed = ToolCalls(tools, form).parse(text)
+    parsed = ToolCalls(tools, form).parse(text, is_cut_off=answer.finish_reason == "length")
     said = answer.content.strip()
     if parsed.is_valid and len(answer.tool_calls) == 1:
         call = answer.tool_calls[0]

@@ -24,8 +24,8 @@ from ragen_apo.agent.responses import (
     parse_response,
     render_response,
 )
-from ragen_apo.agent.tool_calls import TOOL_FORMAT, ToolCalls
-from ragen_apo.environments.tools import Tool
+from ragen_apo.agent.tool_calls import ToolCalls, tool_format
+from ragen_apo.environments.tools import Tool, schemas_of
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.call_form import read_call_form
 from ragen_apo.policy.chat_template import read_chat_template
@@ -35,9 +35,12 @@ from ragen_apo.types import Task, Turn
 _NUM_CACHED_PAGES = 4096
 
 
-def system_prompt(configured: str, *, rules: str, calls_tools: bool = False) -> str | None:
-    """The text that `agent.system_prompt` stands for, with the environment's rules."""
-    form = TOOL_FORMAT if calls_tools else RESPONSE_FORMAT
+def system_prompt(configured: str, *, rules: str, tools: Sequence[Tool] = ()) -> str | None:
+    """The text that `agent.system_prompt` stands for, with the environment's rules.
+
+    `tools` are those that responses call, if they do.
+    """
+    form = tool_format(tools) if tools else RESPONSE_FORMAT
     chosen = {
         "none": None,
         "rules": rules,
@@ -147,7 +150,7 @@ class ContextManager:
     ) -> None:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.window, self.limits = window, limits
-        schemas = [tool.schema for tool in tools]
+        schemas = schemas_of(tools)
         self.template = read_chat_template(tokenizer, tools=schemas)
         self._calls = ToolCalls(tools, read_call_form(self.template)) if tools else None
         self._end_ids = frozenset(end_ids or self.template.end_ids)
@@ -200,13 +203,16 @@ class ContextManager:
         text = self.template.between_responses(self._plain_text.mark(observation))
         return tuple(self._plain_text.encode(text))
 
-    def parse(self, text: str) -> ParsedResponse:
+    def parse(self, text: str, *, is_cut_off: bool = False) -> ParsedResponse:
         """Reads a response, after what the template has written of it.
+
+        `is_cut_off`: the token limit ended it.
 
         After an empty thought of the template's (`<think></think>`), a response with a thought of
         its own has the agreed form, too.
         """
-        parse = self._calls.parse if self._calls else parse_response
+        calls = self._calls
+        parse = functools.partial(calls.parse, is_cut_off=is_cut_off) if calls else parse_response
         whole = parse(self.template.opening + text)
         return whole if whole.is_valid or not self._thought_is_over else parse(text)
 

@@ -34,7 +34,7 @@ from ragen_apo.environments.base import (
     close_environment,
 )
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
-from ragen_apo.environments.tools import Tool
+from ragen_apo.environments.tools import Tool, called
 from ragen_apo.errors import (
     ConfigError,
     EnvironmentFaultError,
@@ -72,7 +72,7 @@ class Outcome:
 
 def tools_to_call(properties: EnvironmentProperties) -> tuple[Tool, ...]:
     """The environment's tools; raises ConfigError if it declares none."""
-    if not properties.tools:
+    if not called(properties.tools):
         raise ConfigError(
             f"agent.response_format is tool_call, and the environment {properties.name!r} declares "
             "no tools; expected some in properties.tools. Set agent.response_format to think_answer"

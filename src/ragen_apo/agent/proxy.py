@@ -178,7 +178,9 @@ def play_turns(
     next prompt. With `may_fail`, and if the environments have retries, an answer may be a failure.
     """
     acting = [episode.environment for episode, _, _ in answered]
-    readings = [context.parse(text) for _, _, text in answered]
+    readings = [
+        context.parse(text, is_cut_off=not response.stopped) for _, response, text in answered
+    ]
     step = environments.step_or_failure if may_fail else environments.step
     outcomes = environments.map(step, acting, readings)
     for (episode, response, text), parsed, outcome in zip(

@@ -251,7 +251,7 @@ class TurnSearch:
     def _proposal(self, candidate: _Candidate, response: Response) -> Proposal:
         parent, context = candidate.parent, self.proxy.context
         text = context.decode(response.token_ids)
-        parsed = context.parse(text)
+        parsed = context.parse(text, is_cut_off=not response.stopped)
         move = Move(parent.episode.state_key, parsed.action, parsed.is_valid)
         advantage = self.advantages.get(move)
         return Proposal(

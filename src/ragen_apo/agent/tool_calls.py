@@ -7,7 +7,8 @@
     </tool_call>
 
 What stands around the JSON depends on the model (`policy.call_form`). The recorded action is the
-text that the call stands for, so whatever reads actions need not know of tools.
+text that the call stands for, so whatever reads actions need not know of tools. If one of the tools
+is a message (`Tool.is_message`), a response without a call is a call of that.
 """
 
 from __future__ import annotations
@@ -18,27 +19,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragen_apo.agent.responses import ParsedResponse
-from ragen_apo.environments.tools import Tool, call_of
+from ragen_apo.environments.tools import Tool, call_of, called, message_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import parse_json
 from ragen_apo.policy.call_form import CallForm
 from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT
 from ragen_apo.printable import shortened
 
-TOOL_FORMAT = (
-    "Answer every message with one tool call and write nothing after it. Where an action is "
-    "described as text, call the tool that does the same."
-)
-"""The description, for a system prompt, of the form `tool_call`; the template shows the rest."""
 _FAULT = ParsedResponse(thought="", action="", is_valid=False)
 _THOUGHT_TAG = re.compile(f"{OPEN_THOUGHT}|{CLOSE_THOUGHT}")
 
 
+def tool_format(tools: Sequence[Tool]) -> str:
+    """The description of the form, for a system prompt; the template shows the rest."""
+    form = (
+        "Answer every message with one tool call and write nothing after it. Where an action is "
+        "described as text, call the tool that does the same."
+    )
+    message = message_of(tools)
+    return f"{form} In place of {message.signature}, write the text alone." if message else form
+
+
 def expected_calls(tools: Sequence[Tool]) -> str:
     """The answer to a response without a call that can be executed."""
-    *others, last = (tool.signature for tool in tools)
+    *others, last = (tool.signature for tool in called(tools))
     listed = f"{', '.join(others)} or {last}" if others else last
-    return f"Answer with one call of {listed}."
+    message = message_of(tools)
+    alone = f", or with the text of {message.signature} alone" if message else ""
+    return f"Answer with one call of {listed}{alone}."
 
 
 @dataclass(frozen=True)
@@ -48,18 +56,23 @@ class ToolCalls:
     tools: Sequence[Tool]
     form: CallForm
 
-    def parse(self, text: str) -> ParsedResponse:
+    def parse(self, text: str, *, is_cut_off: bool = False) -> ParsedResponse:
         """Thought and action text of a response; what stands before the call is the thought.
 
         No call, several, one that is no JSON and text behind it are format errors. A call of an
-        unknown tool, or with arguments that do not fit, is one without an action.
+        unknown tool, or with arguments that do not fit, is one without an action. Text without a
+        call is a message, if one of the tools is, unless it is empty or was cut off.
         """
         thought, closed, said = text.partition(CLOSE_THOUGHT)
         if not closed:
             thought, said = "", text
         before, call = self.form.split(said)
-        if call is None or (OPEN_THOUGHT in before and CLOSE_THOUGHT not in before):
+        if OPEN_THOUGHT in before and CLOSE_THOUGHT not in before:
             return _FAULT
+        if call is None:
+            before, closed, message = said.rpartition(CLOSE_THOUGHT)
+            thought = _THOUGHT_TAG.sub("", thought + before).strip()
+            return _FAULT if is_cut_off else self._message(thought, message.strip())
         try:
             value = parse_json(call)
         except ValueError:
@@ -73,6 +86,13 @@ class ToolCalls:
             action = tool.action_of(arguments)
         thought = _THOUGHT_TAG.sub("", thought + before).strip()
         return ParsedResponse(thought, (action or "").strip(), is_valid=True)
+
+    def _message(self, thought: str, text: str) -> ParsedResponse:
+        message = message_of(self.tools)
+        if message is None or not text:
+            return _FAULT
+        action = message.action_of(dict.fromkeys(message.parameters, text))
+        return ParsedResponse(thought, action or "", is_valid=True)
 
     def render(self, *, thought: str, action: str) -> str:
         """The response with this thought and the call that stands for this action text.
@@ -89,4 +109,7 @@ class ToolCalls:
             )
         tool, arguments = found
         call = self.form.write(tool.name, json.dumps(arguments, ensure_ascii=False))
+        if tool.is_message:
+            (text,) = arguments.values()
+            call = text if self.parse(text) == self._message("", text) else call
         return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}\n\n{call}"

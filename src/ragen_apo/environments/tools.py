@@ -46,6 +46,9 @@ class Tool:
     `integer` or `number`, perhaps with an `enum`, or `array` with the schema of its `items`."""
     separator: str = ", "
     """Stands between the items of an array in the action text."""
+    is_message: bool = False
+    """A response without a call is one of this tool, and its text is the one parameter, a string.
+    No model is shown such a tool, and an environment has one at most."""
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.parameters):
@@ -65,6 +68,8 @@ class Tool:
                     f"tool {self.name!r}: the type of {name!r} is {kind!r}; expected string, "
                     "integer or number, or array of these"
                 )
+        if self.is_message and [each["type"] for each in self.parameters.values()] != ["string"]:
+            raise ValueError(f"tool {self.name!r}: a message has one parameter of the type string")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -223,6 +228,21 @@ def _schema_of(hint: object, *, where: str) -> dict[str, Any]:
             f"{where} has the type {getattr(hint, '__name__', hint)!s}; expected {_EXPECTED_TYPE}"
         )
     return {"type": _TYPES[kind], **({"enum": list(of)} if origin is Literal else {})}
+
+
+def called(tools: Sequence[Tool]) -> list[Tool]:
+    """Those that a model is shown, to call."""
+    return [tool for tool in tools if not tool.is_message]
+
+
+def schemas_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """What a model is shown of them."""
+    return [tool.schema for tool in called(tools)]
+
+
+def message_of(tools: Sequence[Tool]) -> Tool | None:
+    """The one that a response without a call stands for, if there is one."""
+    return next((tool for tool in tools if tool.is_message), None)
 
 
 def call_of(tools: Sequence[Tool], action: str) -> tuple[Tool, dict[str, Any]] | None:

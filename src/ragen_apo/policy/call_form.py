@@ -50,16 +50,14 @@ class CallForm:
     def split(self, text: str) -> tuple[str, str | None]:
         """What stands before the first call, and the JSON up to the end of the text.
 
-        None if there is no call, or if something follows what closes it.
+        None if no call begins; "" if something follows what closes it.
         """
-        mark = self.opening.strip() or "{"
-        before, found, call = text.partition(mark)
-        if not self.opening.strip():
-            call = found + call
-        call, closing = call.strip(), self.closing.strip()
-        if not found or not call.endswith(closing):
-            return before, None
-        return before, call.removesuffix(closing)
+        opening, closing = self.opening.strip(), self.closing.strip()
+        begins = re.search(re.escape(opening) if opening else r'\{\s*"', text)
+        if begins is None:
+            return text, None
+        call = text[begins.start() :].removeprefix(opening).strip()
+        return text[: begins.start()], call.removesuffix(closing) if call.endswith(closing) else ""
 
 
 def read_call_form(template: ChatTemplate) -> CallForm:

@@ -25,6 +25,7 @@ from ragen_apo.config.api_model import ApiModelConfig
 from ragen_apo.config.overrides import changes_in_words, differences, merge
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.environments.base import tasks_of
+from ragen_apo.environments.tools import schemas_of
 from ragen_apo.errors import ApiError, RunDirectoryError
 from ragen_apo.evaluation.evaluate import EvaluationPlan, play_baselines
 from ragen_apo.evaluation.summary import episode_rows, results_document
@@ -122,13 +123,13 @@ def evaluate_api_model(
 
         started = time.perf_counter()
         episodes = play_chat_episodes(
-            KeptAnswers(client, ledger, config, [tool.schema for tool in environments.tools]),
+            KeptAnswers(client, ledger, config, schemas_of(environments.tools)),
             environments,
             requests,
             system_prompt=system_prompt(
                 config.agent.system_prompt,
                 rules=environments.properties.rules,
-                calls_tools=bool(environments.tools),
+                tools=environments.tools,
             ),
             window=context_window(config.agent.context),
             concurrency=concurrency,

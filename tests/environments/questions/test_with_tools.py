@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
@@ -51,7 +51,7 @@ def say(first: str, second: str) -> str:
     return f"{first}|{second}"
 
 
-def products(*functions: Callable[..., Any], **options: Any) -> GameEnvironment:
+def products(*functions: Callable[..., Any] | type, **options: Any) -> GameEnvironment:
     return questions_with_tools(functions or (multiply, word, say), **{**PRODUCTS, **options})
 
 
@@ -266,6 +266,171 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
             products(*functions)
 
 
+class Desk:
+    """Notes of one episode."""
+
+    closed: ClassVar[list[str]] = []
+    """The notes of desks that were closed."""
+
+    def __init__(self) -> None:
+        self._notes: list[str] = []
+
+    def reset(self, question: str, answer: str, **row: Any) -> str:
+        self._notes.append(f"asked {question}")
+        return f"A hint: it ends with {answer[-1]}."
+
+    def note(self, text: str) -> int:
+        """Writes a note."""
+        self._notes.append(text)
+        return len(self._notes)
+
+    def notes(self) -> list[str]:
+        """Reads the notes."""
+        return self._notes
+
+    def close(self) -> None:
+        Desk.closed.append("; ".join(self._notes))
+
+    def _private(self) -> None:
+        """Nothing to call."""
+
+
+def test_each_episode_has_an_object_of_a_class_and_its_methods_are_called() -> None:
+    environment = products(multiply, Desk)
+    names = [tool.name for tool in environment.properties.tools]
+    assert names == ["multiply", "note", "notes", "answer"]
+    first, second = environment.tasks("train")[:2]
+    Desk.closed.clear()
+    for task in (first, second):
+        said, _ = environment.reset(task, seed=0)
+        hint = f"A hint: it ends with {task.payload['answer'][-1]}."
+        assert said == f"QUESTION: {task.instruction}\n{hint}"
+        key = environment.state_key()
+        assert environment.step('note("a, b")')[0] == "2"
+        assert environment.state_key() != key
+        assert environment.step("multiply(2, 3)")[0] == "6"
+        assert environment.step("notes()")[0] == str([f"asked {task.instruction}", "a, b"])
+        assert environment.step("reset()")[4]["invalid_action"]
+    assert Desk.closed == [f"asked {first.instruction}; a, b"]
+    environment.close()
+    assert Desk.closed[1:] == [f"asked {second.instruction}; a, b"]
+
+
+def test_a_copy_with_a_class_has_objects_of_its_own() -> None:
+    one = products(Desk)
+    begun(one)
+    other = pickle.loads(pickle.dumps(products(Desk)))
+    begun(other)
+    assert [each.step('note("a")')[0] for each in (one, other, one)] == ["2", "2", "3"]
+
+
+@pytest.mark.slow
+def test_a_class_keeps_the_promises_of_every_environment_also_in_threads() -> None:
+    make = partial(products, Desk, say)
+    assert set(check_environment(make).values()) == {None}
+    episodes_in_threads_are_as_one_by_one(make)
+
+
+def test_a_class_whose_methods_cannot_be_tools_is_refused() -> None:
+    class Empty:
+        """Nothing to call."""
+
+        def close(self) -> None:
+            """Ends it."""
+
+    class Untyped:
+        def look(self, where) -> str:
+            """Looks."""
+            return where
+
+    class Locked:
+        def __init__(self, key: str) -> None:
+            """Needs a key."""
+
+    for kind, words in (
+        (Empty, "the class Empty has no public methods to call"),
+        (Untyped, "look: the parameter 'where' has no type; expected str"),
+        (Locked, "Locked() raised TypeError("),
+    ):
+        with pytest.raises(ConfigError, match=f"functions: {re.escape(words)}"):
+            products(kind)
+    with pytest.raises(ConfigError, match="got note, notes, note, notes; expected different names"):
+        products(Desk, Desk)
+
+
+def test_a_reset_that_raises_is_a_fault_of_the_environment() -> None:
+    class Narrow(Desk):
+        def reset(self, question: str) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return question
+
+    words = r"^Narrow\.reset\(question, answer\) raised TypeError\("
+    with pytest.raises(RuntimeError, match=words):
+        begun(products(Narrow))
+
+
+class Counter:
+    """As for TRL's `environment_factory`: it is to count to three."""
+
+    def reset(self, **row: Any) -> None:
+        self.number = 0
+
+    @property
+    def broken(self) -> int:
+        raise AssertionError("nobody asks for it")
+
+    def count(self) -> int:
+        """Counts one more."""
+        self.number += 1
+        return self.number
+
+    def get_reward(self) -> float:
+        return min(self.number, 3) / 3
+
+
+def test_a_class_may_decide_what_the_episode_was_worth() -> None:
+    environment = products(Counter, max_turns=4)
+    assert [tool.name for tool in environment.properties.tools] == ["count", "answer"]
+    right = begun(environment)
+    steps = [environment.step(text) for text in ("count()", f"answer({right})")]
+    assert steps[0][:2] == ("1", 0.0)
+    said, reward, terminated, _, info = steps[1]
+    assert (said, reward, terminated, info["success"]) == ("Thank you.", 1 / 3, True, False)
+    begun(environment)
+    answers = [environment.step(text) for text in ("count()", "count()", "what?", "count()")]
+    assert [answer[1] for answer in answers] == [0.0, 0.0, 0.0, 1.0]
+    assert answers[-1][2:4] == (False, True), "it has no turn left"
+    assert answers[-1][4]["success"] is True
+
+
+@pytest.mark.parametrize("reward", [1.5, -0.1, float("nan"), None, "1"])
+def test_a_reward_that_is_no_number_from_0_to_1_is_a_fault(reward: object) -> None:
+    class Odd(Counter):
+        def get_reward(self) -> Any:
+            return reward
+
+    environment = products(Odd)
+    begun(environment)
+    with pytest.raises(RuntimeError, match=r"^Odd\.get_reward\(\) returned .*; expected a number"):
+        environment.step("answer(1)")
+
+
+def test_the_version_of_a_reward_is_that_of_who_gives_it() -> None:
+    versions = {
+        products(Counter, **options).properties.reward_version
+        for options in ({}, {"version": "2"}, {"compare": "text"})
+    }
+    assert versions == {"Counter-1", "Counter-2"}
+    with pytest.raises(ConfigError, match="Counter, Other have get_reward; expected one class"):
+        products(Counter, type("Other", (), {"get_reward": Counter.get_reward, "go": say}))
+
+
+@pytest.mark.slow
+def test_a_class_that_decides_keeps_the_promises_of_every_environment() -> None:
+    make = partial(products, Counter, max_turns=3)
+    assert set(check_environment(make).values()) == {None}
+    episodes_in_threads_are_as_one_by_one(make)
+
+
 def test_a_copy_plays_as_the_environment_itself() -> None:
     environment = pickle.loads(pickle.dumps(products()))
     right = begun(environment)
@@ -312,6 +477,17 @@ def test_the_documented_counter_measures_refusals_and_keeps_the_promises(folder:
     begun(environment)
     metrics = [environment.step(text)[4]["metrics"] for text in ("multiply()", "multiply(2, 3)")]
     assert metrics == [{"num_calls": 0, "num_refused": 1}, {"num_calls": 1, "num_refused": 1}]
+
+
+@pytest.mark.slow
+def test_the_documented_class_counts_in_one_episode_and_keeps_the_promises(folder: Path) -> None:
+    (folder / "sums.py").write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    make = partial(make_environment, "./sums.py:make_sums", {"num_test_tasks": 10})
+    assert set(check_environment(make).values()) == {None}
+    environment = make()
+    for _ in range(2):
+        begun(environment)
+        assert [environment.step(text)[0] for text in ("move(7)", "move(-3)")] == ["7", "4"]
 
 
 @pytest.mark.slow

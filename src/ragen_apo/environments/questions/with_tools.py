@@ -8,7 +8,8 @@
         return questions_with_tools([multiply], **options)
 
 In each turn the policy calls a function and reads what it returns, or answers, which ends the
-episode. Questions, options and rewards are those of the environment `questions`.
+episode. Questions, options and rewards are those of the environment `questions`. In the place of
+functions a class may stand, whose methods are called: each episode has an object of it.
 """
 
 import hashlib
@@ -18,9 +19,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ragen_apo.environments.base import PatternWords, Reply, ScriptedPolicy
+from ragen_apo.environments.base import FailureWords, PatternWords, Reply, ScriptedPolicy
 from ragen_apo.environments.questions.comparing import Comparison, comparison
 from ragen_apo.environments.questions.environment import QuestionGame, make_questions
+from ragen_apo.environments.questions.tool_object import ToolObject, gives_reward
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.tools import Tool, call_of, tool_of
 from ragen_apo.errors import ConfigError
@@ -43,6 +45,7 @@ ANSWER = Tool(
     "Answer the question, with the answer alone, such as 42. This ends the episode.",
     "answer({text})",
     {"text": {"type": "string"}},
+    is_message=True,
 )
 
 
@@ -51,10 +54,13 @@ class _Toolbox:
     """What all episodes share."""
 
     functions: Mapping[str, Callable[..., Any]]
+    classes: tuple[type, ...]
+    """Of objects with methods to call, one of each for an episode."""
     tools: tuple[Tool, ...]
     """The functions, then `answer`."""
     compare: Comparison
     max_result_characters: int
+    max_turns: int
 
     @property
     def expected(self) -> str:
@@ -65,15 +71,16 @@ class _Toolbox:
         how = ", with arguments in this order and texts in double quotes" if takes_text else ""
         return f"Call one of {calls}{how}."
 
-    def result(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def result(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         """What a function returns; raises one of `REFUSALS` if it refuses the arguments."""
         try:
-            return self.text_of(self.functions[name](**arguments))
+            return self.text_of(function(**arguments))
         except REFUSALS:
             raise
         except Exception as error:
             raise RuntimeError(
-                f"{name} raised {raised_in_words(error)}; to refuse arguments, raise ValueError"
+                f"{function.__name__} raised {raised_in_words(error)}; to refuse arguments, raise "
+                "ValueError"
             ) from error
 
     def text_of(self, value: object) -> str:
@@ -87,19 +94,38 @@ class _Toolbox:
 
 
 class ToolGame:
-    """One question, its calls, and one answer."""
+    """One question, its calls, and one answer.
+
+    An object that gives a reward judges the episode when it was answered or has no turn left.
+    """
 
     def __init__(self, toolbox: _Toolbox, task: Task, seed: int) -> None:
         self._toolbox = toolbox
         self._question = QuestionGame(toolbox.compare, task, seed)
         self._results: list[tuple[str, str]] = []
         """Of the calls so far, by the text of each."""
+        self._num_turns = 0
+        self._objects = [ToolObject(kind) for kind in toolbox.classes]
+        judges = zip(self._objects, toolbox.classes, strict=True)
+        self._judge = next((each for each, kind in judges if gives_reward(kind)), None)
+        self._functions = dict(toolbox.functions)
+        for each in self._objects:
+            self._functions |= each.functions
+        self._row = {"question": task.instruction, **task.payload}
 
     def first_observation(self) -> str:
-        return self._question.first_observation()
+        said = (each.reset(self._row) for each in self._objects)
+        more = (self._toolbox.text_of(text) for text in said if text is not None)
+        return "\n".join([self._question.first_observation(), *more])
 
     def play(self, text: str) -> Answer:
-        return replace(self._answer(text.strip()), metrics={"num_calls": len(self._results)})
+        answer = self._answer(text.strip())
+        self._num_turns += 1
+        is_over = answer.terminated or self._num_turns == self._toolbox.max_turns
+        if self._judge and is_over:
+            reward = self._judge.reward()
+            answer = replace(answer, reward=reward, success=reward == 1)
+        return replace(answer, metrics={"num_calls": len(self._results)})
 
     def _answer(self, text: str) -> Answer:
         found = call_of(self._toolbox.tools, text)
@@ -107,9 +133,11 @@ class ToolGame:
             return Answer(f"No such call. {self._toolbox.expected}", invalid=True)
         tool, arguments = found
         if tool == ANSWER:
+            if self._judge:
+                return Answer("Thank you.", terminated=True)
             return self._question.play(_unquoted(arguments["text"]))
         try:
-            result = self._toolbox.result(tool.name, arguments)
+            result = self._toolbox.result(self._functions[tool.name], arguments)
         except REFUSALS as error:
             said = str(error) if isinstance(error, ValueError) else exception_in_words(error)
             why = self._toolbox.text_of(said)
@@ -120,6 +148,10 @@ class ToolGame:
     def key(self) -> str:
         """What was called and returned, in this order, and whether it was answered."""
         return f"{self._question.key()}:{self._results}"
+
+    def close(self) -> None:
+        for each in self._objects:
+            each.close()
 
 
 def _unquoted(text: str) -> str:
@@ -141,7 +173,7 @@ class _Answering:
 
 
 def questions_with_tools(
-    functions: Sequence[Callable[..., Any]],
+    functions: Sequence[Callable[..., Any] | type],
     *,
     version: str = "1",
     policies: Mapping[str, Callable[[], ScriptedPolicy]] | None = None,
@@ -155,7 +187,13 @@ def questions_with_tools(
         functions: As `tool_of` reads them. A call returns what `str` makes of the result. One that
             raises one of `REFUSALS` has refused its arguments, and the policy reads why; whatever
             else it raises is a fault of the environment. Equal arguments have to give equal
-            results, and any thread may call it (`rollouts.num_environment_workers`).
+            results, and any thread may call it (`rollouts.num_environment_workers`). In the place
+            of functions a class may stand (`ToolObject`). It is called without arguments for each
+            episode, and the object's public methods are the functions; their results may depend on
+            the earlier calls of the episode. It may have `reset(question=..., answer=..., ...)`,
+            which is told what the file has of the question and may return text for the first
+            observation, `get_reward()`, whose number from 0 to 1 is the return in the place of the
+            answer's (1 is success), and `close()`.
         version: Change it whenever a function returns something else, as stored returns depend on
             it. Names, docstrings and types of the functions need no change of it.
         policies: More scripted policies, by name, or others of these names. Those of `questions`
@@ -169,12 +207,15 @@ def questions_with_tools(
     questions = make_questions(max_turns=max_turns, **options)
     if max_result_characters < 1:
         raise ConfigError(f"max_result_characters must be at least 1, got {max_result_characters}")
-    tools = [_tool(function) for function in functions]
+    classes = tuple(each for each in functions if isinstance(each, type))
+    tools = [tool for each in functions for tool in _tools(each)]
     toolbox = _Toolbox(
-        functions={tool.name: function for tool, function in zip(tools, functions, strict=True)},
+        functions={each.__name__: each for each in functions if not isinstance(each, type)},
+        classes=classes,
         tools=(*tools, ANSWER),
         compare=comparison(options.get("compare", "auto")),
         max_result_characters=max_result_characters,
+        max_turns=max_turns,
     )
     names = [tool.name for tool in toolbox.tools]
     if len(set(names)) < len(names):
@@ -182,15 +223,22 @@ def questions_with_tools(
             f"functions: got {', '.join(names[:-1])}; expected different names, none of them answer"
         )
     calls = [line for tool in toolbox.tools for line in _in_the_rules(tool)]
+    judges = [kind.__name__ for kind in classes if gives_reward(kind)]
+    if len(judges) > 1:
+        raise ConfigError(
+            f"functions: {', '.join(judges)} have get_reward; expected one class that has it"
+        )
     base = questions.properties
+    words = replace(base.failure_words, impossible=PatternWords())
     properties = replace(
         base,
+        reward_version=f"{judges[0]}-{version}" if judges else base.reward_version,
         version=(
             f"{base.version}-calls{TEXT_VERSION}-{version}-{max_result_characters}"
             f"-{_digest(toolbox.tools)}"
         ),
         rules="\n".join([INTRODUCTION, *calls]),
-        failure_words=replace(base.failure_words, impossible=PatternWords()),
+        failure_words=FailureWords() if judges else words,
         tools=toolbox.tools,
     )
     answering = {
@@ -219,8 +267,16 @@ def _in_the_rules(tool: Tool) -> list[str]:
     ]
 
 
-def _tool(function: Callable[..., Any]) -> Tool:
+def _tools(given: Callable[..., Any] | type) -> Sequence[Tool]:
+    """Of a function, or of the methods of a class."""
     try:
-        return tool_of(function)
-    except ValueError as error:
+        if not isinstance(given, type):
+            return [tool_of(given)]
+        made = ToolObject(given)
+        tools = [tool_of(method) for method in made.functions.values()]
+        made.close()
+    except (RuntimeError, ValueError) as error:
         raise ConfigError(f"functions: {error}") from error
+    if not tools:
+        raise ConfigError(f"functions: the class {given.__name__} has no public methods to call")
+    return tools

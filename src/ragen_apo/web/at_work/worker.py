@@ -199,6 +199,7 @@ class Workplace:
         turn = played.turns[writing.number - 1]
         context = self.world.context
         text = context.decode(response.token_ids)
+        parsed = context.parse(text, is_cut_off=not response.stopped)
         logprobs = writer.score(
             played.context(writing.number),
             turn.response_token_ids,
@@ -208,9 +209,7 @@ class Workplace:
         if is_reference := self.policies[writing.policy].reference_version is not None:
             task_id = played.episode.request.task.task_id
             v_star = self._v_stars(writing.policy, writer, task_id).get(turn.state_key or "")
-        return Comparison(
-            writing.policy, is_reference, response, text, context.parse(text), logprobs, v_star
-        )
+        return Comparison(writing.policy, is_reference, response, text, parsed, logprobs, v_star)
 
     def _v_stars(self, reference: str, writer: Writer, task_id: str) -> Mapping[str, float]:
         """V* of the states that a reference's samples of the task have visited, by their keys."""
