@@ -185,7 +185,7 @@ def test_the_documented_environment_asks_a_server_for_several_episodes_at_the_sa
     names: dict[str, Any] = {}
     exec(next(block for block in blocks if "class LookUp" in block), names)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/page"
         tasks = [
             factories.task(f"Question {number}", payload={"address": address})

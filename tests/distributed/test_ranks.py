@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -46,6 +45,7 @@ def refused(ranks: Ranks) -> str:
     return type(caught.value).__name__
 
 
+@pytest.mark.slow
 def test_what_the_first_rank_cannot_make_is_an_error_on_all() -> None:
     assert answers(in_ranks(2, refused)) == ["ConfigError", "RanksError"]
 
@@ -59,6 +59,7 @@ def summed_gradients(ranks: Ranks) -> list[list[float] | None]:
     return [None if p.grad is None else p.grad.tolist() for p in model.values()]
 
 
+@pytest.mark.slow
 def test_gradients_add_up_and_what_no_rank_has_reached_has_none() -> None:
     assert answers(in_ranks(2, summed_gradients)) == 2 * [[[1.0, 2.0], [3.0, 3.0], None]]
 
@@ -73,6 +74,7 @@ def differing(ranks: Ranks) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_weights_that_differ_in_one_bit_between_ranks_are_found() -> None:
     for message in answers(in_ranks(2, differing)):
         assert message.startswith("rank 1 of 2 has other weights than rank 0")
@@ -85,6 +87,7 @@ def elsewhere(ranks: Ranks) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_ranks_that_come_to_different_meetings_say_which() -> None:
     first, second = answers(in_ranks(2, elsewhere))
     assert "rank 0 of 2 is at 'stage 2: losses'" in first
@@ -95,16 +98,19 @@ def test_ranks_that_come_to_different_meetings_say_which() -> None:
 def without_rank_1(ranks: Ranks, how: str) -> str:
     ranks.enter("stage 1")
     ranks.total(1.0, what="returns")
+    assert ranks.store is not None
     if ranks.rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if ranks.rank == 1:
-        time.sleep(4.0)  # longer than the others wait
+        ranks.store.wait(["the other is over"])
         return "hangs"
     with pytest.raises(RanksError) as caught:
         ranks.total(1.0, what="losses")
+    ranks.store.set("the other is over", "")
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "hangs"])
 def test_a_rank_that_is_missing_is_named_with_where_it_was_last(how: str) -> None:
     message = in_ranks(2, without_rank_1, how, timeout_seconds=2.0)[0]
@@ -121,6 +127,7 @@ def seconds(ranks: Ranks) -> dict[str, float]:
     return spent | {"afterwards": afterwards["waiting_seconds"]}
 
 
+@pytest.mark.slow
 def test_the_seconds_of_waiting_and_of_communication_are_means_over_the_ranks() -> None:
     first, second = answers(in_ranks(2, seconds))
     assert first == second

@@ -8,7 +8,6 @@ import io
 import os
 import signal
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,13 +170,15 @@ def pass_without_rank_1(ranks: Ranks, how: str) -> str:
     shards = Shards(module, [], num_ranks=ranks.size)
     ranks = replace(ranks, sharded=True)
     ranks.enter("stage 2")
+    assert ranks.store is not None
     if ranks.rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if ranks.rank == 1:
-        time.sleep(6.0)  # longer than the others wait
+        ranks.store.wait(["the other is over"])
         return "hangs"
     with pytest.raises(RanksError) as caught, ranks.naming_failures():
         shards.run(lambda: module(torch.ones(4)).sum()).backward()
+    ranks.store.set("the other is over", "")
     return str(caught.value)
 
 

@@ -19,7 +19,7 @@ from tests.hosts import NEEDS_HOSTS, Host, two_hosts
 
 pytestmark = [pytest.mark.slow, NEEDS_HOSTS]
 
-RUN_KEYS = ("--machine.rank_timeout_seconds=20",)
+RUN_KEYS = ("--machine.rank_timeout_seconds=8",)
 PORT = 29500
 """Of the rendezvous; a host has all ports to itself."""
 

@@ -73,6 +73,7 @@ def without_store(ranks: Ranks) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_ends_the_rank_in_time() -> None:
     began = time.perf_counter()
     for message in answers(in_ranks(2, without_store, timeout_seconds=2.0)):

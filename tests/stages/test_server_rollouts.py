@@ -11,6 +11,7 @@ import pytest
 from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError, ServerError
 from ragen_apo.files import read_json_lines
+from ragen_apo.policy.inference_server import rotation
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.inputs import check_start
 from ragen_apo.training.checkpoint import list_checkpoints
@@ -72,7 +73,7 @@ def test_a_server_that_fails_in_an_episode_ends_the_run_and_resume_goes_on(
     server: tuple[FakeVllm, str], tmp_path: Path, error: Exception
 ) -> None:
     fake, _ = server
-    asked = config(server, "--rollouts.timeout_seconds=5")
+    asked = config(server, "--rollouts.timeout_seconds=3")
 
     def die_in_step_two(path: str, answer: Any) -> Any:
         if path == "/v1/completions" and list_checkpoints(tmp_path / "run" / "checkpoints"):
@@ -147,6 +148,7 @@ def test_the_key_of_a_server_is_sent_and_stands_in_no_file(
     fake, _ = server
     fake.api_key = KEY
     monkeypatch.setenv("SERVER_KEY", KEY)
+    monkeypatch.setattr(rotation, "RETRY_SECONDS", 0.01)
     failures = [HangupError(), RefusalError(500, f"{KEY} cannot")]
 
     def repeat(path: str, answer: Any) -> Any:
