@@ -286,7 +286,7 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
         out: a new folder, or that of the same evaluation.
         base_url: the root of the API, such as http://127.0.0.1:8000/v1; without keys.
         config: a configuration; without it the defaults. Its sections environment, agent and
-            evaluation, its seed and its rollouts.num_environment_workers are used.
+            evaluation, its seed, and what its section rollouts says of environments are used.
         environment: as for `train`.
         max_tokens: largest number of tokens of an answer.
         extra_body: further keys of every request, such as `{"reasoning_effort": "low"}`; they are
@@ -337,7 +337,7 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
             Path(out),
             client,
             concurrency=concurrency,
-            num_environment_workers=given.rollouts.num_environment_workers,
+            rollouts=given.rollouts,
             progress=shown,
         )
 

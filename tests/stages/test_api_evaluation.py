@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -16,7 +17,7 @@ from ragen_apo.agent.chat import Question
 from ragen_apo.config.api_model import api_model_config
 from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.shop import ShopEnvironment
-from ragen_apo.errors import ApiError, ConfigError, RunDirectoryError
+from ragen_apo.errors import ApiError, ConfigError, EnvironmentFaultError, RunDirectoryError
 from ragen_apo.policy.chat_api.address import Address
 from ragen_apo.policy.chat_api.answer import Answer
 from ragen_apo.policy.chat_api.client import ChatClient, Sampling
@@ -91,6 +92,49 @@ def test_results_say_what_was_asked_of_whom_and_what_it_cost(out: Path) -> None:
         "episodes_out_of_context": 0,
     }
     assert json.loads((out / "evaluation" / "results.json").read_text()) == results
+
+
+class FlakyShop(ShopEnvironment):
+    """Fails in some calls of all that there are of `reset` and `step`."""
+
+    calls = itertools.count()
+    failing = (1, 4, 9, 15)
+
+    def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
+        self._fail()
+        return super().reset(task, seed=seed)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._fail()
+        return super().step(action)
+
+    def _fail(self) -> None:
+        if next(self.calls) in self.failing:
+            raise TimeoutError("the sandbox did not answer")
+
+
+def test_an_episode_whose_environment_raised_begins_again_and_asks_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"concurrency": 2, "environment": {**SHOP, "name": FlakyShop}}
+    played = []
+    for folder, failing in (("calm", ()), ("rough", FlakyShop.failing)):
+        monkeypatch.setattr(FlakyShop, "failing", failing)
+        monkeypatch.setattr(FlakyShop, "calls", itertools.count())
+        with serving(perfect_shopper) as server:
+            results = evaluate(
+                server, tmp_path / folder, rollouts={"environment_retries": 2}, **options
+            )
+        asked = sorted(json.dumps(request["messages"]) for request in server.requests)
+        results["api"].pop("server")
+        played.append((results, asked, ragen_apo.episodes(tmp_path / folder)))
+    assert played[0] == played[1]
+    monkeypatch.setattr(FlakyShop, "calls", itertools.count())
+    with (
+        serving(perfect_shopper) as server,
+        pytest.raises(EnvironmentFaultError, match="sandbox did not answer"),
+    ):
+        evaluate(server, tmp_path / "none", **options)
 
 
 class MeetingShop(ShopEnvironment):

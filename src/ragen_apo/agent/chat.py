@@ -19,7 +19,7 @@ from typing import Protocol
 
 from ragen_apo.agent.context import ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
-from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes
+from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes, started_again
 from ragen_apo.agent.responses import ParsedResponse, parse_response
 from ragen_apo.agent.tool_calls import ToolCalls
 from ragen_apo.environments.tools import Tool
@@ -178,6 +178,10 @@ class _Conversation:
         return self.outcome.terminated or self.outcome.truncated or self.context_full
 
 
+def _begun(episode: Episode) -> _Conversation:
+    return _Conversation(episode, Outcome(episode.observation))
+
+
 def play_chat_episodes(
     model: ChatModel,
     environments: EnvironmentManager,
@@ -228,7 +232,7 @@ def play_chat_episodes(
                 room = min(concurrency - len(under_way), len(waiting))
                 begun = [waiting.popleft() for _ in range(room)]
                 for episode in start_episodes(begun, environments):
-                    ask(_Conversation(episode, Outcome(episode.observation)))
+                    ask(_begun(episode))
                 done = wait(under_way, return_when=FIRST_COMPLETED).done
                 # In the order in which they were asked, so that little depends on the clock.
                 futures = [future for future in under_way if future in done]
@@ -248,15 +252,21 @@ def play_chat_episodes(
 def _play_turns(
     environments: EnvironmentManager, answered: Sequence[tuple[_Conversation, Future[Answer]]]
 ) -> Iterator[_Conversation]:
-    """One environment step with each answer; none if the conversation has become too long."""
+    """One environment step with each answer; none if the conversation has become too long.
+
+    A conversation whose environment raised begins again.
+    """
 
     def step(conversation: _Conversation, form: Form | None) -> Outcome | None:
-        return form and environments.step(conversation.episode.environment, form.parsed)
+        return form and environments.step_or_failure(conversation.episode.environment, form.parsed)
 
     conversations = [conversation for conversation, _ in answered]
     forms = (_read(*each, environments.tools) for each in answered)
     outcomes = environments.map(step, conversations, forms)
     for conversation, outcome in zip(conversations, outcomes, strict=True):
+        if outcome and outcome.failure:
+            yield _begun(started_again(conversation.episode, outcome.failure, environments))
+            continue
         if outcome:
             answer, form = conversation.answers[-1], conversation.said[-1]
             stopped = CLOSE_ANSWER in answer.content or answer.finish_reason != "length"

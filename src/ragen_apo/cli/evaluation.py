@@ -73,8 +73,8 @@ class ApiOptions:
     """An option of the environment, as key=value; may be given several times."""
     config: Path | None = None
     """A YAML file, such as a run's or the evaluation.yaml of an evaluation to go on with, whose
-    sections environment, agent, evaluation, whose seed and rollouts.num_environment_workers are
-    used."""
+    sections environment, agent, evaluation, whose seed, rollouts.num_environment_workers and
+    rollouts.environment_retries are used."""
     max_turns: Number | None = None
     """Short for --environment-option max_turns=N."""
     response_format: ResponseFormat | None = None
@@ -90,6 +90,9 @@ class ApiOptions:
     environment_workers: Number | None = None
     """Environments that may act at the same time, for slow ones. Default:
     rollouts.num_environment_workers, 1."""
+    environment_retries: Number | None = None
+    """How often an episode begins again whose environment raised. Default:
+    rollouts.environment_retries, 0."""
     timeout: float = 300.0
     """Seconds for one answer, after which it is asked for again."""
     api_key_env: str | None = None
@@ -190,7 +193,10 @@ def _evaluate_model_of_api(api: ApiOptions, *, split: str | None, episodes: int 
         environment=_environment(api),
         agent=_given(response_format=api.response_format),
         evaluation=_given(split=split, num_episodes=episodes, temperature=api.temperature),
-        rollouts=_given(num_environment_workers=api.environment_workers),
+        rollouts=_given(
+            num_environment_workers=api.environment_workers,
+            environment_retries=api.environment_retries,
+        ),
     )
     out = api.out or default_folder(api.api_model, config.environment.name)
     results = evaluate_api(

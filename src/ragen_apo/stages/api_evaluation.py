@@ -23,6 +23,7 @@ from ragen_apo.agent.context import system_prompt
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.config.api_model import ApiModelConfig
 from ragen_apo.config.overrides import changes_in_words, differences, merge
+from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from ragen_apo.environments.base import tasks_of
 from ragen_apo.environments.tools import schemas_of
@@ -83,18 +84,23 @@ def evaluate_api_model(
     client: ChatClient,
     *,
     concurrency: int,
-    num_environment_workers: int = 1,
+    rollouts: RolloutsConfig,
     progress: Progress,
 ) -> dict[str, Any]:
     """Plays the episodes and writes results.json and episodes.jsonl; returns the results.
 
-    Raises RunDirectoryError for a folder that holds something else, ApiError if the server cannot
-    be reached or refuses, OSError, before anything is asked, if nothing could be written.
+    Of `rollouts` what is said of environments is used. Raises RunDirectoryError for a folder that
+    holds something else, ApiError if the server cannot be reached or refuses, OSError, before
+    anything is asked, if nothing could be written.
     """
     run = RunDirectory(folder)
     _require_free(run)
     environments = build_environments(
-        config.environment, config.agent, num_workers=num_environment_workers
+        config.environment,
+        config.agent,
+        num_workers=rollouts.num_environment_workers,
+        num_retries=rollouts.environment_retries,
+        say=progress.say,
     )
     plan = _plan(config)
     tasks_of(environments, plan.split)
