@@ -112,8 +112,10 @@ def test_lists_and_mappings_are_written_on_the_command_line_as_in_a_file() -> No
     assert lora == LoraConfig(target_modules=["q_proj"])
     told = parse(text, "--agent.template_options", "{a: 1}", "--agent.template_options.b", "[x]")
     assert told.agent.template_options == {"a": 1, "b": ["x"]}
-    told = parse(f"{text}\nagent: {{template_options: {{a: 1}}}}", "--agent.template_options", "{}")
-    assert told.agent.template_options == {}
+    text += "\nagent: {template_options: {a: 1}}"
+    options = "--agent.template_options"
+    assert parse(text, options, "{}").agent.template_options == {}
+    assert parse(text, f"{options}.b", "3").agent.template_options == {"a": 1, "b": 3}
 
 
 def test_adapters_are_off_by_default_and_an_empty_section_means_their_defaults() -> None:

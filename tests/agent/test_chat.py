@@ -13,11 +13,13 @@ from ragen_apo.agent.chat import (
     Question,
     chat_messages,
     play_chat_episodes,
+    read_call,
     read_form,
 )
 from ragen_apo.agent.context import ContextManager, ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager
 from ragen_apo.agent.responses import parse_response
+from ragen_apo.environments.questions.with_tools import ANSWER
 from ragen_apo.errors import ApiError
 from ragen_apo.evaluation.evaluate import EvaluationPlan
 from ragen_apo.policy.chat_api.answer import Answer
@@ -187,6 +189,26 @@ def test_a_task_that_does_not_fit_at_all_is_an_episode_without_turns() -> None:
     first = play(answer)[0].trajectory
     assert (first.turns, first.success, first.episode_return) == ((), False, 0)
     assert first.stop_reason == StopReason.CONTEXT_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_valid", "action", "thought"),
+    [
+        (Answer("42"), True, "answer(42)", ""),
+        (Answer("42", "Six times seven."), True, "answer(42)", "Six times seven."),
+        (Answer("42", finish_reason="length"), False, "", ""),
+        (Answer("42", finish_reason="content_filter"), False, "", ""),
+        (Answer("", "Six times seven."), False, "", ""),
+    ],
+)
+def test_an_answer_without_a_call_is_the_message_unless_it_was_cut_off(
+    answer: Answer, is_valid: bool, action: str, thought: str
+) -> None:
+    form = read_call(answer, [ANSWER])
+    assert (form.parsed.is_valid, form.parsed.action) == (is_valid, action)
+    assert form.call is None
+    if is_valid:
+        assert (form.parsed.thought, form.said) == (thought, "42")
 
 
 def test_an_answer_that_the_limit_cut_off_is_flagged() -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,19 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_apo.agent.context import ContextManager, ContextWindow, system_prompt
-from ragen_apo.agent.environment_manager import EnvironmentManager
+from ragen_apo.agent.environment_manager import EnvironmentManager, tools_to_call
 from ragen_apo.agent.proxy import Episode, EpisodeRequest
 from ragen_apo.agent.replay import replayed
 from ragen_apo.agent.scripted import play_scripted_episodes
 from ragen_apo.agent.tool_calls import ToolCalls, expected_calls
 from ragen_apo.environments.base import Reply, make_environment
-from ragen_apo.environments.questions.with_tools import questions_with_tools
+from ragen_apo.environments.questions.with_tools import ANSWER, questions_with_tools
 from ragen_apo.environments.shop.environment import TOOLS
-from ragen_apo.environments.tools import Tool, call_of
+from ragen_apo.environments.tools import FunctionTool, Tool, call_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.call_form import CallForm
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import Task, Trajectory, TurnFlag
+from tests import factories
 from tests.chat_templates import UNTHINKING
 from tests.factories import NO_LIMITS
 
@@ -229,11 +231,59 @@ def test_text_without_a_call_is_the_message(
         "<tool_call>42",
         "<tool_call>42</tool_call>",
         '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call> 42',
+        "<think></think>\n}\n</tool_call>",
+        '{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+        '{ "name": "add", "arguments": {"a": 1, "b": 2}}',
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_neither_a_call_nor_a_message_is_a_format_error(text: str) -> None:
     assert not TO_QWEN.parse(text).is_valid
+
+
+def test_what_the_rules_write_as_a_call_is_no_message() -> None:
+    """A model that is shown texts such as `answer("221")` may write them."""
+    multiply = FunctionTool(
+        *("multiply", "Multiply.", "multiply({a}, {b})"),
+        {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    )
+    for form in (CallForm(), CallForm("", "", "parameters")):
+        calls = ToolCalls((multiply, ANSWER), form)
+        assert calls.parse('answer("221")').action == 'answer("221")'
+        assert not calls.parse("multiply(13, 17)").is_valid
+        for text in ("multiply(13, b)", "answer() is a function", "I answer(221)"):
+            assert calls.parse(text).action == f"answer({text})"
+        assert calls.render(thought="", action='answer("a, b.")').endswith("\n\na, b.")
+        assert calls.parse(calls.render(thought="", action='answer("")')).action == "answer()"
+
+
+def test_two_messages_are_refused() -> None:
+    other = replace(SUMS[1], name="say", action="say {text}")
+    properties = make_environment("questions", {}).properties
+    with pytest.raises(ConfigError, match="'questions' declares several tools with is_message"):
+        tools_to_call(replace(properties, tools=(*SUMS, other)))
+    with pytest.raises(ConfigError, match="'questions' declares no tools"):
+        tools_to_call(replace(properties, tools=(other,)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_message_is_answered_by_the_user_and_a_call_by_the_tool(
+    real_template: Callable, model: str
+) -> None:
+    def after(text: str, tools: Sequence[Tool]) -> str:
+        context = ContextManager(
+            real_template(model), system_prompt=None, tools=tools, limits=NO_LIMITS
+        )
+        ids = context.encode_response(text)
+        turn = factories.turn(response=text, response_token_ids=tuple(ids))
+        shown = context.tokenizer.decode(list(context.prompt([turn], "Said.").token_ids))
+        by_user = context.template.between_responses("Said.", role="user")
+        return "user" if by_user.endswith(shown) else "tool"
+
+    call = ToolCalls(SUMS, CallForm() if model.startswith("qwen") else TO_LLAMA.form)
+    assert after("Hello.", SUMS) == "user"
+    assert after(call.render(thought="", action="add 1 2"), SUMS) == "tool"
+    assert after("Hello.", SUMS[:1]) == "tool", "where no message is expected, as ever"
 
 
 def test_a_message_may_be_called_as_a_tool_all_the_same() -> None:
@@ -270,7 +320,10 @@ def test_the_agent_is_told_that_it_may_write_a_message() -> None:
     )
     text = system_prompt("rules_and_format", rules="", tools=SUMS)
     assert text is not None
-    assert text.endswith("In place of reply(text: string), write the text alone.")
+    assert text.endswith(
+        "In place of reply(text: string), write the text alone, without a call; whatever you think "
+        "stands before it, between <think> and </think>."
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from ragen_apo.types import Trajectory, Turn
 
 NO_ANSWER = "(no answer)"
 """Stands for an empty answer in later messages: some servers refuse empty ones."""
+CUT_OFF = ("length", "content_filter")
+"""How an answer ends that is not whole."""
 _FIRST_OF_TWO_THOUGHTS = re.compile(r"<think>.*?</think>\s*(?=<think>)", re.DOTALL)
 
 
@@ -125,7 +127,7 @@ def read_call(answer: Answer, tools: Sequence[Tool]) -> Form:
     thought = _thought(answer) if answer.reasoning else ""
     calls = [form.write(call.name, call.arguments) for call in answer.tool_calls]
     text = "\n".join([f"{thought}{answer.content}", *calls])
-    parsed = ToolCalls(tools, form).parse(text, is_cut_off=answer.finish_reason == "length")
+    parsed = ToolCalls(tools, form).parse(text, is_cut_off=answer.finish_reason in CUT_OFF)
     said = answer.content.strip()
     if parsed.is_valid and len(answer.tool_calls) == 1:
         call = answer.tool_calls[0]

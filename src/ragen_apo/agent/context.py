@@ -25,7 +25,7 @@ from ragen_apo.agent.responses import (
     render_response,
 )
 from ragen_apo.agent.tool_calls import ToolCalls, tool_format
-from ragen_apo.environments.tools import Tool, schemas_of
+from ragen_apo.environments.tools import Tool, message_of, schemas_of
 from ragen_apo.errors import ContextError
 from ragen_apo.policy.call_form import read_call_form
 from ragen_apo.policy.chat_template import read_chat_template
@@ -169,13 +169,13 @@ class ContextManager:
         if not turns:
             return Prompt(tuple(self.first_prompt(observation)), restarts=False)
         if num_left_out == 0:
-            added = self.next_prompt(observation, last_response=turns[-1].response_token_ids)
+            added = self._prompt_after(turns[-1], observation)
             return Prompt(tuple(added), restarts=False)
         opening, *following = self.window.observations(turns, observation)
         token_ids = self.first_prompt(opening)
         for turn, answer in zip(turns[num_left_out:], following, strict=True):
             token_ids += turn.response_token_ids
-            token_ids += self.next_prompt(answer, last_response=turn.response_token_ids)
+            token_ids += self._prompt_after(turn, answer)
         return Prompt(tuple(token_ids), restarts=True)
 
     def first_prompt(self, observation: str) -> list[int]:
@@ -186,21 +186,33 @@ class ContextManager:
             messages.insert(0, {"role": "system", "content": system})
         return self._plain_text.encode(self.template.render(messages))
 
-    def next_prompt(self, observation: str, *, last_response: Sequence[int]) -> list[int]:
-        """The tokens between a response and the next one.
+    def _prompt_after(self, turn: Turn, observation: str) -> list[int]:
+        """A call is answered by the tool, a message by the user."""
+        calls = self._calls
+        is_message = (
+            calls and message_of(calls.tools) and calls.form.split(turn.response)[1] is None
+        )
+        role = "user" if is_message else None
+        return self.next_prompt(observation, last_response=turn.response_token_ids, role=role)
+
+    def next_prompt(
+        self, observation: str, *, last_response: Sequence[int], role: str | None = None
+    ) -> list[int]:
+        """The tokens between a response and the next one, with an answer of the role or of the
+        template's own.
 
         If the response ended with a token by which the template goes on, such as the end of a turn,
         that token is not added a second time.
         """
-        token_ids = list(self._tokens_between(observation))
+        token_ids = list(self._tokens_between(observation, role))
         closing = token_ids[: self._num_closing]
         if last_response and last_response[-1] in self._end_ids.intersection(closing):
             return token_ids[closing.index(last_response[-1]) + 1 :]
         return token_ids
 
-    def _between(self, observation: str) -> tuple[int, ...]:
+    def _between(self, observation: str, role: str | None) -> tuple[int, ...]:
         """The template's tokens between two responses, with the observation."""
-        text = self.template.between_responses(self._plain_text.mark(observation))
+        text = self.template.between_responses(self._plain_text.mark(observation), role=role)
         return tuple(self._plain_text.encode(text))
 
     def parse(self, text: str, *, is_cut_off: bool = False) -> ParsedResponse:

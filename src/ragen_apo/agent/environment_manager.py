@@ -71,11 +71,16 @@ class Outcome:
 
 
 def tools_to_call(properties: EnvironmentProperties) -> tuple[Tool, ...]:
-    """The environment's tools; raises ConfigError if it declares none."""
+    """The environment's tools; raises ConfigError if it declares none, or several messages."""
     if not called(properties.tools):
         raise ConfigError(
             f"agent.response_format is tool_call, and the environment {properties.name!r} declares "
             "no tools; expected some in properties.tools. Set agent.response_format to think_answer"
+        )
+    if len(properties.tools) - len(called(properties.tools)) > 1:
+        raise ConfigError(
+            f"the environment {properties.name!r} declares several tools with is_message; "
+            "expected one at most, as a response without a call stands for it"
         )
     return properties.tools
 

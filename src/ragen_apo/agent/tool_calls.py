@@ -27,6 +27,7 @@ from ragen_apo.policy.tokenizer import CLOSE_THOUGHT, OPEN_THOUGHT
 from ragen_apo.printable import shortened
 
 _FAULT = ParsedResponse(thought="", action="", is_valid=False)
+_BEGINS_AS_CALL = re.compile(r'\{\s*"name"\s*:')
 _THOUGHT_TAG = re.compile(f"{OPEN_THOUGHT}|{CLOSE_THOUGHT}")
 
 
@@ -37,7 +38,12 @@ def tool_format(tools: Sequence[Tool]) -> str:
         "described as text, call the tool that does the same."
     )
     message = message_of(tools)
-    return f"{form} In place of {message.signature}, write the text alone." if message else form
+    if message is None:
+        return form
+    return (
+        f"{form} In place of {message.signature}, write the text alone, without a call; whatever "
+        f"you think stands before it, between {OPEN_THOUGHT} and {CLOSE_THOUGHT}."
+    )
 
 
 def expected_calls(tools: Sequence[Tool]) -> str:
@@ -88,9 +94,17 @@ class ToolCalls:
         return ParsedResponse(thought, (action or "").strip(), is_valid=True)
 
     def _message(self, thought: str, text: str) -> ParsedResponse:
-        message = message_of(self.tools)
-        if message is None or not text:
+        """Text without a call as the message; what was meant as a call is none.
+
+        A message may be written as the rules write actions, `answer(42)`.
+        """
+        message, closing = message_of(self.tools), self.form.closing.strip()
+        is_broken = (closing and closing in text) or _BEGINS_AS_CALL.match(text)
+        if message is None or not text or is_broken:
             return _FAULT
+        written = next((tool for tool in self.tools if text.startswith(f"{tool.name}(")), None)
+        if written is not None and written.arguments_of(text) is not None:
+            return ParsedResponse(thought, text, is_valid=True) if written == message else _FAULT
         action = message.action_of(dict.fromkeys(message.parameters, text))
         return ParsedResponse(thought, action or "", is_valid=True)
 
@@ -111,5 +125,6 @@ class ToolCalls:
         call = self.form.write(tool.name, json.dumps(arguments, ensure_ascii=False))
         if tool.is_message:
             (text,) = arguments.values()
-            call = text if self.parse(text) == self._message("", text) else call
+            plain = ParsedResponse("", tool.action_of(arguments) or "", is_valid=True)
+            call = text if self.parse(text) == plain else call
         return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}\n\n{call}"

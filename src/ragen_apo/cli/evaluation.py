@@ -91,7 +91,7 @@ class ApiOptions:
     """Environments that may act at the same time, for slow ones. Default:
     rollouts.num_environment_workers, 1."""
     environment_retries: Number | None = None
-    """How often an episode begins again whose environment raised. Default:
+    """How often an episode whose environment raised may begin again. Default:
     rollouts.environment_retries, 0."""
     timeout: float = 300.0
     """Seconds for one answer, after which it is asked for again."""

@@ -203,6 +203,7 @@ def merge_layers(layers: Sequence[Mapping[str, Any]], problems: list[str]) -> di
     """Layers of keys, each over the ones before; notes what is wrong with the source's style.
 
     A layer that names another algorithm keeps those of the options so far that this one has, too.
+    An empty section changes nothing; empty `agent.template_options` remove those before.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -210,6 +211,9 @@ def merge_layers(layers: Sequence[Mapping[str, Any]], problems: list[str]) -> di
         given |= {name: as_section(given[name]) for name in given.keys() & NAMED_SECTIONS}
         if "algorithm" in given:
             merged["algorithm"] = _options_for(given["algorithm"], merged.get("algorithm", {}))
+        agent = given.get("agent")
+        if isinstance(agent, Mapping) and agent.get("template_options") == {}:
+            merged = merge(merged, {"agent": {"template_options": None}})
         merged = merge(merged, given)
     return merged
 

@@ -89,16 +89,11 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the changes laid over it, key by key in every section that both have.
-
-    An empty section changes nothing; empty `template_options` remove all that there are.
-    """
+    """`base` with the changes laid over it, key by key in every section that both have."""
     merged = dict(base)
     for key, value in changes.items():
         below = merged.get(key)
-        removes = key == "template_options" and value == {}
         if isinstance(value, Mapping) and (below is None or isinstance(below, Mapping)):
-            below = {} if removes else below
             merged[key] = merge(below or {}, value)
         else:
             merged[key] = value

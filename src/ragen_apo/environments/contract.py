@@ -62,6 +62,8 @@ ODD_TEXTS = ("", " ", NO_ACTION, "\ud800", "\u202e[a]", "a\nb", "{}", *LONG_TEXT
 ROUNDING = 1e-6
 """Of a return: rewards may be float32, in which 0.1 is 0.1000000015."""
 NUM_WALKS, WALK_LENGTH = 300, 5
+MAX_CALLS = 20
+"""Of the same tool with the same arguments in one episode."""
 
 
 class OddArguments(NamedTuple):
@@ -292,19 +294,23 @@ def _answers(
 def any_text_is_answered(make: Factory) -> None:
     """No text makes `step` raise; it answers with text, a finite reward, truth values and info.
 
-    Odd texts also stand behind words of the rules and behind actions of the scripted policies, and
-    each tool is called with odd arguments.
+    Odd texts also stand behind words of the rules and behind actions of the scripted policies.
+    Each tool is called with odd arguments, again and again until the episode is over.
     """
     environment = make()
     task = _first_task(environment)
     verbs = dict.fromkeys(("", *environment.properties.rules.split()[:30]))
     for make_policy in environment.scripted_policies().values():
         verbs |= {step.reply.action: None for step in play(environment, task, make_policy()).steps}
-    texts = (f"{verb} {odd}" for verb in itertools.islice(verbs, 60) for odd in ODD_TEXTS)
-    for text in itertools.chain(texts, _odd_calls(environment.properties.tools)):
+    texts = [(f"{verb} {odd}", 1) for verb in itertools.islice(verbs, 60) for odd in ODD_TEXTS]
+    calls = [(call, MAX_CALLS) for call in _odd_calls(environment.properties.tools)]
+    for text, number in texts + calls:
         environment.reset(task, seed=0)
         try:
-            _answer(environment, text)
+            for _ in range(number):
+                _, _, terminated, truncated, _ = _answer(environment, text)
+                if terminated or truncated:
+                    break
         except ContractError:
             raise
         except FOREIGN_FAILURES as error:

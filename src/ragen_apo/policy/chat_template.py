@@ -69,9 +69,12 @@ class ChatTemplate:
             messages = [{"role": first["role"], "content": content}, *others]
         return _render(self.tokenizer, messages, tools=self.tools)
 
-    def between_responses(self, content: str) -> str:
-        """The text from the end of a response to the next one, with the answer between them."""
-        messages = [*_ANSWERED, {"role": self.answer_role, "content": content}]
+    def between_responses(self, content: str, *, role: str | None = None) -> str:
+        """The text from the end of a response to the next one, with the answer between them.
+
+        The answer is that of another role than `answer_role`, if one is given.
+        """
+        messages = [*_ANSWERED, {"role": role or self.answer_role, "content": content}]
         return _render(self.tokenizer, messages, tools=self.tools).partition(_SENTINEL)[2]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 import re
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
 from ragen_apo.agent.responses import ParsedResponse
@@ -21,7 +23,7 @@ from ragen_apo.environments.contract import (
 )
 from ragen_apo.environments.questions.with_tools import questions_with_tools
 from ragen_apo.environments.toolkit.game import GameEnvironment
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError, EnvironmentRaisedError
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.call_form import CallForm
 from tests import factories
@@ -343,19 +345,26 @@ def test_a_class_whose_methods_cannot_be_tools_is_refused() -> None:
             """Looks."""
             return where
 
-    class Locked:
-        def __init__(self, key: str) -> None:
-            """Needs a key."""
-
     for kind, words in (
         (Empty, "the class Empty has no public methods to call"),
         (Untyped, "look: the parameter 'where' has no type; expected str"),
-        (Locked, "Locked() raised TypeError("),
     ):
         with pytest.raises(ConfigError, match=f"functions: {re.escape(words)}"):
             products(kind)
     with pytest.raises(ConfigError, match="got note, notes, note, notes; expected different names"):
         products(Desk, Desk)
+
+
+@pytest.mark.parametrize("said", [3, ("a", "b")])
+def test_a_reset_says_a_text_or_nothing(said: object) -> None:
+    class Odd(Counter):
+        def reset(self, **row: Any) -> Any:
+            return said
+
+    with pytest.raises(
+        EnvironmentFaultError, match=r"^Odd\.reset\(\) returned .*; expected a text"
+    ):
+        begun(products(Odd))
 
 
 def test_a_reset_that_raises_is_a_fault_of_the_environment() -> None:
@@ -410,8 +419,107 @@ def test_a_reward_that_is_no_number_from_0_to_1_is_a_fault(reward: object) -> No
 
     environment = products(Odd)
     begun(environment)
-    with pytest.raises(RuntimeError, match=r"^Odd\.get_reward\(\) returned .*; expected a number"):
+    with pytest.raises(EnvironmentFaultError, match=r"^Odd\.get_reward\(\) returned ") as raised:
         environment.step("answer(1)")
+    assert not isinstance(raised.value, EnvironmentRaisedError), "no other attempt is better"
+
+
+@pytest.mark.parametrize(
+    ("paid", "reward"),
+    [
+        (0.7 + 0.2 + 0.1, 1.0),
+        (1 + 1e-7, 1.0),
+        (-1e-9, 0.0),
+        (True, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(1), 1.0),
+        (1 - 1e-5, 1 - 1e-5),
+    ],
+)
+def test_a_reward_is_a_number_of_any_kind_and_may_be_rounded(paid: Any, reward: float) -> None:
+    class Paying(Counter):
+        def get_reward(self) -> Any:
+            return paid
+
+    environment = products(Paying)
+    begun(environment)
+    _, got, _, _, info = environment.step("answer(1)")
+    assert (got, info["success"]) == (reward, reward == 1)
+
+
+class Holding:
+    """Holds what `reset` opened, and closes it."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Holding.made += 1
+
+    def reset(self, **row: Any) -> None:
+        self.held = ["open"]
+
+    @staticmethod
+    def name() -> str:
+        """Says its name."""
+        return "holding"
+
+    @classmethod
+    def kind(cls) -> str:
+        """Says its class."""
+        return cls.__name__
+
+    @functools.lru_cache  # noqa: B019
+    def look(self, at: int) -> str:
+        """Looks."""
+        return f"{self.held[0]} {at}"
+
+    def close(self) -> None:
+        self.held.pop()
+
+
+def test_objects_are_made_for_episodes_alone_and_closed_once_they_have_begun() -> None:
+    before = Holding.made
+    environment = products(Holding)
+    names = [tool.name for tool in environment.properties.tools]
+    assert names == ["kind", "look", "name", "answer"]
+    environment.close()
+    assert Holding.made == before
+    begun(environment)
+    said = [environment.step(call)[0] for call in ("kind()", "look(3)", "name()")]
+    assert said == ["Holding", "open 3", "holding"]
+    begun(environment)
+    environment.close()
+    assert Holding.made == before + 2
+
+
+def test_a_call_that_an_object_refused_is_part_of_the_state() -> None:
+    class Mutable(Counter):
+        def count(self) -> int:
+            """Counts, and refuses each first time."""
+            super().count()
+            if self.number == 1:
+                raise ValueError("not yet")
+            return self.number
+
+    environment = products(Mutable)
+    keys = []
+    for text in ("count()", "what?"):
+        begun(environment)
+        metrics = environment.step(text)[4]["metrics"]
+        assert metrics == {"num_calls": 0}
+        keys.append(environment.state_key())
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.slow
+def test_a_check_asks_for_the_reward_after_calls() -> None:
+    class Over(Counter):
+        def get_reward(self) -> float:
+            return float(self.number)
+
+    found = check_environment(partial(products, Over))
+    assert "the text 'count()' made step raise" in str(found["any text is answered"])
+    assert "Over.get_reward() returned 8.0" in str(found["any text is answered"])
 
 
 def test_the_version_of_a_reward_is_that_of_who_gives_it() -> None:
@@ -420,6 +528,8 @@ def test_the_version_of_a_reward_is_that_of_who_gives_it() -> None:
         for options in ({}, {"version": "2"}, {"compare": "text"})
     }
     assert versions == {"Counter-1", "Counter-2"}
+    other = type("Other", (Desk,), {})
+    assert products(other).properties.version != products(Desk).properties.version
     with pytest.raises(ConfigError, match="Counter, Other have get_reward; expected one class"):
         products(Counter, type("Other", (), {"get_reward": Counter.get_reward, "go": say}))
 

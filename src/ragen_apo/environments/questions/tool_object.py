@@ -1,17 +1,23 @@
 """An object whose methods a policy calls in one episode.
 
-Its class is written as for TRL's `environment_factory`: public methods are functions to call,
-`reset` begins an episode, and `get_reward` decides what it was worth.
+Its class is written nearly as for TRL's `environment_factory`: public methods are functions to
+call, `reset` begins an episode, and `get_reward` decides what it was worth.
 """
 
 import inspect
+import math
+import types
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
+from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.printable import raised_in_words
 
 NO_TOOLS = ("reset", "get_reward", "close")
 """Public methods that the policy does not call; a class may have them."""
+ROUNDING = 1e-6
+"""Of a reward: a sum of tenths may be just below 1."""
 
 
 def gives_reward(kind: type) -> bool:
@@ -19,48 +25,64 @@ def gives_reward(kind: type) -> bool:
     return hasattr(kind, "get_reward")
 
 
-class ToolObject:
-    """An object of a class, made without arguments. What its methods raise names the class.
+def methods_to_call(kind: type) -> dict[str, Callable[..., Any]]:
+    """The public methods of a class by name, bound to nothing: for what they are, not to be called.
 
-    `functions` are excepted: they raise what they raise.
+    No object is made, and no property computed.
     """
+    methods = {}
+    for name in dir(kind):
+        if name.startswith("_") or name in NO_TOOLS:
+            continue
+        method = getattr(kind, name)
+        if isinstance(method, type) or not callable(method):
+            continue
+        is_bound = isinstance(inspect.getattr_static(kind, name), (staticmethod, classmethod))
+        methods[name] = method if is_bound else types.MethodType(method, object())
+    return methods
+
+
+class ToolObject:
+    """An object of a class, made without arguments for one episode."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
-        self._made = self._asked("", kind)
-        # On the class: a property of the object would be computed.
-        names = (name for name, _ in inspect.getmembers(kind, inspect.isfunction))
-        self.functions: dict[str, Callable[..., Any]] = {
-            name: getattr(self._made, name)
-            for name in names
-            if name not in NO_TOOLS and not name.startswith("_")
-        }
-        """To be called, by name."""
+        self._made = self._asked("()", kind)
+        self._has_begun = not hasattr(kind, "reset")
+        self.functions = {name: getattr(self._made, name) for name in methods_to_call(kind)}
+        """To be called, by name; they raise what they raise."""
 
-    def reset(self, row: Mapping[str, Any]) -> object:
-        """What it says at the beginning of an episode about this row; None for nothing."""
-        if not hasattr(self._kind, "reset"):
+    def reset(self, row: Mapping[str, Any]) -> str | None:
+        """What it says at the beginning of an episode about this row, if anything."""
+        if self._has_begun:
             return None
-        return self._asked(f".reset({', '.join(row)})", lambda: self._made.reset(**row))
+        said = self._asked(f".reset({', '.join(row)})", lambda: self._made.reset(**row))
+        self._has_begun = True
+        if said is not None and not isinstance(said, str):
+            self._refuse(f".reset() returned {said!r:.80}; expected a text or None")
+        return said
 
     def reward(self) -> float:
         """What the episode was worth, from 0 to 1."""
         reward = self._asked(".get_reward()", self._made.get_reward)
-        if not isinstance(reward, (int, float)) or not 0 <= reward <= 1:
-            raise RuntimeError(
-                f"{self._kind.__name__}.get_reward() returned {reward!r:.80}; expected a number "
-                "from 0 to 1"
-            )
-        return float(reward)
+        number = float(reward) if isinstance(reward, Real) else math.nan
+        if not -ROUNDING <= number <= 1 + ROUNDING:
+            self._refuse(f".get_reward() returned {reward!r:.80}; expected a number from 0 to 1")
+        return float(round(number)) if abs(number - round(number)) <= ROUNDING else number
 
     def close(self) -> None:
-        """Gives back what it holds."""
-        getattr(self._made, "close", lambda: None)()
+        """Gives back what it holds, if its episode has begun."""
+        if self._has_begun:
+            getattr(self._made, "close", lambda: None)()
 
     def _asked(self, what: str, ask: Callable[[], Any]) -> Any:
         try:
             return ask()
         except Exception as error:
             raise RuntimeError(
-                f"{self._kind.__name__}{what or '()'} raised {raised_in_words(error)}"
+                f"{self._kind.__name__}{what} raised {raised_in_words(error)}"
             ) from error
+
+    def _refuse(self, problem: str) -> None:
+        """No other attempt would be better."""
+        raise EnvironmentFaultError(f"{self._kind.__name__}{problem}")

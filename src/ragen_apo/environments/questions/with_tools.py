@@ -22,7 +22,11 @@ from typing import Any
 from ragen_apo.environments.base import FailureWords, PatternWords, Reply, ScriptedPolicy
 from ragen_apo.environments.questions.comparing import Comparison, comparison
 from ragen_apo.environments.questions.environment import QuestionGame, make_questions
-from ragen_apo.environments.questions.tool_object import ToolObject, gives_reward
+from ragen_apo.environments.questions.tool_object import (
+    ToolObject,
+    gives_reward,
+    methods_to_call,
+)
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.tools import Tool, call_of, tool_of
 from ragen_apo.errors import ConfigError
@@ -40,7 +44,21 @@ INTRODUCTION = (
     "You are asked a question. Think step by step. In each turn make one of these calls, with "
     "arguments in this order and texts in double quotes:"
 )
-ANSWER = Tool(
+
+
+class _Answer(Tool):
+    """Its text may stand in quotes, as the rules ask of texts."""
+
+    def arguments_of(self, action: str) -> dict[str, Any] | None:
+        found = super().arguments_of(action)
+        return found and {name: _unquoted(text) for name, text in found.items()}
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+
+
+ANSWER = _Answer(
     "answer",
     "Answer the question, with the answer alone, such as 42. This ends the episode.",
     "answer({text})",
@@ -102,9 +120,10 @@ class ToolGame:
     def __init__(self, toolbox: _Toolbox, task: Task, seed: int) -> None:
         self._toolbox = toolbox
         self._question = QuestionGame(toolbox.compare, task, seed)
-        self._results: list[tuple[str, str]] = []
-        """Of the calls so far, by the text of each."""
-        self._num_turns = 0
+        self._said: list[tuple[str, str]] = []
+        """The calls so far and what came of them. A refused one counts where it may have changed
+        the state of an object."""
+        self._num_calls = self._num_turns = 0
         self._objects = [ToolObject(kind) for kind in toolbox.classes]
         judges = zip(self._objects, toolbox.classes, strict=True)
         self._judge = next((each for each, kind in judges if gives_reward(kind)), None)
@@ -115,7 +134,7 @@ class ToolGame:
 
     def first_observation(self) -> str:
         said = (each.reset(self._row) for each in self._objects)
-        more = (self._toolbox.text_of(text) for text in said if text is not None)
+        more = (self._toolbox.text_of(text) for text in said if text)
         return "\n".join([self._question.first_observation(), *more])
 
     def play(self, text: str) -> Answer:
@@ -125,7 +144,7 @@ class ToolGame:
         if self._judge and is_over:
             reward = self._judge.reward()
             answer = replace(answer, reward=reward, success=reward == 1)
-        return replace(answer, metrics={"num_calls": len(self._results)})
+        return replace(answer, metrics={"num_calls": self._num_calls})
 
     def _answer(self, text: str) -> Answer:
         found = call_of(self._toolbox.tools, text)
@@ -135,27 +154,26 @@ class ToolGame:
         if tool == ANSWER:
             if self._judge:
                 return Answer("Thank you.", terminated=True)
-            return self._question.play(_unquoted(arguments["text"]))
+            return self._question.play(arguments["text"])
         try:
             result = self._toolbox.result(self._functions[tool.name], arguments)
         except REFUSALS as error:
             said = str(error) if isinstance(error, ValueError) else exception_in_words(error)
             why = self._toolbox.text_of(said)
+            if self._objects:
+                self._said.append((text, f"refused: {why}"))
             return Answer(f"{tool.name} refused its arguments: {why}", invalid=True)
-        self._results.append((text, result))
+        self._said.append((text, result))
+        self._num_calls += 1
         return Answer(result)
 
     def key(self) -> str:
         """What was called and returned, in this order, and whether it was answered."""
-        return f"{self._question.key()}:{self._results}"
+        return f"{self._question.key()}:{self._said}"
 
     def close(self) -> None:
         for each in self._objects:
             each.close()
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
 class _Answering:
@@ -190,15 +208,16 @@ def questions_with_tools(
             results, and any thread may call it (`rollouts.num_environment_workers`). In the place
             of functions a class may stand (`ToolObject`). It is called without arguments for each
             episode, and the object's public methods are the functions; their results may depend on
-            the earlier calls of the episode. It may have `reset(question=..., answer=..., ...)`,
-            which is told what the file has of the question and may return text for the first
-            observation, `get_reward()`, whose number from 0 to 1 is the return in the place of the
-            answer's (1 is success), and `close()`.
-        version: Change it whenever a function returns something else, as stored returns depend on
-            it. Names, docstrings and types of the functions need no change of it.
+            the earlier calls of the episode. It may have `reset(question=..., answer=...)`, which
+            is told `solution` and `id` as well, if the row has them, and may return text for the
+            first observation; `get_reward()`, whose number from 0 to 1 is the return in the place
+            of the answer's (1 is success); and `close()`.
+        version: Change it whenever a function returns something else, `reset` says or `get_reward`
+            pays something else, as stored returns depend on it. Names, docstrings and types of the
+            functions need no change of it.
         policies: More scripted policies, by name, or others of these names. Those of `questions`
             answer at once, so a `teacher` that shows how to call is one of yours.
-        max_result_characters: A longer result, or reason of a refusal, is cut.
+        max_result_characters: A longer result, reason of a refusal, or text of `reset` is cut.
         max_turns: Calls and answer together.
         options: Of the environment `questions`.
 
@@ -235,7 +254,7 @@ def questions_with_tools(
         reward_version=f"{judges[0]}-{version}" if judges else base.reward_version,
         version=(
             f"{base.version}-calls{TEXT_VERSION}-{version}-{max_result_characters}"
-            f"-{_digest(toolbox.tools)}"
+            f"-{_digest(toolbox)}"
         ),
         rules="\n".join([INTRODUCTION, *calls]),
         failure_words=FailureWords() if judges else words,
@@ -253,9 +272,11 @@ def questions_with_tools(
     )
 
 
-def _digest(tools: Sequence[Tool]) -> str:
+def _digest(toolbox: _Toolbox) -> str:
     """Of what can be called and how: with other functions it is another world."""
-    text = json.dumps([tool.schema for tool in tools], sort_keys=True)
+    schemas = [tool.schema for tool in toolbox.tools]
+    names = [kind.__name__ for kind in toolbox.classes]
+    text = json.dumps([schemas, names] if names else schemas, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -272,10 +293,8 @@ def _tools(given: Callable[..., Any] | type) -> Sequence[Tool]:
     try:
         if not isinstance(given, type):
             return [tool_of(given)]
-        made = ToolObject(given)
-        tools = [tool_of(method) for method in made.functions.values()]
-        made.close()
-    except (RuntimeError, ValueError) as error:
+        tools = [tool_of(method) for method in methods_to_call(given).values()]
+    except ValueError as error:
         raise ConfigError(f"functions: {error}") from error
     if not tools:
         raise ConfigError(f"functions: the class {given.__name__} has no public methods to call")
