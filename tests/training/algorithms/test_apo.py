@@ -16,7 +16,14 @@ from ragen_apo.training.algorithms.apo_turn import TurnTargets
 from ragen_apo.training.trainer import Trainer
 from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.values.state_values import Segment, segments
-from tests.factories import config, sampled_logprobs, step_without_update, trainer, trainer_of
+from tests.factories import (
+    config,
+    paying,
+    sampled_logprobs,
+    step_without_update,
+    trainer,
+    trainer_of,
+)
 from tests.sweeps import quick_first
 
 TRACE = 0.5
@@ -133,3 +140,45 @@ def test_a_step_with_too_few_tasks_for_an_offset_is_refused(
     with pytest.raises(ConfigError, match=f"at least {least}, got {least - 1}"):
         config(f"--algorithm={algorithm}", *keys, text="")
     config("--algorithm=grpo", "--training.tasks_per_step=1", text="")
+
+
+CENTRED = ["--algorithm.center_residuals=true"]
+FITTED = ["--algorithm.fit_values=true"]
+NO_STATES = ["--algorithm.min_visits=1000"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "num_updates"),
+    [
+        ("apo", CENTRED, 0),
+        ("apo", [], 1),
+        *quick_first(
+            [
+                ("apo", FITTED, 0),
+                ("apo_turn", [*CENTRED, *NO_STATES], 0),
+                ("apo_turn", [*CENTRED, *STORED], 1),
+                ("apo_turn", NO_STATES, 1),
+            ]
+        ),
+    ],
+)
+def test_equal_returns_teach_nothing_where_the_others_are_subtracted(
+    algorithm: str, keys: list[str], num_updates: int, session: Session
+) -> None:
+    trainer = trainer_of(session, algorithm, *keys)
+    before = [parameter.detach().clone() for parameter in trainer.policy.model.parameters()]
+    with paying(trainer, [0.7] * 4):
+        metrics = trainer.step(0).metrics
+    assert metrics["num_updates"] == num_updates
+    assert metrics["kept_share"] == num_updates
+    after = trainer.policy.model.parameters()
+    is_same = all(map(torch.equal, before, after))
+    assert is_same == (num_updates == 0)
+
+
+@pytest.mark.parametrize("algorithm", quick_first(["apo", "apo_turn"]))
+def test_one_return_that_differs_makes_an_update(algorithm: str, session: Session) -> None:
+    trainer = trainer_of(session, algorithm, *CENTRED)
+    with paying(trainer, [0.7, 0.7, 0.7, 0.69]):
+        metrics = trainer.step(0).metrics
+    assert (metrics["num_updates"], metrics["kept_share"]) == (1, 1)

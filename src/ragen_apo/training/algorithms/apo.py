@@ -53,11 +53,12 @@ class ValueConfig(AlgorithmConfig):
     """Limit of the residual on both sides; a Huber tail in the regression form."""
     center_residuals: bool = False
     """Subtract from each residual the mean of the step's other trajectories, before the clamp. The
-    expected gradient stays the same, except with length_normalization `tokens`. Needs two tasks a
-    step."""
+    expected gradient stays the same, except with length_normalization `tokens`. Where all returns
+    of a step are equal, no update is made. Needs two tasks a step."""
     fit_values: bool = False
     """Subtract a + c V*, fitted to the other trajectories, instead of their mean. Where V* is
-    noise, c cancels it. Needs three tasks a step, better 32."""
+    noise, c cancels it. As with center_residuals, equal returns make no update. Needs three tasks
+    a step, better 32."""
 
     def check(self, config: RunConfig) -> None:
         """Refuses to centre one trajectory, and to fit a line to one other."""
@@ -142,6 +143,9 @@ class ApoAlgorithm(Algorithm[ApoTargets]):
             kl_coefficient=settings.kl_coefficient,
         )
 
+    def keeps(self, rollouts: Rollouts) -> Tensor:
+        return differing(rollouts) if self._settings.has_offset else super().keeps(rollouts)
+
     def prepare(self, rollouts: Rollouts) -> ApoTargets:
         import torch
 
@@ -188,6 +192,20 @@ class ApoAlgorithm(Algorithm[ApoTargets]):
         self, rollouts: Rollouts, targets: ApoTargets, collected: StepMetrics
     ) -> dict[str, float]:
         return residuals_and_values(rollouts, collected)
+
+
+def differing(rollouts: Rollouts) -> Tensor:
+    """Which episodes [B] say something beside the others of the step: none where all earn the same.
+
+    What is left of their residuals then are errors of V* and differences in KL. However small they
+    are, an optimiser that scales gradients makes a whole update of them.
+    """
+    import torch
+
+    returns_B = rollouts.returns_B
+    return torch.full_like(
+        rollouts.group_B, bool(returns_B.min() < returns_B.max()), dtype=torch.bool
+    )
 
 
 def residuals_and_values(rollouts: Rollouts, collected: StepMetrics) -> dict[str, float]:

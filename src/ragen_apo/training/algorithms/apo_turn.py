@@ -22,7 +22,12 @@ from pydantic import Field
 
 from ragen_apo.config.algorithms import Monitor, Traits
 from ragen_apo.config.section import Count
-from ragen_apo.training.algorithms.apo import WEIGHTED, ValueConfig, residuals_and_values
+from ragen_apo.training.algorithms.apo import (
+    WEIGHTED,
+    ValueConfig,
+    differing,
+    residuals_and_values,
+)
 from ragen_apo.training.algorithms.base import Algorithm
 
 if TYPE_CHECKING:
@@ -105,6 +110,12 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
             beta2=settings.beta2, trace=settings.trace, advantage_clamp=settings.advantage_clamp
         )
         self._settings = settings
+
+    def keeps(self, rollouts: Rollouts) -> Tensor:
+        """Where states have values, turns differ although the returns are equal."""
+        by_turn = bool(rollouts.values.states) or rollouts.values.regression is not None
+        is_centred = self._settings.has_offset and not by_turn
+        return differing(rollouts) if is_centred else super().keeps(rollouts)
 
     def prepare(self, rollouts: Rollouts) -> TurnTargets:
         import torch
