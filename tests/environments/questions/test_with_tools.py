@@ -492,6 +492,28 @@ def test_objects_are_made_for_episodes_alone_and_closed_once_they_have_begun() -
     assert Holding.made == before + 2
 
 
+def test_an_object_that_cannot_be_closed_keeps_no_other_open() -> None:
+    class Stuck:
+        def look(self) -> str:
+            """Looks."""
+            return "x"
+
+        def close(self) -> None:
+            raise OSError("gone")
+
+    environment = products(Desk, Stuck)
+    begun(environment)
+    Desk.closed.clear()
+    with pytest.raises(OSError, match="gone"):
+        environment.close()
+    assert len(Desk.closed) == 1
+    environment = products(Stuck, Desk)
+    begun(environment)
+    with pytest.raises(OSError, match="gone"):
+        environment.close()
+    assert len(Desk.closed) == 2
+
+
 def test_a_call_that_an_object_refused_is_part_of_the_state() -> None:
     class Mutable(Counter):
         def count(self) -> int:

@@ -12,6 +12,7 @@ episode. Questions, options and rewards are those of the environment `questions`
 functions a class may stand, whose methods are called: each episode has an object of it.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -172,8 +173,9 @@ class ToolGame:
         return f"{self._question.key()}:{self._said}"
 
     def close(self) -> None:
-        for each in self._objects:
-            each.close()
+        with contextlib.ExitStack() as stack:  # what one raises keeps no other open
+            for each in self._objects:
+                stack.callback(each.close)
 
 
 class _Answering:
