@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ragen_apo.environments.base import make_environment
-from ragen_apo.errors import ConfigError
+from ragen_apo.environments.questions.environment import make_questions
+from ragen_apo.errors import ConfigError, EnvironmentDataError
 from tests.environments.questions.files import question, write_rows
 
 
@@ -65,6 +66,27 @@ def test_a_folder_of_parquet_files_with_other_columns_and_one_split(
         for task in (*train, *test)
     )
     assert environment.properties.data.endswith("; 1 repeated one left out")
+
+
+@pytest.mark.slow
+def test_other_columns_are_kept_where_they_are_asked_for(datasets: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    rows = [{**question(number), "category": "x", "board": [number]} for number in range(20)]
+    write_rows(folder / "train.jsonl", rows)
+    options = {"dataset": str(folder), "test_split": None}
+    for keep_columns in (False, True):
+        task = make_questions(keep_columns=keep_columns, **options).tasks("train")[0]
+        assert task.category == "question", "no option names the column"
+        assert set(task.payload) == {"answer", *(["board"] if keep_columns else [])}
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_pylist([{**row, "board": b"\0"} for row in rows])
+    (tmp_path / "other").mkdir()
+    parquet.write_table(table, tmp_path / "other" / "train.parquet")
+    options["dataset"] = str(tmp_path / "other")
+    assert make_questions(**options).tasks("train")
+    with pytest.raises(EnvironmentDataError, match="'board' is b'.x00', which no file of JSON"):
+        make_questions(keep_columns=True, **options)
 
 
 @pytest.mark.slow

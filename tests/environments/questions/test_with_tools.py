@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ragen_apo.environments.contract import (
     check_environment,
     episodes_in_threads_are_as_one_by_one,
 )
+from ragen_apo.environments.questions.environment import make_questions
 from ragen_apo.environments.questions.with_tools import questions_with_tools
 from ragen_apo.environments.toolkit.game import GameEnvironment
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, EnvironmentRaisedError
@@ -318,6 +320,48 @@ def test_each_episode_has_an_object_of_a_class_and_its_methods_are_called() -> N
     assert Desk.closed[1:] == [f"asked {second.instruction}; a, b"]
 
 
+class Board:
+    """Says what it was told."""
+
+    def look(self) -> str:
+        """Looks."""
+        return "a board"
+
+    def reset(self, **row: Any) -> str:
+        return json.dumps(row, sort_keys=True)
+
+
+def test_a_class_is_told_the_whole_row_of_its_file(tmp_path: Path) -> None:
+    rows = [
+        {
+            "question": f"What is {number}?",
+            "answer": f"By halves. #### {number}",
+            "category": "easy",
+            "id": f"q{number}",
+            "board": {"cells": [number, None]},
+            "target": number / 2,
+        }
+        for number in range(1, 13)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    asked = {"data": str(path), "test_share": 0.3}
+    environment = questions_with_tools([Board], **asked)
+    task = environment.tasks("train")[0]
+    number = float(task.payload["answer"])
+    question, told = environment.reset(task, seed=0)[0].split("\n")
+    assert question == f"QUESTION: What is {number:g}?"
+    assert json.loads(told) == {
+        **rows[int(number) - 1],
+        "answer": f"{number:g}",
+        "solution": "By halves.",
+    }
+    plain = questions_with_tools([multiply], **asked)
+    assert set(plain.tasks("train")[0].payload) == {"answer", "solution", "id"}
+    ids = [task.task_id for task in plain.tasks("train")]
+    assert ids == [task.task_id for task in make_questions(**asked).tasks("train")]
+
+
 def test_a_copy_with_a_class_has_objects_of_its_own() -> None:
     one = products(Desk)
     begun(one)
@@ -372,7 +416,7 @@ def test_a_reset_that_raises_is_a_fault_of_the_environment() -> None:
         def reset(self, question: str) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
             return question
 
-    words = r"^Narrow\.reset\(question, answer\) raised TypeError\("
+    words = r"^Narrow\.reset\(question, category, answer\) raised TypeError\("
     with pytest.raises(RuntimeError, match=words):
         begun(products(Narrow))
 

@@ -6,8 +6,10 @@ data set. Deterministic: seeds are not used.
 """
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ragen_apo.environments.base import (
     EnvironmentProperties,
@@ -40,6 +42,7 @@ from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.toolkit.task_draws import SPLITS, draw_tasks
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 from ragen_apo.plural import counted
+from ragen_apo.printable import shortened
 from ragen_apo.types import Task, make_task
 
 TEXT_VERSION = 1
@@ -87,10 +90,11 @@ class QuestionGame:
         return self._answered or "open"
 
 
-def make_questions(**options: object) -> GameEnvironment:
+def make_questions(*, keep_columns: bool = False, **options: object) -> GameEnvironment:
     """The environment `questions`; raises ConfigError for options it does not accept.
 
-    Raises EnvironmentDataError for questions that cannot be used.
+    With `keep_columns` the payload of a task has what else its row has. Raises EnvironmentDataError
+    for questions that cannot be used.
     """
     options = {
         key: value for key, value in options.items() if value is not None or key not in SOURCE_KEYS
@@ -101,10 +105,10 @@ def make_questions(**options: object) -> GameEnvironment:
             f"environment: got both data {data!r} and dataset {dataset!r}, expected one of them"
         )
     if dataset is not None:
-        return _of_rows(validate_options(DatasetOptions, options))
+        return _of_rows(validate_options(DatasetOptions, options), keep_columns)
     if data == ARITHMETIC:
         return _of_arithmetic(validate_options(ArithmeticOptions, options))
-    return _of_rows(validate_options(FileOptions, options))
+    return _of_rows(validate_options(FileOptions, options), keep_columns)
 
 
 def _of_arithmetic(options: ArithmeticOptions) -> GameEnvironment:
@@ -132,7 +136,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=16)
 def _tasks_of(
-    options: FileOptions | DatasetOptions, stamps: tuple[object, ...]
+    options: FileOptions | DatasetOptions, stamps: tuple[object, ...], keep_columns: bool
 ) -> tuple[_Tasks, int]:
     """The tasks, and how many rows were left out as repeated.
 
@@ -152,13 +156,30 @@ def _tasks_of(
                 "change test_share, or give the test questions a file of their own as test_data"
             )
     tasks = {
-        split: tuple(_task(row, split, options.compare) for row in rows)
+        split: tuple(
+            _task(row, split, options.compare, more=_kept(row) if keep_columns else {})
+            for row in rows
+        )
         for split, rows in rows_of.items()
     }
     return tasks, sum(map(len, read)) - num_kept
 
 
-def _task(row: Row, split: str, compare: Mode) -> Task:
+def _kept(row: Row) -> Mapping[str, Any]:
+    """What else the row has; raises EnvironmentDataError for what JSON cannot hold."""
+    for name, value in row.more.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise EnvironmentDataError(
+                f"{row.location}: {name!r} is {shortened(repr(value), 80)}, which no file of JSON "
+                "can hold; expected text, numbers, true, false, null, lists and objects. Leave the "
+                "column out"
+            ) from error
+    return row.more
+
+
+def _task(row: Row, split: str, compare: Mode, *, more: Mapping[str, Any]) -> Task:
     if compare == "number" and read_quantity(row.answer) is None:
         raise EnvironmentDataError(
             f"{row.location}: the answer {row.answer[:80]!r} is no number, which "
@@ -170,15 +191,19 @@ def _task(row: Row, split: str, compare: Mode) -> Task:
         instruction=row.question,
         split=split,
         category=row.category,
-        payload={"answer": row.answer, **{key: value for key, value in optional.items() if value}},
+        payload={
+            **more,
+            "answer": row.answer,
+            **{key: value for key, value in optional.items() if value},
+        },
     )
 
 
-def _of_rows(options: FileOptions | DatasetOptions) -> GameEnvironment:
+def _of_rows(options: FileOptions | DatasetOptions, keep_columns: bool) -> GameEnvironment:
     paths = options.paths.values() if isinstance(options, FileOptions) else ()
     stamps = tuple(map(_stamp, paths))
     # pydantic's frozen models are hashable
-    tasks, num_left_out = _tasks_of(options, stamps)  # pyright: ignore[reportArgumentType]
+    tasks, num_left_out = _tasks_of(options, stamps, keep_columns)  # pyright: ignore[reportArgumentType]
     number = sum(map(len, tasks.values()))
     repeated = f"; {counted(num_left_out, 'repeated one')} left out" if num_left_out else ""
     return _environment(

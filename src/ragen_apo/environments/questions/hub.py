@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragen_apo.environments.questions.options import DatasetOptions
-from ragen_apo.environments.questions.rows import Row, row_of
+from ragen_apo.environments.questions.rows import READ, Row, row_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import shortened
 
@@ -27,15 +27,18 @@ def dataset_rows(options: DatasetOptions) -> list[list[Row]]:
             continue
         _check(f"{kind}_split", split, list(loaded), f"the splits of {options.source}")
         columns: dict[str, str] = {}
-        for key in ("question", "answer", "category", "id"):
+        for key in READ:
             if column := getattr(options, f"{key}_column"):
                 known = loaded[split].column_names
                 _check(f"{key}_column", column, known, f"the columns of {options.source}")
                 columns[key] = column
+        named = {*columns.values(), *READ}
+        others = [name for name in loaded[split].column_names if name not in named]
         pieces.append(
             [
                 row_of(
-                    {key: values[column] for key, column in columns.items()},
+                    {key: values[column] for key, column in columns.items()}
+                    | {name: values[name] for name in others},
                     location=f"{options.source}, row {number} of {split}",
                 )
                 for number, values in enumerate(loaded[split], 1)

@@ -24,6 +24,8 @@ MAX_ANSWER_CHARACTERS = 500
 """Longer answers are no answers, the right ones included."""
 DEFAULT_CATEGORY = "question"
 
+READ = ("question", "answer", "category", "id")
+"""The keys of a row that are read here."""
 _FINAL = "####"
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 """GSM8K's notes for a calculator, `<<48/2=24>>`."""
@@ -43,6 +45,8 @@ class Row:
     """Its id in the data; empty for none."""
     location: str
     """File and line, for messages."""
+    more: Mapping[str, Any]
+    """What else it has, by name."""
 
     @property
     def key(self) -> str:
@@ -107,6 +111,7 @@ def row_of(values: Mapping[str, Any], *, location: str) -> Row:
         category=_optional(values, "category", location) or DEFAULT_CATEGORY,
         name=_optional(values, "id", location),
         location=location,
+        more={key: value for key, value in values.items() if key not in READ},
     )
 
 

@@ -131,7 +131,7 @@ class ToolGame:
         self._functions = dict(toolbox.functions)
         for each in self._objects:
             self._functions |= each.functions
-        self._row = {"question": task.instruction, **task.payload}
+        self._row = {"question": task.instruction, "category": task.category, **task.payload}
 
     def first_observation(self) -> str:
         said = (each.reset(self._row) for each in self._objects)
@@ -211,9 +211,9 @@ def questions_with_tools(
             of functions a class may stand (`ToolObject`). It is called without arguments for each
             episode, and the object's public methods are the functions; their results may depend on
             the earlier calls of the episode. It may have `reset(question=..., answer=...)`, which
-            is told `solution` and `id` as well, if the row has them, and may return text for the
-            first observation; `get_reward()`, whose number from 0 to 1 is the return in the place
-            of the answer's (1 is success); and `close()`.
+            is told what else the row has as well, and may return text for the first observation;
+            `get_reward()`, whose number from 0 to 1 is the return in the place of the answer's (1
+            is success); and `close()`.
         version: Change it whenever a function returns something else, `reset` says or `get_reward`
             pays something else, as stored returns depend on it. Names, docstrings and types of the
             functions need no change of it.
@@ -225,10 +225,10 @@ def questions_with_tools(
 
     Raises ConfigError for functions that cannot be tools, and what `make_questions` raises.
     """
-    questions = make_questions(max_turns=max_turns, **options)
+    classes = tuple(each for each in functions if isinstance(each, type))
+    questions = make_questions(max_turns=max_turns, keep_columns=bool(classes), **options)
     if max_result_characters < 1:
         raise ConfigError(f"max_result_characters must be at least 1, got {max_result_characters}")
-    classes = tuple(each for each in functions if isinstance(each, type))
     tools = [tool for each in functions for tool in _tools(each)]
     toolbox = _Toolbox(
         functions={each.__name__: each for each in functions if not isinstance(each, type)},
