@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ragen_apo.environments.base import make_environment
-from ragen_apo.environments.questions.environment import make_questions
+from ragen_apo.environments.questions.environment import questions_of
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 from tests.environments.questions.files import question, write_rows
 
@@ -76,7 +76,7 @@ def test_other_columns_are_kept_where_they_are_asked_for(datasets: Any, tmp_path
     write_rows(folder / "train.jsonl", rows)
     options = {"dataset": str(folder), "test_split": None}
     for keep_columns in (False, True):
-        task = make_questions(keep_columns=keep_columns, **options).tasks("train")[0]
+        task = questions_of(options, keep_columns=keep_columns).tasks("train")[0]
         assert task.category == "question", "no option names the column"
         assert set(task.payload) == {"answer", *(["board"] if keep_columns else [])}
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -84,9 +84,9 @@ def test_other_columns_are_kept_where_they_are_asked_for(datasets: Any, tmp_path
     (tmp_path / "other").mkdir()
     parquet.write_table(table, tmp_path / "other" / "train.parquet")
     options["dataset"] = str(tmp_path / "other")
-    assert make_questions(**options).tasks("train")
+    assert make_environment("questions", options).tasks("train")
     with pytest.raises(EnvironmentDataError, match="'board' is b'.x00', which no file of JSON"):
-        make_questions(keep_columns=True, **options)
+        questions_of(options, keep_columns=True)
 
 
 @pytest.mark.slow

@@ -360,6 +360,9 @@ def test_a_class_is_told_the_whole_row_of_its_file(tmp_path: Path) -> None:
     assert set(plain.tasks("train")[0].payload) == {"answer", "solution", "id"}
     ids = [task.task_id for task in plain.tasks("train")]
     assert ids == [task.task_id for task in make_questions(**asked).tasks("train")]
+    for make in (make_questions, products):
+        with pytest.raises(ConfigError, match="keep_columns"):
+            make(keep_columns=True)
 
 
 def test_a_copy_with_a_class_has_objects_of_its_own() -> None:

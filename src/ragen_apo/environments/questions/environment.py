@@ -6,10 +6,8 @@ data set. Deterministic: seeds are not used.
 """
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ragen_apo.environments.base import (
     EnvironmentProperties,
@@ -42,7 +40,6 @@ from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
 from ragen_apo.environments.toolkit.task_draws import SPLITS, draw_tasks
 from ragen_apo.errors import ConfigError, EnvironmentDataError
 from ragen_apo.plural import counted
-from ragen_apo.printable import shortened
 from ragen_apo.types import Task, make_task
 
 TEXT_VERSION = 1
@@ -90,11 +87,18 @@ class QuestionGame:
         return self._answered or "open"
 
 
-def make_questions(*, keep_columns: bool = False, **options: object) -> GameEnvironment:
+def make_questions(**options: object) -> GameEnvironment:
     """The environment `questions`; raises ConfigError for options it does not accept.
 
-    With `keep_columns` the payload of a task has what else its row has. Raises EnvironmentDataError
-    for questions that cannot be used.
+    Raises EnvironmentDataError for questions that cannot be used.
+    """
+    return questions_of(options, keep_columns=False)
+
+
+def questions_of(options: Mapping[str, object], *, keep_columns: bool) -> GameEnvironment:
+    """`make_questions` of these options.
+
+    With `keep_columns` the payload of a task has what else its row has.
     """
     options = {
         key: value for key, value in options.items() if value is not None or key not in SOURCE_KEYS
@@ -143,9 +147,12 @@ def _tasks_of(
     The same object for files that have not changed since, which `stamps` says.
     """
     if isinstance(options, FileOptions):
-        read = [read_rows(path, option=option) for option, path in options.paths.items()]
+        read = [
+            read_rows(path, option=option, keep_columns=keep_columns)
+            for option, path in options.paths.items()
+        ]
     else:
-        read = dataset_rows(options)
+        read = dataset_rows(options, keep_columns=keep_columns)
     train, test = read if len(read) > 1 else divided(read[0], test_share=options.test_share)
     rows_of = distinct(train, test, refuse_contradictions=isinstance(options, FileOptions))
     num_kept = sum(map(len, rows_of.values()))
@@ -156,30 +163,13 @@ def _tasks_of(
                 "change test_share, or give the test questions a file of their own as test_data"
             )
     tasks = {
-        split: tuple(
-            _task(row, split, options.compare, more=_kept(row) if keep_columns else {})
-            for row in rows
-        )
+        split: tuple(_task(row, split, options.compare) for row in rows)
         for split, rows in rows_of.items()
     }
     return tasks, sum(map(len, read)) - num_kept
 
 
-def _kept(row: Row) -> Mapping[str, Any]:
-    """What else the row has; raises EnvironmentDataError for what JSON cannot hold."""
-    for name, value in row.more.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise EnvironmentDataError(
-                f"{row.location}: {name!r} is {shortened(repr(value), 80)}, which no file of JSON "
-                "can hold; expected text, numbers, true, false, null, lists and objects. Leave the "
-                "column out"
-            ) from error
-    return row.more
-
-
-def _task(row: Row, split: str, compare: Mode, *, more: Mapping[str, Any]) -> Task:
+def _task(row: Row, split: str, compare: Mode) -> Task:
     if compare == "number" and read_quantity(row.answer) is None:
         raise EnvironmentDataError(
             f"{row.location}: the answer {row.answer[:80]!r} is no number, which "
@@ -192,7 +182,7 @@ def _task(row: Row, split: str, compare: Mode, *, more: Mapping[str, Any]) -> Ta
         split=split,
         category=row.category,
         payload={
-            **more,
+            **row.more,
             "answer": row.answer,
             **{key: value for key, value in optional.items() if value},
         },

@@ -14,8 +14,10 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.printable import shortened
 
 
-def dataset_rows(options: DatasetOptions) -> list[list[Row]]:
+def dataset_rows(options: DatasetOptions, *, keep_columns: bool) -> list[list[Row]]:
     """The rows of the training split and, where it is named, of the test split.
+
+    Columns that no option names are read only if they are kept.
 
     Raises ConfigError where `datasets` is not installed, the data set cannot be loaded, or it has
     no such split or column, and EnvironmentDataError for a row that cannot be used.
@@ -33,13 +35,14 @@ def dataset_rows(options: DatasetOptions) -> list[list[Row]]:
                 _check(f"{key}_column", column, known, f"the columns of {options.source}")
                 columns[key] = column
         named = {*columns.values(), *READ}
-        others = [name for name in loaded[split].column_names if name not in named]
+        others = [name for name in loaded[split].column_names if keep_columns and name not in named]
         pieces.append(
             [
                 row_of(
                     {key: values[column] for key, column in columns.items()}
                     | {name: values[name] for name in others},
                     location=f"{options.source}, row {number} of {split}",
+                    keep_columns=keep_columns,
                 )
                 for number, values in enumerate(loaded[split], 1)
             ]

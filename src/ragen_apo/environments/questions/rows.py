@@ -4,6 +4,7 @@ A row has `question` and `answer`, and may have `category` and `id`. The answer 
 derivation, then `#### 42`; that of MATH ends in `\boxed{42}`. Then the rest is the row's solution.
 """
 
+import json
 import math
 import re
 import unicodedata
@@ -46,7 +47,7 @@ class Row:
     location: str
     """File and line, for messages."""
     more: Mapping[str, Any]
-    """What else it has, by name."""
+    """What else it has, by name, if that is kept."""
 
     @property
     def key(self) -> str:
@@ -54,8 +55,8 @@ class Row:
         return " ".join(self.question.split())
 
 
-def read_rows(path: Path, *, option: str) -> list[Row]:
-    """The rows of a JSONL file; empty lines are skipped.
+def read_rows(path: Path, *, option: str, keep_columns: bool) -> list[Row]:
+    """The rows of a JSONL file, without empty lines, and without other keys unless they are kept.
 
     Raises ConfigError, which names the option, for no such file, and EnvironmentDataError, which
     names the line, for a row that cannot be used.
@@ -83,13 +84,13 @@ def read_rows(path: Path, *, option: str) -> list[Row]:
         if not isinstance(values, dict):
             found = shortened(repr(values), 80)
             raise EnvironmentDataError(f"{location}: got {found}, expected a JSON object")
-        rows.append(row_of(values, location=location))
+        rows.append(row_of(values, location=location, keep_columns=keep_columns))
     if not rows:
         raise EnvironmentDataError(f"{path} has no question; expected one in each line")
     return rows
 
 
-def row_of(values: Mapping[str, Any], *, location: str) -> Row:
+def row_of(values: Mapping[str, Any], *, location: str, keep_columns: bool) -> Row:
     """A row, checked; EnvironmentDataError with the location where it cannot be used."""
     for key in ("question", "answer"):
         if values.get(key) is None:
@@ -111,7 +112,7 @@ def row_of(values: Mapping[str, Any], *, location: str) -> Row:
         category=_optional(values, "category", location) or DEFAULT_CATEGORY,
         name=_optional(values, "id", location),
         location=location,
-        more={key: value for key, value in values.items() if key not in READ},
+        more=_others(values, location) if keep_columns else {},
     )
 
 
@@ -142,6 +143,21 @@ def _text(values: Mapping[str, Any], key: str, location: str) -> str:
 
 def _optional(values: Mapping[str, Any], key: str, location: str) -> str:
     return "" if values.get(key) is None else _text(values, key, location).strip()
+
+
+def _others(values: Mapping[str, Any], location: str) -> dict[str, Any]:
+    """What else a row has, which has to fit into the payload of a task."""
+    others = {key: value for key, value in values.items() if key not in READ}
+    for key, value in others.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise EnvironmentDataError(
+                f"{location}: {key!r} is {shortened(repr(value), 80)}, which no file of JSON can "
+                "hold; expected text, numbers, true, false, null, lists and objects. Leave the "
+                "column out"
+            ) from error
+    return others
 
 
 def _final_answer(text: str) -> tuple[str, str]:

@@ -48,6 +48,7 @@ class ToolObject:
     def __init__(self, kind: type) -> None:
         self._kind = kind
         self._made = self._asked("()", kind)
+        self.gives_reward = gives_reward(kind)
         self._has_begun = not hasattr(kind, "reset")
         self.functions = {name: getattr(self._made, name) for name in methods_to_call(kind)}
         """To be called, by name; they raise what they raise."""

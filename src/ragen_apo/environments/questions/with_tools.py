@@ -22,7 +22,7 @@ from typing import Any
 
 from ragen_apo.environments.base import FailureWords, PatternWords, Reply, ScriptedPolicy
 from ragen_apo.environments.questions.comparing import Comparison, comparison
-from ragen_apo.environments.questions.environment import QuestionGame, make_questions
+from ragen_apo.environments.questions.environment import QuestionGame, questions_of
 from ragen_apo.environments.questions.tool_object import (
     ToolObject,
     gives_reward,
@@ -126,8 +126,7 @@ class ToolGame:
         the state of an object."""
         self._num_calls = self._num_turns = 0
         self._objects = [ToolObject(kind) for kind in toolbox.classes]
-        judges = zip(self._objects, toolbox.classes, strict=True)
-        self._judge = next((each for each, kind in judges if gives_reward(kind)), None)
+        self._judge = next((each for each in self._objects if each.gives_reward), None)
         self._functions = dict(toolbox.functions)
         for each in self._objects:
             self._functions |= each.functions
@@ -226,7 +225,7 @@ def questions_with_tools(
     Raises ConfigError for functions that cannot be tools, and what `make_questions` raises.
     """
     classes = tuple(each for each in functions if isinstance(each, type))
-    questions = make_questions(max_turns=max_turns, keep_columns=bool(classes), **options)
+    questions = questions_of({"max_turns": max_turns, **options}, keep_columns=bool(classes))
     if max_result_characters < 1:
         raise ConfigError(f"max_result_characters must be at least 1, got {max_result_characters}")
     tools = [tool for each in functions for tool in _tools(each)]
