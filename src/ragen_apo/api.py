@@ -467,7 +467,8 @@ def compare(
     Args:
         config: a comparison, such as configs/compare_shop.yaml.
         out: where the runs and the results go.
-        parallel: number of runs that train at the same time, each in its own process.
+        parallel: number of runs that train at the same time, each in its own process, dealt out to
+            the GPUs that there are.
         pdf: also writes comparison.pdf, which needs the extra `pdf`.
         progress: show on the console what the runs print; otherwise it goes to a file beside each.
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import torch
 
 from ragen_apo import cli
 from ragen_apo.comparison import execute
@@ -52,9 +54,11 @@ class Runs:
         self.calls: list[str] = []
         self.lock = threading.Lock()
         self.at_once = self.most_at_once = 0
+        self.on_gpu: Counter[str | None] = Counter()
+        self.most_on_gpu: Counter[str | None] = Counter()
         self.failing = ""
 
-    def __call__(self, command: list[str], **_: Any) -> int:
+    def __call__(self, command: list[str], *, env: dict[str, str], **_: Any) -> int:
         assert command[2] == "ragen_apo.comparison.lifeline"
         what, *arguments = command[5:]
         path = Path(arguments[0] if what == "evaluate" else arguments[1])
@@ -63,6 +67,9 @@ class Runs:
             self.calls.append(name)
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
+            gpu = env.get("CUDA_VISIBLE_DEVICES")
+            self.on_gpu[gpu] += 1
+            self.most_on_gpu |= self.on_gpu
         if name == self.failing:
             return 3
         run = RunDirectory(path)
@@ -77,6 +84,7 @@ class Runs:
             write_text_atomically(run.results, json.dumps({"evaluation": played}))
         with self.lock:
             self.at_once -= 1
+            self.on_gpu[gpu] -= 1
         return 0
 
 
@@ -108,6 +116,47 @@ def test_every_reference_comes_before_the_runs_that_start_from_it(
         for seed in (0, 1)
     )
     assert runs.most_at_once <= parallel
+
+
+@pytest.mark.parametrize(
+    ("visible", "parallel", "most"),
+    [
+        (None, 2, {"0": 1, "1": 1}),
+        (None, 4, {"0": 2, "1": 2}),
+        ("3, GPU-5a", 2, {"3": 1, "GPU-5a": 1}),
+        ("3,7,9", 2, {"3": 1, "7": 1}),  # CUDA sees two of them
+    ],
+)
+def test_runs_at_the_same_time_are_dealt_out_to_the_gpus(
+    runs: Runs,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    parallel: int,
+    most: dict[str, int],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    play(runs, parallel=parallel)
+    assert set(runs.most_on_gpu) <= set(most)
+    assert all(runs.most_on_gpu[gpu] <= most[gpu] for gpu in most)
+    assert len(runs.calls) == 10
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "parallel", "base"),
+    [(2, 1, "seed: 0"), (1, 2, "seed: 0"), (0, 2, "seed: 0"), (2, 2, "machine: {device: cpu}")],
+)
+def test_a_run_sees_what_the_comparison_sees_where_nothing_is_to_be_dealt_out(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, num_gpus: int, parallel: int, base: str
+) -> None:
+    (runs.out.parent / "base.yaml").write_text(base)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    play(runs, parallel=parallel)
+    assert set(runs.most_on_gpu) == {None}
 
 
 def test_seeds_that_were_played_apart_are_joined_without_another_run(runs: Runs) -> None:

@@ -196,6 +196,7 @@ def compare(
         out: Where the runs and the results go.
         parallel: Number of runs that train at the same time. Their seconds can only be compared if
             each has its own cores: set machine.num_threads to the cores divided by this number.
+            Where there are several GPUs, the runs are dealt out to them.
         pdf: Also comparison.pdf. Needs the extra `pdf`.
     """
     from ragen_apo import api

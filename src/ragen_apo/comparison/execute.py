@@ -2,13 +2,17 @@
 
 OUT/seed-0/reference/   the warm start, made once a seed
 OUT/seed-0/<run>/       a run directory like any other
+
+Runs that play at the same time are dealt out to the GPUs that there are.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal
@@ -30,6 +34,7 @@ _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
 _PATHS = ("policy.path", "values.store")
 """Keys with absolute paths of what lies beside a run."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def play_comparison(
@@ -81,15 +86,21 @@ def _finish(jobs: Sequence[_Job], parallel: int, play: Callable[..., None]) -> N
     An interruption ends the runs in progress as well, and so does the end of this process.
     """
     failed = threading.Event()
+    free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    for gpu in _gpus(jobs, parallel):
+        free.put(gpu)
 
     def one(job: _Job) -> None:
         if failed.is_set():
             return
+        gpu = free.get()
         try:
-            play(*job, lifeline=lifeline)
+            play(*job, lifeline=lifeline, gpu=gpu)
         except BaseException:
             failed.set()
             raise
+        finally:
+            free.put(gpu)
 
     # Each thread waits for a process.
     with Lifeline() as lifeline, ThreadPoolExecutor(parallel) as pool:
@@ -104,6 +115,19 @@ def _finish(jobs: Sequence[_Job], parallel: int, play: Callable[..., None]) -> N
             future.result()
 
 
+def _gpus(jobs: Sequence[_Job], parallel: int) -> list[str | None]:
+    """A GPU for each of the runs that play at the same time; None leaves the choice to the run."""
+    if parallel == 1 or all(config.machine.device == "cpu" for _, config, _ in jobs):
+        return [None] * parallel
+    import torch  # takes seconds
+
+    num_gpus = torch.cuda.device_count()  # starts CUDA in no process
+    chosen = os.environ.get(_VISIBLE)
+    names = map(str, range(num_gpus)) if chosen is None else chosen.split(",")[:num_gpus]
+    found = [name.strip() for name in names]
+    return [found[slot % len(found)] if len(found) > 1 else None for slot in range(parallel)]
+
+
 def finish_run(
     run: RunDirectory,
     config: RunConfig,
@@ -112,12 +136,16 @@ def finish_run(
     lifeline: Lifeline,
     say: Callable[[str], None],
     quiet: bool = False,
+    gpu: str | None = None,
 ) -> None:
     """Starts, continues or reuses a run, in processes that end with the lifeline.
 
     A run that was evaluated otherwise since, such as on another split, is evaluated again. `quiet`
-    writes the output of the processes to a file beside the run.
+    writes the output of the processes to a file beside the run. `gpu` is the only one that they
+    see, by number or UUID.
     """
+    call = functools.partial(_call, lifeline, variables={} if gpu is None else {_VISIBLE: gpu})
+    where = "" if gpu is None else f" on GPU {gpu}"
     if run.config.exists():
         _require_same_configuration(run, config)
     log = run.path.with_name(f"{run.path.name}.log") if quiet else None
@@ -129,18 +157,18 @@ def finish_run(
         "train": (run.policy, "training"),
     }[verb]
     if not goal.exists():
-        say(f"{run.path}: {doing}")
+        say(f"{run.path}: {doing}{where}")
         started = run.config.exists()
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
         how = ["--resume", *trust] if started else ["--config", str(text)]
         alone = ["--no-evaluate"] if verb == "train" else []
-        _call(lifeline, verb, "--run-dir", str(run.path), *how, *alone, log=log)
+        call(verb, "--run-dir", str(run.path), *how, *alone, log=log)
     if verb == "train" and _played(run) != config.evaluation:
-        say(f"{run.path}: evaluation")
+        say(f"{run.path}: evaluation{where}")
         pass_k = config.evaluation.pass_k
         asked = [] if pass_k is None else ["--pass-k", str(pass_k)]
-        _call(lifeline, "evaluate", str(run.path), *asked, *trust, log=log)
+        call("evaluate", str(run.path), *asked, *trust, log=log)
 
 
 def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
@@ -185,13 +213,16 @@ def _played(run: RunDirectory) -> EvaluationConfig | None:
     return read_json(run.results, TypeAdapter(_Results), advice=advice).evaluation
 
 
-def _call(lifeline: Lifeline, *arguments: str, log: Path | None) -> None:
+def _call(
+    lifeline: Lifeline, *arguments: str, log: Path | None, variables: Mapping[str, str]
+) -> None:
     # A process of its own, so that the peak memory is that of one run.
+    play = functools.partial(lifeline.call, "ragen_apo.cli", arguments, variables=variables)
     if log is None:
-        status, where = lifeline.call("ragen_apo.cli", arguments), "above"
+        status, where = play(), "above"
     else:
         with log.open("ab") as stream:
-            status = lifeline.call("ragen_apo.cli", arguments, log=stream)
+            status = play(log=stream)
         where = f"at the end of {log}"
     if status:
         raise RagenApoError(

@@ -16,7 +16,7 @@ import runpy
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 CUT_OFF = 143
@@ -45,14 +45,28 @@ class Lifeline:
             self._is_cut = True
             os.close(self._writing)
 
-    def call(self, module: str, arguments: Sequence[str], *, log: IO[bytes] | None = None) -> int:
+    def call(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        log: IO[bytes] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> int:
         """Runs a module in a process of its own and returns its exit status.
 
-        Its output goes to this process's output, or to `log`.
+        Its output goes to this process's output, or to `log`. It has these environment variables
+        besides those of this process.
         """
         command = [sys.executable, "-m", __name__, str(self._reading), module, *arguments]
         errors = None if log is None else subprocess.STDOUT
-        return subprocess.call(command, pass_fds=[self._reading], stdout=log, stderr=errors)
+        return subprocess.call(
+            command,
+            pass_fds=[self._reading],
+            stdout=log,
+            stderr=errors,
+            env={**os.environ, **(variables or {})},
+        )
 
 
 def leave_with_the_parent(reading: int) -> None:
