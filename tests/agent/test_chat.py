@@ -9,6 +9,7 @@ import pytest
 
 from ragen_apo.agent.assembly import build_environments
 from ragen_apo.agent.chat import (
+    SEE_BELOW,
     ChatEpisode,
     Question,
     chat_messages,
@@ -18,11 +19,12 @@ from ragen_apo.agent.chat import (
 )
 from ragen_apo.agent.context import ContextManager, ContextWindow
 from ragen_apo.agent.environment_manager import EnvironmentManager
-from ragen_apo.agent.responses import parse_response
+from ragen_apo.agent.responses import ParsedResponse, parse_response
 from ragen_apo.environments.questions.with_tools import ANSWER
+from ragen_apo.environments.tools import FunctionTool
 from ragen_apo.errors import ApiError
 from ragen_apo.evaluation.evaluate import EvaluationPlan
-from ragen_apo.policy.chat_api.answer import Answer
+from ragen_apo.policy.chat_api.answer import Answer, ToolCall
 from ragen_apo.policy.chat_api.client import ContextFullError
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.types import StopReason
@@ -206,9 +208,30 @@ def test_an_answer_without_a_call_is_the_message_unless_it_was_cut_off(
 ) -> None:
     form = read_call(answer, [ANSWER])
     assert (form.parsed.is_valid, form.parsed.action) == (is_valid, action)
-    assert form.call is None
+    assert form.calls == ()
     if is_valid:
         assert (form.parsed.thought, form.said) == (thought, "42")
+
+
+def test_each_of_several_calls_is_quoted_and_the_last_has_the_results() -> None:
+    numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    add = FunctionTool("add", "Adds.", "add({a}, {b})", numbers, is_joinable=True)
+    answer = Answer(
+        "I add.",
+        tool_calls=(ToolCall("add", '{"a": 1, "b": 2}'), ToolCall("add", '{"a": 3, "b": 4}')),
+    )
+    form = read_call(answer, [add, ANSWER])
+    assert form.parsed == ParsedResponse("I add.", "add(1, 2)\nadd(3, 4)", is_valid=True)
+    said, first, last = form.messages("add(1, 2): 3\nadd(3, 4): 7")
+    assert said["content"] == "I add."
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == [
+        '{"a": 1, "b": 2}',
+        '{"a": 3, "b": 4}',
+    ]
+    assert [call["id"] for call in said["tool_calls"]] == ["call1", "call2"]
+    assert first == {"role": "tool", "tool_call_id": "call1", "content": SEE_BELOW}
+    assert last["tool_call_id"] == "call2"
+    assert last["content"].endswith("7")
 
 
 def test_an_answer_that_the_limit_cut_off_is_flagged() -> None:

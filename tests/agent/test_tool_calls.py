@@ -1,5 +1,6 @@
 """Responses that call tools: how they are read, written, answered, and continued as tokens."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ SUMS = (
     Tool("reply", "Reply.", "reply {text}", {"text": {"type": "string"}}, is_message=True),
 )
 TO_QWEN = ToolCalls(SUMS, CallForm())
+JOINING = ToolCalls((replace(SUMS[0], is_joinable=True), SUMS[1]), CallForm())
 TO_LLAMA = ToolCalls(SUMS, CallForm("", "", "parameters"))
 MODELS = ("qwen2_5", "qwen3", "llama3_1", "llama3_2")
 HINT = "Answer with one call of search(keywords: string), click(id: integer) or buy(id: integer)."
@@ -89,6 +91,35 @@ def test_the_call_is_the_action_and_what_stands_before_it_the_thought(
 )
 def test_what_is_no_single_call_is_a_format_error(text: str) -> None:
     assert not QWEN.parse(text).is_valid
+
+
+def json_call(name: str, **arguments: Any) -> str:
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid", "action"),
+    [
+        (json_call("add", a=1, b=2) + json_call("add", a=3, b=4), True, "add 1 2\nadd 3 4"),
+        (json_call("add", a=1, b=2) + "\n\n" + json_call("add", a=1), True, ""),
+        (json_call("add", a=1, b=2) + json_call("lie", a=3, b=4), True, ""),
+        (json_call("add", a=1, b=2) + json_call("reply", text="3"), True, ""),
+        (json_call("add", a=1, b=2) + "<tool_call>add</tool_call>", False, ""),
+        (json_call("add", a=1, b=2) + " and " + json_call("add", a=3, b=4), False, ""),
+        (json_call("add", a=1, b=2) + json_call("add", a=3, b=4)[:-1], False, ""),
+    ],
+)
+def test_several_calls_are_one_action_where_tools_may_be_joined(
+    text: str, is_valid: bool, action: str
+) -> None:
+    parsed = JOINING.parse(f"Both.\n{text}")
+    assert (parsed.is_valid, parsed.action) == (is_valid, action)
+    assert parsed.thought == ("Both." if is_valid else "")
+    if action:
+        assert JOINING.parse(JOINING.render(thought="Both.", action=action)) == parsed
+        with pytest.raises(ConfigError, match="no tool of the environment writes the action"):
+            TO_QWEN.render(thought="", action=action)
 
 
 @pytest.mark.parametrize(

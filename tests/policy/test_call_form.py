@@ -87,18 +87,25 @@ def test_a_call_that_is_no_json_is_refused(
 @pytest.mark.parametrize(
     ("form", "text", "parts"),
     [
-        (QWEN, 'so <tool_call>{"a": 1}</tool_call>\n', ("so ", '{"a": 1}')),
-        (QWEN, "<tool_call>\n{}\n</tool_call> and", ("", "")),
-        (QWEN, "<tool_call>{}", ("", "")),
-        (QWEN, "{}", ("{}", None)),
-        (LLAMA, '<|python_tag|>{"a": {}}', ("<|python_tag|>", '{"a": {}}')),
-        (LLAMA, "Hello", ("Hello", None)),
-        (LLAMA, r"\boxed{2}", (r"\boxed{2}", None)),
-        (LLAMA, 'So { "a": 1}', ("So ", '{ "a": 1}')),
+        (QWEN, 'so <tool_call>{"a": 1}</tool_call>\n', ("so ", ['{"a": 1}'])),
+        (QWEN, "<tool_call>\n{}\n</tool_call> and", ("", [""])),
+        (QWEN, "<tool_call>{}", ("", [""])),
+        (QWEN, "{}", ("{}", [])),
+        (QWEN, "a<tool_call>{}</tool_call>\n<tool_call>[]</tool_call>", ("a", ["{}", "[]"])),
+        (QWEN, "<tool_call>{}</tool_call> <tool_call>[]", ("", [""])),
+        (
+            QWEN,
+            "<tool_call>{}</tool_call>,<tool_call>[]</tool_call>",
+            ("", ["{}</tool_call>,<tool_call>[]"]),
+        ),
+        (LLAMA, '<|python_tag|>{"a": {}}', ("<|python_tag|>", ['{"a": {}}'])),
+        (LLAMA, "Hello", ("Hello", [])),
+        (LLAMA, r"\boxed{2}", (r"\boxed{2}", [])),
+        (LLAMA, 'So { "a": 1}', ("So ", ['{ "a": 1}'])),
     ],
 )
-def test_a_text_is_split_where_the_call_begins(
-    form: CallForm, text: str, parts: tuple[str, str | None]
+def test_a_text_is_split_where_its_calls_begin(
+    form: CallForm, text: str, parts: tuple[str, list[str]]
 ) -> None:
-    before, call = form.split(text)
-    assert (before, call and call.strip()) == parts
+    before, calls = form.split(text)
+    assert (before, [call.strip() for call in calls]) == parts

@@ -28,7 +28,7 @@ from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
 from ragen_apo.values.conditions import SamplingConditions
 
-PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-2"}
+PARSER_VERSIONS = {"think_answer": "think-answer-2", "tool_call": "tool-call-3"}
 """Raise one whenever another action is read in the same text."""
 
 

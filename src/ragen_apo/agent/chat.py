@@ -32,6 +32,8 @@ from ragen_apo.types import Trajectory, Turn
 
 NO_ANSWER = "(no answer)"
 """Stands for an empty answer in later messages: some servers refuse empty ones."""
+SEE_BELOW = "(the results of all calls follow)"
+"""Stands for the result of a call that is not the last of its answer."""
 CUT_OFF = ("length", "content_filter")
 """How an answer ends that is not whole."""
 _FIRST_OF_TWO_THOUGHTS = re.compile(r"<think>.*?</think>\s*(?=<think>)", re.DOTALL)
@@ -82,20 +84,22 @@ class Form:
     said: str
     """What later messages quote as the model's own words."""
     parsed: ParsedResponse
-    call: ToolCall | None = None
-    """What later messages quote in the place of words, with the observation as its result."""
+    calls: tuple[ToolCall, ...] = ()
+    """What later messages quote in the place of words; the observation is the last one's result."""
 
     def messages(self, observation: str) -> list[Message]:
         """The answer, and what came of it."""
         said: Message = {"role": "assistant", "content": self.said}
-        if self.call is None:
+        if not self.calls:
             return [said, {"role": "user", "content": observation}]
-        function = {"name": self.call.name, "arguments": self.call.arguments}
-        quoted = {"id": self.call.id, "type": "function", "function": function}
-        return [
-            said | {"tool_calls": [quoted]},
-            {"role": "tool", "tool_call_id": self.call.id, "content": observation},
-        ]
+        quoted: list[Message] = []
+        results: list[Message] = []
+        for number, call in enumerate(self.calls, start=1):
+            function = {"name": call.name, "arguments": call.arguments}
+            quoted.append({"id": call.id, "type": "function", "function": function})
+            result = observation if number == len(self.calls) else SEE_BELOW
+            results.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        return [said | {"tool_calls": quoted}, *results]
 
 
 def read_form(answer: Answer) -> Form:
@@ -119,20 +123,22 @@ def read_form(answer: Answer) -> Form:
 
 
 def read_call(answer: Answer, tools: Sequence[Tool]) -> Form:
-    """The thought and the call of an answer, as one response.
+    """The thought and the calls of an answer, as one response.
 
-    A call that can be read is quoted later as what it is; other answers are, as words.
+    Calls that can be read are quoted later as what they are; other answers are, as words.
     """
     form = CallForm()
     thought = _thought(answer) if answer.reasoning else ""
-    calls = [form.write(call.name, call.arguments) for call in answer.tool_calls]
-    text = "\n".join([f"{thought}{answer.content}", *calls])
+    written = [form.write(call.name, call.arguments) for call in answer.tool_calls]
+    text = "\n".join([f"{thought}{answer.content}", *written])
     parsed = ToolCalls(tools, form).parse(text, is_cut_off=answer.finish_reason in CUT_OFF)
     said = answer.content.strip()
-    if parsed.is_valid and len(answer.tool_calls) == 1:
-        call = answer.tool_calls[0]
-        return Form(text, said, parsed, replace(call, id=call.id or "call"))
-    return Form(text, said or NO_ANSWER, parsed)
+    calls = answer.tool_calls if parsed.is_valid else ()
+    if not calls:
+        return Form(text, said or NO_ANSWER, parsed)
+    numbered = enumerate(calls, start=1)
+    named = tuple(replace(call, id=call.id or f"call{number}") for number, call in numbered)
+    return Form(text, said, parsed, named)
 
 
 def _thought(answer: Answer) -> str:

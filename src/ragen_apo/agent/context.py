@@ -189,9 +189,7 @@ class ContextManager:
     def _prompt_after(self, turn: Turn, observation: str) -> list[int]:
         """A call is answered by the tool, a message by the user."""
         calls = self._calls
-        is_message = (
-            calls and message_of(calls.tools) and calls.form.split(turn.response)[1] is None
-        )
+        is_message = calls and message_of(calls.tools) and not calls.form.split(turn.response)[1]
         role = "user" if is_message else None
         return self.next_prompt(observation, last_response=turn.response_token_ids, role=role)
 

@@ -7,8 +7,9 @@
     </tool_call>
 
 What stands around the JSON depends on the model (`policy.call_form`). The recorded action is the
-text that the call stands for, so whatever reads actions need not know of tools. If one of the tools
-is a message (`Tool.is_message`), a response without a call is a call of that.
+text that the call stands for, so whatever reads actions need not know of tools. Several calls are
+one action if the tools allow it (`Tool.is_joinable`). If one of the tools is a message
+(`Tool.is_message`), a response without a call is a call of that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragen_apo.agent.responses import ParsedResponse
-from ragen_apo.environments.tools import Tool, call_of, called, message_of
+from ragen_apo.environments.tools import Tool, called, calls_of, message_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.files import parse_json
 from ragen_apo.policy.call_form import CallForm
@@ -65,33 +66,30 @@ class ToolCalls:
     def parse(self, text: str, *, is_cut_off: bool = False) -> ParsedResponse:
         """Thought and action text of a response; what stands before the call is the thought.
 
-        No call, several, one that is no JSON and text behind it are format errors. A call of an
-        unknown tool, or with arguments that do not fit, is one without an action. Text without a
-        call is a message, if one of the tools is, unless it is empty or was cut off.
+        No call, one that is no JSON, text behind it, and several where no tool is joinable are
+        format errors. Without an action are a call of an unknown tool or with arguments that do not
+        fit, and several calls of which one is such, or not joinable. Text without a call is a
+        message, if one of the tools is, unless it is empty or was cut off.
         """
         thought, closed, said = text.partition(CLOSE_THOUGHT)
         if not closed:
             thought, said = "", text
-        before, call = self.form.split(said)
+        before, calls = self.form.split(said)
         if OPEN_THOUGHT in before and CLOSE_THOUGHT not in before:
             return _FAULT
-        if call is None:
+        if not calls:
             before, closed, message = said.rpartition(CLOSE_THOUGHT)
             thought = _THOUGHT_TAG.sub("", thought + before).strip()
             return _FAULT if is_cut_off else self._message(thought, message.strip())
-        try:
-            value = parse_json(call)
-        except ValueError:
+        tools = self.tools
+        if len(calls) > 1:
+            tools = [tool for tool in tools if tool.is_joinable]
+        actions = [_action(tools, call) for call in calls]
+        if None in actions or not tools:
             return _FAULT
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            return _FAULT
-        arguments = value.get("arguments", value.get("parameters", {}))
-        tool = next((tool for tool in self.tools if tool.name == value["name"]), None)
-        action = None
-        if tool is not None and isinstance(arguments, dict):
-            action = tool.action_of(arguments)
+        action = "\n".join(action or "" for action in actions) if all(actions) else ""
         thought = _THOUGHT_TAG.sub("", thought + before).strip()
-        return ParsedResponse(thought, (action or "").strip(), is_valid=True)
+        return ParsedResponse(thought, action, is_valid=True)
 
     def _message(self, thought: str, text: str) -> ParsedResponse:
         """Text without a call as the message; what was meant as a call is none.
@@ -109,22 +107,40 @@ class ToolCalls:
         return ParsedResponse(thought, action or "", is_valid=True)
 
     def render(self, *, thought: str, action: str) -> str:
-        """The response with this thought and the call that stands for this action text.
+        """The response with this thought and the calls that stand for this action text.
 
         Raises ConfigError for an action that no tool writes.
         """
-        found = call_of(self.tools, action)
-        if found is None:
+        found = calls_of(self.tools, action)
+        if not found:
             raise ConfigError(
                 f"agent.response_format is tool_call, and no tool of the environment writes the "
                 f"action {shortened(repr(action), 80)}; expected one of "
                 f"{', '.join(tool.action for tool in self.tools)}. Leave this demonstration out, "
                 "or set agent.response_format to think_answer"
             )
-        tool, arguments = found
-        call = self.form.write(tool.name, json.dumps(arguments, ensure_ascii=False))
+        written = [
+            self.form.write(tool.name, json.dumps(arguments, ensure_ascii=False))
+            for tool, arguments in found
+        ]
+        call, (tool, arguments) = "\n".join(written), found[0]
         if tool.is_message:
             (text,) = arguments.values()
             plain = ParsedResponse("", tool.action_of(arguments) or "", is_valid=True)
             call = text if self.parse(text) == plain else call
         return f"{OPEN_THOUGHT}{thought}{CLOSE_THOUGHT}\n\n{call}"
+
+
+def _action(tools: Sequence[Tool], call: str) -> str | None:
+    """The action text of a call as JSON: "" if no tool writes it, and None if it is no call."""
+    try:
+        value = parse_json(call)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    tool = next((tool for tool in tools if tool.name == value["name"]), None)
+    if tool is None or not isinstance(arguments, dict):
+        return ""
+    return (tool.action_of(arguments) or "").strip()

@@ -46,6 +46,9 @@ class Tool:
     `integer` or `number`, perhaps with an `enum`, or `array` with the schema of its `items`."""
     separator: str = ", "
     """Stands between the items of an array in the action text."""
+    is_joinable: bool = False
+    """Several calls of such tools may be one action. Their texts, which have no line breaks, stand
+    in lines of their own."""
     is_message: bool = False
     """A response without a call is one of this tool, and its text is the one parameter, a string.
     No model is shown such a tool, and an environment has one at most."""
@@ -252,6 +255,17 @@ def call_of(tools: Sequence[Tool], action: str) -> tuple[Tool, dict[str, Any]] |
         if arguments is not None:
             return tool, arguments
     return None
+
+
+def calls_of(tools: Sequence[Tool], action: str) -> list[tuple[Tool, dict[str, Any]]]:
+    """The calls that this action text stands for, in their order; none if no tool writes it."""
+    found = call_of(tools, action)
+    if found is not None:
+        return [found]
+    joinable = [tool for tool in tools if tool.is_joinable]
+    lines = [line.strip() for line in action.split("\n")]
+    calls = [call_of(joinable, line) for line in lines if line]
+    return [call for call in calls if call] if all(calls) else []
 
 
 def _is_list(schema: Mapping[str, Any]) -> bool:

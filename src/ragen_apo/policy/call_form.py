@@ -47,17 +47,22 @@ class CallForm:
         call = f'{{"name": {json.dumps(name)}, {json.dumps(self.key)}: {arguments}}}'
         return f"{self.opening}{call}{self.closing}"
 
-    def split(self, text: str) -> tuple[str, str | None]:
-        """What stands before the first call, and the JSON up to the end of the text.
+    def split(self, text: str) -> tuple[str, list[str]]:
+        """What stands before the first call, and the JSON of each call up to the end of the text.
 
-        None if no call begins; "" if something follows what closes it.
+        No JSON if no call begins; "" alone if something else follows what closes one.
         """
         opening, closing = self.opening.strip(), self.closing.strip()
         begins = re.search(re.escape(opening) if opening else r'\{\s*"', text)
         if begins is None:
-            return text, None
-        call = text[begins.start() :].removeprefix(opening).strip()
-        return text[: begins.start()], call.removesuffix(closing) if call.endswith(closing) else ""
+            return text, []
+        before, rest = text[: begins.start()], text[begins.start() :].removeprefix(opening).strip()
+        if not closing:
+            return before, [rest]
+        if not rest.endswith(closing):
+            return before, [""]
+        between = rf"{re.escape(closing)}\s*{re.escape(opening)}"
+        return before, re.split(between, rest.removesuffix(closing))
 
 
 def read_call_form(template: ChatTemplate) -> CallForm:

@@ -110,6 +110,38 @@ def test_a_text_that_is_no_call_is_answered_with_the_calls_that_there_are(text: 
     assert (reward, terminated, info["invalid_action"]) == (0.0, False, True)
 
 
+def test_several_calls_in_one_turn_are_made_in_their_order() -> None:
+    environment = products()
+    begun(environment)
+    said, *_, info = environment.step(' multiply(3, 4)\n\n word(1, "fr") \nmultiply(5, 6)')
+    assert said == 'multiply(3, 4): 12\nword(1, "fr"): un\nmultiply(5, 6): 30'
+    assert info == {"metrics": {"num_calls": 3}}
+    key = environment.state_key()
+    begun(environment)
+    for text in ("multiply(3, 4)", 'word(1, "fr")', "multiply(5, 6)"):
+        environment.step(text)
+    assert environment.state_key() != key  # fewer turns are left
+
+
+def test_a_refusal_among_several_calls_keeps_the_others() -> None:
+    environment = products()
+    begun(environment)
+    said, *_, info = environment.step('word(7, "en")\nmultiply(5, 6)')
+    assert said == (
+        'word(7, "en"): word refused its arguments: only 0 and 1 are known\nmultiply(5, 6): 30'
+    )
+    assert info == {"invalid_action": True, "metrics": {"num_calls": 1}}
+
+
+@pytest.mark.parametrize("last", ["multiply(5)", "answer(12)", "Done."])
+def test_of_several_calls_none_is_made_if_one_cannot_be(last: str) -> None:
+    environment = products()
+    begun(environment)
+    said, _, terminated, _, info = environment.step(f"multiply(3, 4)\n{last}")
+    assert said.startswith("No such call.")
+    assert (terminated, info["metrics"]) == (False, {"num_calls": 0})
+
+
 def test_a_function_may_refuse_its_arguments_and_the_agent_reads_why() -> None:
     environment = products()
     begun(environment)

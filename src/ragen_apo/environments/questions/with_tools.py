@@ -7,9 +7,10 @@
     def make_products(**options):
         return questions_with_tools([multiply], **options)
 
-In each turn the policy calls a function and reads what it returns, or answers, which ends the
-episode. Questions, options and rewards are those of the environment `questions`. In the place of
-functions a class may stand, whose methods are called: each episode has an object of it.
+In each turn the policy calls a function, or several, and reads what they return; or it answers,
+which ends the episode. Questions, options and rewards are those of the environment `questions`. In
+the place of functions a class may stand, whose methods are called. Each episode has an object of
+it.
 """
 
 import contextlib
@@ -29,13 +30,13 @@ from ragen_apo.environments.questions.tool_object import (
     methods_to_call,
 )
 from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
-from ragen_apo.environments.tools import Tool, call_of, tool_of
+from ragen_apo.environments.tools import Tool, calls_of, tool_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
 from ragen_apo.printable import exception_in_words, raised_in_words
 from ragen_apo.types import Task
 
-TEXT_VERSION = 1
+TEXT_VERSION = 2
 """Raise it whenever the words of an observation or the dynamics change."""
 MAX_TURNS = 8
 REFUSALS = (ValueError, ArithmeticError, LookupError)
@@ -122,8 +123,8 @@ class ToolGame:
         self._toolbox = toolbox
         self._question = QuestionGame(toolbox.compare, task, seed)
         self._said: list[tuple[str, str]] = []
-        """The calls so far and what came of them. A refused one counts where it may have changed
-        the state of an object."""
+        """The calls of each turn so far and what came of them. Where all were refused they count
+        only if they may have changed the state of an object."""
         self._num_calls = self._num_turns = 0
         self._objects = [ToolObject(kind) for kind in toolbox.classes]
         self._judge = next((each for each in self._objects if each.gives_reward), None)
@@ -147,25 +148,33 @@ class ToolGame:
         return replace(answer, metrics={"num_calls": self._num_calls})
 
     def _answer(self, text: str) -> Answer:
-        found = call_of(self._toolbox.tools, text)
-        if found is None:
+        calls = calls_of(self._toolbox.tools, text)
+        if not calls:
             return Answer(f"No such call. {self._toolbox.expected}", invalid=True)
-        tool, arguments = found
+        tool, arguments = calls[0]
         if tool == ANSWER:
             if self._judge:
                 return Answer("Thank you.", terminated=True)
             return self._question.play(arguments["text"])
+        num_before = self._num_calls
+        results = [self._result(*call) for call in calls]
+        if len(calls) > 1:
+            names = [tool.action_of(arguments) for tool, arguments in calls]
+            results = [f"{name}: {said}" for name, said in zip(names, results, strict=True)]
+        observation, num_done = "\n".join(results), self._num_calls - num_before
+        if num_done or self._objects:
+            self._said.append((text, observation))
+        return Answer(observation, invalid=num_done < len(calls))
+
+    def _result(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        """What a call returns, or why it refuses its arguments."""
         try:
             result = self._toolbox.result(self._functions[tool.name], arguments)
         except REFUSALS as error:
             said = str(error) if isinstance(error, ValueError) else exception_in_words(error)
-            why = self._toolbox.text_of(said)
-            if self._objects:
-                self._said.append((text, f"refused: {why}"))
-            return Answer(f"{tool.name} refused its arguments: {why}", invalid=True)
-        self._said.append((text, result))
+            return f"{tool.name} refused its arguments: {self._toolbox.text_of(said)}"
         self._num_calls += 1
-        return Answer(result)
+        return result
 
     def key(self) -> str:
         """What was called and returned, in this order, and whether it was answered."""
@@ -293,10 +302,14 @@ def _tools(given: Callable[..., Any] | type) -> Sequence[Tool]:
     """Of a function, or of the methods of a class."""
     try:
         if not isinstance(given, type):
-            return [tool_of(given)]
-        tools = [tool_of(method) for method in methods_to_call(given).values()]
+            return [_joinable(given)]
+        tools = [_joinable(method) for method in methods_to_call(given).values()]
     except ValueError as error:
         raise ConfigError(f"functions: {error}") from error
     if not tools:
         raise ConfigError(f"functions: the class {given.__name__} has no public methods to call")
     return tools
+
+
+def _joinable(function: Callable[..., Any]) -> Tool:
+    return replace(tool_of(function), is_joinable=True)
