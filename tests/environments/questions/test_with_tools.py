@@ -702,6 +702,29 @@ def test_the_documented_class_counts_in_one_episode_and_keeps_the_promises(folde
 
 
 @pytest.mark.slow
+def test_the_documented_interpreter_ends_programs_and_keeps_the_promises(
+    folder: Path,
+) -> None:
+    written = "\n\n".join(blocks("python"))
+    assert written.count("SECONDS = 5") == 1
+    hurried = written.replace("SECONDS = 5", "SECONDS = 2")
+    (folder / "programs.py").write_text(hurried, encoding="utf-8")
+    make = partial(make_environment, "./programs.py:make_programs", PRODUCTS)
+    assert set(check_environment(make).values()) == {None}
+    environment = make()
+    begun(environment)
+    asked = re.findall(r"^(run_python\(.*\)) {3,}(.*)$", PAGE.read_text("utf-8"), re.M)
+    assert len(asked) == 3
+    for text, said in asked:
+        observation = environment.step(text)[0].strip()
+        assert observation == said.replace("5 seconds", "2 seconds")
+    for greedy in ("x = bytearray(2**31)", "while True: print(10**1000)"):
+        observation, *_, info = environment.step(f'run_python("{greedy}")')
+        assert info["invalid_action"]
+        assert "seconds" not in observation
+
+
+@pytest.mark.slow
 def test_the_documented_configuration_trains(folder: Path) -> None:
     run = factories.shipped_run(
         folder / "products.yaml",
