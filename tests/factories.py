@@ -303,16 +303,16 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 def with_keys(session: Session, *overrides: str, **options: Any) -> Session:
     """The session with overrides on top of its configuration."""
     after = changed(session.config, *overrides, **options)
-    num_workers = after.rollouts.num_environment_workers
-    same = (
-        after.environment == session.config.environment
-        and after.agent == session.config.agent
-        and num_workers == session.environments.num_workers
+    before = session.config
+    same = (after.environment, after.agent, after.rollouts) == (
+        before.environment,
+        before.agent,
+        before.rollouts,
     )
     environments = (
         session.environments
         if same
-        else build_environments(after.environment, after.agent, num_workers=num_workers)
+        else build_environments(after.environment, after.agent, after.rollouts)
     )
     return replace(session, config=after, environments=environments)
 

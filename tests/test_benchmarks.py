@@ -49,7 +49,7 @@ def test_waits_that_come_one_after_another_are_counted(monkeypatch: pytest.Monke
     from benchmarks import environment_workers
 
     def waits(*, num_workers: int) -> tuple[int, int]:
-        pool = environment_workers.pool(factories.config(), num_workers=num_workers, seconds=0)
+        pool = environment_workers.pool(factories.config(), num_workers=num_workers)
         played = environment_workers.of_the_teacher(pool, number=4)()
         return pool.num_waits, max(len(each.turns) for each in played)
 

@@ -48,6 +48,14 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused(number: str) -> None
         config(f"--rollouts.num_environment_workers={number}")
 
 
+def test_only_environments_in_processes_have_a_time_limit() -> None:
+    limit = "--rollouts.environment_timeout_seconds=60"
+    with pytest.raises(ConfigError, match="needs environment_processes: true"):
+        config(limit)
+    found = config(limit, "--rollouts.environment_processes=true").rollouts
+    assert found.environment_timeout_seconds == 60
+
+
 def test_a_server_is_named_once() -> None:
     section = f"rollouts: {{engine: vllm, base_url: ['{URL}', '{URL}']}}"
     with pytest.raises(ConfigError, match="names a server twice"):

@@ -247,13 +247,7 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
     return Session(
         config,
         run,
-        build_environments(
-            config.environment,
-            config.agent,
-            num_workers=config.rollouts.num_environment_workers,
-            num_retries=config.rollouts.environment_retries,
-            say=progress.say,
-        ),
+        build_environments(config.environment, config.agent, config.rollouts, say=progress.say),
         device,
         dtype,
         progress,

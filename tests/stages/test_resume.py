@@ -117,11 +117,12 @@ def test_so_does_a_run_that_is_killed_at_every_fiftieth_flush_to_disk(
     assert_same_run(tmp_path / "run", finished_run)
 
 
-def test_so_does_one_whose_environments_act_side_by_side(
+def test_so_does_one_whose_environments_act_side_by_side_in_processes_of_their_own(
     run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
 ) -> None:
     """Before and after the kill; in the run that was not killed, one after another."""
-    text = resolved_yaml(factories.config("--rollouts.num_environment_workers=4"))
+    keys = ("--rollouts.num_environment_workers=4", "--rollouts.environment_processes=true")
+    text = resolved_yaml(factories.config(*keys))
     assert_killed(run_until_killed(tmp_path, target=STEP, call=4, text=text))
     resume(tmp_path / "run")
     assert_same_run(tmp_path / "run", finished_run)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -18,9 +17,11 @@ from ragen_apo.config import RunConfig
 from ragen_apo.config.agent import AgentConfig, ContextConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.machine import MachineConfig
+from ragen_apo.config.rollouts import RolloutsConfig
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.torchrun import this_worker
-from ragen_apo.environments.base import make_environment
+from ragen_apo.environments.base import TextEnvironment, make_environment
+from ragen_apo.environments.process import ProcessEnvironment
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.generation import GenerationEngine
 from ragen_apo.policy.inference_server.engine import ServerEngine
@@ -69,19 +70,33 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
 
 
 def build_environments(
-    environment: EnvironmentConfig, agent: AgentConfig, **options: Any
+    environment: EnvironmentConfig,
+    agent: AgentConfig,
+    rollouts: RolloutsConfig | None = None,
+    *,
+    say: Callable[[str], None] = lambda _: None,
 ) -> EnvironmentManager:
     """The pool of the configured environment, with the configured costs.
 
-    The options are those of `EnvironmentManager`: how many may be at work at the same time, and how
-    often an episode may begin again.
+    Of `rollouts` what is said of environments is used; `say` tells the user of episodes that begin
+    again.
     """
+    rollouts = rollouts or RolloutsConfig()
+    name, options = environment.name, environment.options
+
+    def in_a_process(like: TextEnvironment) -> TextEnvironment:
+        seconds = rollouts.environment_timeout_seconds
+        return ProcessEnvironment(name, options, like=like, timeout_seconds=seconds)
+
     return EnvironmentManager(
-        lambda: make_environment(environment.name, environment.options),
+        lambda: make_environment(name, options),
         format_penalty=agent.format_penalty,
         invalid_action_penalty=agent.invalid_action_penalty,
         calls_tools=agent.calls_tools,
-        **options,
+        num_workers=rollouts.num_environment_workers,
+        num_retries=rollouts.environment_retries,
+        make_elsewhere=in_a_process if rollouts.environment_processes else None,
+        say=say,
     )
 
 

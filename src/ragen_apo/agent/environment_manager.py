@@ -34,6 +34,7 @@ from ragen_apo.environments.base import (
     close_environment,
 )
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
+from ragen_apo.environments.process import EnvironmentProcessError
 from ragen_apo.environments.tools import Tool, called
 from ragen_apo.errors import (
     ConfigError,
@@ -117,18 +118,22 @@ class EnvironmentManager:
         calls_tools: bool = False,
         num_workers: int = 1,
         num_retries: int = 0,
+        make_elsewhere: Callable[[TextEnvironment], TextEnvironment] | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`calls_tools`: responses call the environment's tools; ConfigError if it has none.
 
         `num_workers` is how many environments may be at work at the same time (`map`), and
         `num_retries` how often an episode may begin again because its environment raised. `say`
-        tells the user about it.
+        tells the user about it. `make_elsewhere` makes those that play, like one in this process
+        that only has the tasks.
         """
-        self._make_environment = make_environment
         self.format_penalty, self.invalid_action_penalty = format_penalty, invalid_action_penalty
         self.num_workers, self.num_retries, self._say = num_workers, num_retries, say
-        self._prototype = make_environment()
+        self._prototype = prototype = make_environment()
+        self._make_environment = make_environment
+        if make_elsewhere is not None:
+            self._make_environment = lambda: make_elsewhere(prototype)
         self._made = {id(self._prototype): self._prototype}
         """All that are not closed, by identity."""
         weakref.finalize(self, _close_all, self._made, owner=os.getpid())
@@ -296,6 +301,9 @@ class EnvironmentManager:
             yield
         except SystemExit as error:
             self._refuse(f"it tried to end the process ({error!r:.80})", episode, cause=error)
+        except EnvironmentProcessError as error:
+            kind = EnvironmentRaisedError if error.may_pass else EnvironmentFaultError
+            self._refuse(str(error), episode, cause=error, kind=kind)
         except RagenApoError:
             raise
         except FOREIGN_FAILURES as error:

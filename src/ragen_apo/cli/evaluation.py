@@ -73,8 +73,8 @@ class ApiOptions:
     """An option of the environment, as key=value; may be given several times."""
     config: Path | None = None
     """A YAML file, such as a run's or the evaluation.yaml of an evaluation to go on with, whose
-    sections environment, agent, evaluation, whose seed, rollouts.num_environment_workers and
-    rollouts.environment_retries are used."""
+    sections environment, agent, evaluation, whose seed, and what rollouts says of environments are
+    used."""
     max_turns: Number | None = None
     """Short for --environment-option max_turns=N."""
     response_format: ResponseFormat | None = None

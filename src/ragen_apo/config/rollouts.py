@@ -35,6 +35,13 @@ class RolloutsConfig(Section):
     """How often an episode is played again from its beginning, with another environment, if its
     environment raises an error. With 0 the first error ends the run. It applies to all episodes
     but those of a search. See docs/adding_an_environment.md."""
+    environment_processes: bool = False
+    """Whether each environment plays in a process of its own. Then those that compute use other
+    cores (as many at a time as `num_environment_workers`), and one that crashes is one that raises
+    an error. The results are the same bits. See docs/adding_an_environment.md."""
+    environment_timeout_seconds: Positive | None = None
+    """How long `reset` and `step` may take before the environment's process is killed, which is an
+    error as any other. null: without a limit. It needs `environment_processes`."""
     lockstep: bool = False
     """Whether an episode waits until all other episodes in progress have their response too. Then
     their environments act at the same time. For slow environments with `engine: local`. Episodes
@@ -63,7 +70,12 @@ class RolloutsConfig(Section):
     plays. The run ends with an error when a process has no server left."""
 
     @model_validator(mode="after")
-    def _servers_have_addresses(self) -> RolloutsConfig:
+    def _parts_fit(self) -> RolloutsConfig:
+        if self.environment_timeout_seconds is not None and not self.environment_processes:
+            raise ValueError(
+                "environment_timeout_seconds needs environment_processes: true, as only a process "
+                "can be ended"
+            )
         if self.engine == "vllm" and not self.base_url:
             raise ValueError(
                 "engine vllm needs base_url, the address of a server, such as http://127.0.0.1:8000"

@@ -95,13 +95,7 @@ def evaluate_api_model(
     """
     run = RunDirectory(folder)
     _require_free(run)
-    environments = build_environments(
-        config.environment,
-        config.agent,
-        num_workers=rollouts.num_environment_workers,
-        num_retries=rollouts.environment_retries,
-        say=progress.say,
-    )
+    environments = build_environments(config.environment, config.agent, rollouts, say=progress.say)
     plan = _plan(config)
     tasks_of(environments, plan.split)
     requests = plan.requests(environments)

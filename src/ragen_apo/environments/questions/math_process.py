@@ -7,18 +7,17 @@ needed. One that does not answer is killed, and what it was asked counts as not 
 """
 
 import atexit
-import contextlib
 import functools
 import itertools
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 
 from ragen_apo.environments.questions.math_worker import READY
 from ragen_apo.environments.questions.numbers import unboxed
+from ragen_apo.environments.toolkit.line_process import LineProcess
 from ragen_apo.errors import EnvironmentFaultError
 
 MAX_CHARACTERS = 500
@@ -29,27 +28,15 @@ WALL_SECONDS = 60.0 if hasattr(signal, "setitimer") else 10.0
 """For an answer, where the worker's limit of processor time does not end it: on Windows, which has
 none, and in a process that got no processor."""
 START_SECONDS = 120.0
-
-# The paths of this process come first of all: no file of the working folder may be imported.
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[1:]; "
-    "from ragen_apo.environments.questions.math_worker import main; main()"
-)
+_WORKER = "ragen_apo.environments.questions.math_worker"
 
 
 class _Worker:
     """A running process."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
-        if self._line(within_seconds=START_SECONDS).strip() != READY:
+        self._process = LineProcess(_WORKER, errors=subprocess.DEVNULL)
+        if (self._process.answer(within_seconds=START_SECONDS) or "").strip() != READY:
             self.stop()
             raise EnvironmentFaultError(
                 "the process that compares answers with math-verify could not be started; see "
@@ -57,37 +44,18 @@ class _Worker:
                 "text or number"
             )
 
+    @property
     def is_running(self) -> bool:
-        """Whether it has not ended, of itself or otherwise."""
-        return self._process.poll() is None
+        return self._process.is_running
 
     def ask(self, answer: str, right: str) -> bool | None:
         """Its answer; None where it gave none, and then it is of no more use."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps([answer, right]) + "\n")
-            self._process.stdin.flush()
-        except OSError:  # it has ended since
-            return None
-        line = self._line(within_seconds=WALL_SECONDS)
-        return json.loads(line) if line.endswith("\n") else None
+        self._process.send(json.dumps([answer, right]))
+        line = self._process.answer(within_seconds=WALL_SECONDS)
+        return None if line is None else json.loads(line)
 
     def stop(self) -> None:
-        """Ends the process and closes its pipes."""
         self._process.kill()
-        with contextlib.suppress(OSError):  # what was not written is of no use to it
-            self._process.communicate()
-
-    def _line(self, *, within_seconds: float) -> str:
-        """Its next line; what there is of it when the time is over, and it is killed."""
-        assert self._process.stdout is not None
-        deadline = threading.Timer(within_seconds, self._process.kill)
-        deadline.daemon = True
-        deadline.start()
-        try:
-            return self._process.stdout.readline()
-        finally:
-            deadline.cancel()
 
 
 _lock = threading.Lock()
@@ -117,7 +85,7 @@ def equal_as_mathematics(answer: str, right: str) -> bool:
 
 def _worker() -> _Worker:
     own = os.getpid()
-    if own in _workers and not _workers[own].is_running():
+    if own in _workers and not _workers[own].is_running:
         _workers.pop(own).stop()
     if own not in _workers:
         _workers[own] = _Worker()

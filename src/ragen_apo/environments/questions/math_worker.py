@@ -9,11 +9,11 @@ another process.
 import contextlib
 import functools
 import json
-import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from ragen_apo.environments.toolkit.line_process import answering
 
 CPU_SECONDS = 2.0
 MAX_MEMORY_BYTES = 2 << 30
@@ -22,13 +22,11 @@ READY = "ready"
 
 def main() -> None:
     """Answers lines until there are no more."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    sys.stdout = sys.stderr  # what the libraries print is no answer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lines, answers = answering()
     _limit_memory()
     is_equal = _load()
     print(READY, file=answers, flush=True)
-    for line in sys.stdin:
+    for line in lines:
         answer, right = json.loads(line)
         with _limited_time():
             equal = is_equal(answer, right)
