@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragen_apo.errors import ContextError, ModelError
-from ragen_apo.policy import attention, generation
+from ragen_apo.policy import attention, generation, ragged_cache
 from ragen_apo.policy import rows as engine_rows
 from ragen_apo.policy.engine import Response
 from ragen_apo.policy.generation import GenerationEngine
@@ -325,6 +325,28 @@ def test_the_last_row_leaves_its_memory_to_the_next(
     used = used_memory()
     assert used <= {storage.data_ptr() for storage in spare[0].free}
     assert used_memory() == used
+
+
+@pytest.mark.parametrize(("limit", "num_returns"), [(2**28, 1), (0, 3)])
+def test_memory_goes_back_to_the_system_unless_little_of_it_is_kept(
+    llama: LanguageModel,
+    spare: list[SpareMemory],
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    num_returns: int,
+) -> None:
+    returns: list[int] = []
+    monkeypatch.setattr(ragged_cache, "MAX_SPARE_BYTES", limit)
+    monkeypatch.setattr(
+        generation, "return_freed_memory", lambda: returns.append(len(spare[0].free))
+    )
+    engine = GenerationEngine(llama, num_rows=2, capacity=CAPACITY)
+    for _ in range(3):
+        with engine.rollout():
+            row = engine.open_row(generator(0))
+            respond(engine, [row], [[9, 9]], max_new_tokens=3, temperature=1.0)
+        assert bool(spare[0].free) == (limit > 0)
+    assert returns == [0] * num_returns
 
 
 @pytest.mark.slow

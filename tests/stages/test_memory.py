@@ -11,6 +11,7 @@ import torch
 
 from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ConfigError
+from ragen_apo.policy import attention
 from ragen_apo.policy.language_model import LanguageModel, load_language_model
 from ragen_apo.policy.lora import add_adapters
 from ragen_apo.policy.scoring import score_tokens
@@ -137,13 +138,19 @@ def test_a_rollout_holds_the_packed_weights(
     assert mixed.contexts == converted.contexts + 300
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_pass_over_full_contexts_keeps_no_more_than_planned(
-    checkpointing: bool, qwen_folder: Path
+    checkpointing: bool,
+    autocast: torch.dtype | None,
+    qwen_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = load_language_model(
+    monkeypatch.setattr(attention, "has_matrix_units", lambda: False)
+    loaded = load_language_model(
         qwen_folder, device=torch.device("cpu"), gradient_checkpointing=checkpointing
     )
+    model = replace(loaded, autocast=autocast)
     token_ids_RT = torch.randint(0, 50, (2, NUM_TOKENS), generator=torch.manual_seed(0))
     mask_RT = torch.zeros(2, NUM_TOKENS, dtype=torch.bool)
     mask_RT[:, -64:] = True
@@ -164,6 +171,31 @@ def test_a_pass_over_full_contexts_keeps_no_more_than_planned(
     assert sum(kept.values()) <= planned
     if not checkpointing:
         assert sum(kept.values()) >= planned / 4
+
+
+def test_attention_weights_are_planned_where_a_pass_keeps_them(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = replace(model, autocast=torch.bfloat16)
+    monkeypatch.setattr(attention, "has_matrix_units", lambda: True)
+    without = peak(mixed, "updates").contexts
+    monkeypatch.setattr(attention, "has_matrix_units", lambda: False)
+    shape = model.config
+    heads = shape.num_hidden_layers * shape.num_attention_heads
+    weights = 2 * heads * NUM_TOKENS * (NUM_TOKENS + attention.QUERIES_PER_BLOCK) // 2
+    assert peak(mixed, "updates").contexts == without + 2 * weights
+
+
+def test_on_a_cpu_a_small_cache_stays_while_the_model_is_trained(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: dict[str, list[int]] = {"updates": [], "rollouts": []}
+    for limit in (0, 2**40):
+        monkeypatch.setattr(memory, "MAX_SPARE_BYTES", limit)
+        for name, found in contexts.items():
+            found.append(peak(model, name).contexts)
+    released, kept = contexts["updates"]
+    assert contexts["rollouts"][0] == contexts["rollouts"][1] >= kept - released > 0
 
 
 def test_logits_of_a_pass_are_planned_as_the_pieces_that_it_makes(

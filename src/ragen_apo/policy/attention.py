@@ -187,6 +187,11 @@ def attend(
     )
 
 
+def keeps_attention_weights(device: torch.device, autocast: torch.dtype | None) -> bool:
+    """Whether a training pass is by blocks, which keep T^2 / 2 numbers a row and head."""
+    return device.type == "cpu" and autocast == torch.bfloat16 and not has_matrix_units()
+
+
 @functools.cache
 def has_matrix_units() -> bool:
     """Whether the processor multiplies bfloat16 matrices in hardware (Intel's AMX)."""

@@ -32,7 +32,7 @@ from transformers import Cache
 from ragen_apo.policy.attention import PaddedPrompts, PromptSlice, mask_of_later
 from ragen_apo.policy.engine import Response, too_long
 from ragen_apo.policy.language_model import LanguageModel
-from ragen_apo.policy.passes import on_device
+from ragen_apo.policy.passes import on_device, return_freed_memory
 from ragen_apo.policy.ragged_cache import CacheView, RaggedLayer, SpareMemory
 from ragen_apo.policy.recorded_passes import RecordedPasses
 from ragen_apo.policy.rows import (
@@ -60,7 +60,7 @@ class GenerationEngine:
 
     Implements `Engine`, where the methods are described. `capacity` is the longest context of a row
     in tokens. Memory: two tensors [num_rows, kv_heads, longest context so far, head_dim] a layer.
-    Closing the last row frees the memory of an accelerator; main memory is kept for the next rows.
+    Closing the last row frees it. A little main memory is kept for the next rows.
     """
 
     def __init__(self, model: LanguageModel, *, num_rows: int, capacity: int) -> None:
@@ -118,6 +118,8 @@ class GenerationEngine:
 
     @contextlib.contextmanager
     def rollout(self) -> Iterator[None]:
+        if not self._memory.free:
+            return_freed_memory()
         try:
             with self.model.constant_weights():
                 yield

@@ -18,6 +18,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 _POSITIONS_STEP = 64
 """The cache's length is a multiple of this."""
+MAX_SPARE_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -72,7 +73,8 @@ class SpareMemory:
 
     Fresh pages are slow, and a cache grows many times. So a piece is allocated as large as a cache
     can become (unwritten pages take no memory), and the next store to grow takes a free piece. On
-    an accelerator, PyTorch's allocator does the same.
+    an accelerator, PyTorch's allocator does the same. More than `MAX_SPARE_BYTES` are not kept from
+    one rollout to the next, as training has a better use for them.
     """
 
     def __init__(self, *, num_positions: int) -> None:
@@ -96,8 +98,10 @@ class SpareMemory:
             self.free.append(store.untyped_storage())
 
     def keep(self, number: int) -> None:
-        """Keeps only this number of pieces, the largest."""
+        """Keeps only this number of pieces, the largest; none if they take too much."""
         self.free = sorted(self.free, key=lambda storage: -storage.nbytes())[:number]
+        if sum(storage.nbytes() for storage in self.free) > MAX_SPARE_BYTES:
+            self.free = []
 
 
 class RaggedLayer(CacheLayerMixin):

@@ -16,8 +16,9 @@ the policy's own weights. Checkpoints are written from where the tensors are.
 
 Where weights are in shares, a rank has its part of what is held, and all weights besides while it
 plays or saves. What is held is certain. Passes count every context as full, which few are, so the
-sum is an upper bound for the tensors. On a CPU the process needs about 0.5 GiB besides, for its
-libraries. What a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
+sum is an upper bound for the tensors. On a CPU a small cache of a rollout stays for the next one.
+The process needs memory besides: 0.5 GiB for its libraries, what kernels prepare for each shape,
+and holes between tensors. What a run needed is `peak_memory_bytes` in run.json. Sizes are in bytes.
 
 Axes of the sizes below: H hidden, K keys (of all key-value heads), I intermediate, V vocabulary.
 """
@@ -37,10 +38,12 @@ from ragen_apo.config.agent import AgentConfig
 from ragen_apo.config.policy import PolicyConfig
 from ragen_apo.config.training import TrainingConfig
 from ragen_apo.errors import ConfigError
+from ragen_apo.policy.attention import QUERIES_PER_BLOCK, keeps_attention_weights
 from ragen_apo.policy.language_model import MAX_LOGITS, LanguageModel
 from ragen_apo.policy.lora import has_adapters, merged_bytes
 from ragen_apo.policy.packed_weights import num_packed_bytes
 from ragen_apo.policy.passes import decoder_layers
+from ragen_apo.policy.ragged_cache import MAX_SPARE_BYTES
 from ragen_apo.stages.disk import Sizes
 
 _GIB = 2**30
@@ -138,11 +141,13 @@ def plan_memory(
     rules, max_steps = config.reference, config.training.max_steps
     is_refreshed = rules.num_after_steps(max_steps) > 0 or rules.refresh_max_kl is not None
     held = own + (weights if is_refreshed else first_reference)
-    rollout = _rollout(policy, config.training, config.agent)
+    cache = _cache(policy, config.training, config.agent)
+    rollout = cache + _constant_weights(policy)
     activations, logits = _training_pass(policy, config.training, config.agent, max_turns=max_turns)
     if num_shares > 1:
         activations += _gathered_in_a_pass(policy)
-    supervised, update = activations + logits, num_trained * activations + logits
+    spare = cache if policy.device.type == "cpu" and cache <= MAX_SPARE_BYTES else 0
+    supervised, update = activations + logits, num_trained * activations + logits + spare
     peaks = [
         Peak("rollouts", held + gathered, adam, rollout),
         Peak("updates", held, adam + learned * num_trained, update),
@@ -156,10 +161,10 @@ def plan_memory(
         peaks.append(Peak("stage 1", whole, 0, rollout))
     if config.distillation.enabled:
         models = weights + first_reference
-        peaks.append(Peak("distillation", models, 3 * learned, supervised))
+        peaks.append(Peak("distillation", models, 3 * learned, supervised + spare))
         if is_refreshed:
             name = "distillation at a new reference"
-            peaks.append(Peak(name, held, adam + 3 * learned, supervised))
+            peaks.append(Peak(name, held, adam + 3 * learned, supervised + spare))
     if has_adapters(model) and policy.device.type == "cpu":
         kept, state = (own, adam) if is_refreshed else (weights, 0)
         peaks.append(Peak("saving a model", kept + gathered + merged_bytes(model), state))
@@ -216,11 +221,11 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def _rollout(policy: LanguageModel, training: TrainingConfig, agent: AgentConfig) -> int:
-    size = policy.compute_dtype.itemsize
+def _cache(policy: LanguageModel, training: TrainingConfig, agent: AgentConfig) -> int:
+    """Keys and values of all episodes that are played side by side."""
     positions = training.num_rows * agent.max_context_tokens
-    cache = 2 * policy.config.num_hidden_layers * _num_key_features(policy.config) * positions
-    return cache * size + _constant_weights(policy)
+    numbers = 2 * policy.config.num_hidden_layers * _num_key_features(policy.config) * positions
+    return numbers * policy.compute_dtype.itemsize
 
 
 def _training_pass(
@@ -245,9 +250,14 @@ def _training_pass(
     sampled = agent.max_context_tokens
     if max_turns is not None:
         sampled = min(sampled, max_turns * agent.max_response_tokens)
+    kept_bytes = num_tokens * kept * size
+    if keeps_attention_weights(policy.device, policy.autocast):
+        weights = num_tokens * (agent.max_context_tokens + QUERIES_PER_BLOCK) // 2
+        kept_layers = 1 if policy.gradient_checkpointing else num_layers
+        kept_bytes += weights * kept_layers * shape.num_attention_heads * torch.bfloat16.itemsize
     logits = training.micro_batch_size * sampled * shape.vocab_size
     logits = min(logits, max(MAX_LOGITS, shape.vocab_size)) * _LOGIT_TENSORS
-    return num_tokens * kept * size + _converted(policy), logits * torch.float32.itemsize
+    return kept_bytes + _converted(policy), logits * torch.float32.itemsize
 
 
 def _num_key_features(shape: Any) -> int:
