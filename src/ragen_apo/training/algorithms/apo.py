@@ -37,8 +37,6 @@ RESIDUAL_MONITORS: Mapping[str, Monitor] = {
     "residual_mean": Monitor("residual, mean"),
     "residual_variance": Monitor("residual, variance", title="Residual variance"),
 }
-ROUNDING = 1e-6
-"""Of a mean of values that are all the same."""
 WEIGHTED = "−(advantage − β₂ Δ) Δ\nΔ = log π/π_ref"
 
 
@@ -56,7 +54,7 @@ class ValueConfig(AlgorithmConfig):
     center_residuals: bool = False
     """Subtract from each residual the mean of the step's other trajectories, before the clamp. The
     expected gradient stays the same, except with length_normalization `tokens`. Where all returns
-    of a step are equal, and not below V*, no update is made. Needs two tasks a step."""
+    of a step are equal, no update is made. Needs two tasks a step."""
     fit_values: bool = False
     """Subtract a + c V*, fitted to the other trajectories, instead of their mean. Where V* is
     noise, c cancels it. As with center_residuals, equal returns make no update. Needs three tasks
@@ -146,7 +144,7 @@ class ApoAlgorithm(Algorithm[ApoTargets]):
         )
 
     def keeps(self, rollouts: Rollouts) -> Tensor:
-        return instructive(rollouts) if self._settings.has_offset else super().keeps(rollouts)
+        return differing(rollouts) if self._settings.has_offset else super().keeps(rollouts)
 
     def prepare(self, rollouts: Rollouts) -> ApoTargets:
         import torch
@@ -196,20 +194,18 @@ class ApoAlgorithm(Algorithm[ApoTargets]):
         return residuals_and_values(rollouts, collected)
 
 
-def instructive(rollouts: Rollouts) -> Tensor:
-    """Which episodes [B] say something beside the others of the step.
+def differing(rollouts: Rollouts) -> Tensor:
+    """Which episodes [B] say something beside the others of the step: none where all earn the same.
 
-    None where all earn the same, and as much as V* on average. What is left of their residuals then
-    are errors of V* and differences in KL. However small they are, an optimiser that scales
-    gradients makes a whole update of them. Where all earn less, the policy has lost what the
-    reference could do, and the KL is what leads it back.
+    What is left of their residuals then are errors of V* and differences in KL. However small they
+    are, an optimiser that scales gradients makes a whole update of them.
     """
     import torch
 
     returns_B = rollouts.returns_B
-    is_lost = bool(returns_B.mean() < rollouts.v_star_B.mean() - ROUNDING)
-    differ = bool(returns_B.min() < returns_B.max())
-    return torch.full_like(rollouts.group_B, differ or is_lost, dtype=torch.bool)
+    return torch.full_like(
+        rollouts.group_B, bool(returns_B.min() < returns_B.max()), dtype=torch.bool
+    )
 
 
 def residuals_and_values(rollouts: Rollouts, collected: StepMetrics) -> dict[str, float]:

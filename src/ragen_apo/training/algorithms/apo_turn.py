@@ -25,7 +25,7 @@ from ragen_apo.config.section import Count
 from ragen_apo.training.algorithms.apo import (
     WEIGHTED,
     ValueConfig,
-    instructive,
+    differing,
     residuals_and_values,
 )
 from ragen_apo.training.algorithms.base import Algorithm
@@ -115,7 +115,7 @@ class ApoTurnAlgorithm(Algorithm[TurnTargets]):
         """Where states have values, turns differ although the returns are equal."""
         by_turn = bool(rollouts.values.states) or rollouts.values.regression is not None
         is_centred = self._settings.has_offset and not by_turn
-        return instructive(rollouts) if is_centred else super().keeps(rollouts)
+        return differing(rollouts) if is_centred else super().keeps(rollouts)
 
     def prepare(self, rollouts: Rollouts) -> TurnTargets:
         import torch
