@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ragen_apo import run_directory
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory, clear_failed_start, create_run
@@ -51,8 +52,38 @@ def test_a_failed_start_leaves_a_folder_that_was_there_and_results(tmp_path: Pat
     clear_failed_start(run, keep_directory=True)
     assert [*tmp_path.iterdir()] == []
     create_run(tmp_path, config_yaml="seed: 1\n")
-    run.initial.mkdir()
+    run.initial.mkdir()  # refused after the model was built, which takes seconds
+    (run.initial / "model.safetensors").touch()
+    run.recordings.touch()
+    clear_failed_start(run, keep_directory=True)
+    assert [*tmp_path.iterdir()] == []
+    create_run(tmp_path, config_yaml="seed: 1\n")
+    run.checkpoints.mkdir()
     clear_failed_start(run, keep_directory=False)
+    assert run.config.exists()
+
+
+def test_a_clearing_that_is_killed_leaves_a_run_that_can_go_on_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(run_directory, "remove", lambda path: removed.append(path.name))
+    run = create_run(tmp_path, config_yaml="seed: 1\n")
+    clear_failed_start(run, keep_directory=True)
+    assert removed.index("run.json") < removed.index("config.yaml"), "which --resume reads"
+
+
+def test_what_a_killed_evaluation_left_goes_with_the_next(tmp_path: Path) -> None:
+    run = create_run(tmp_path, config_yaml="seed: 1\n")
+    left = [
+        folder / "rows.jsonl.partial-0123abcd"
+        for folder in (run.path, run.results.parent, run.report, run.reference(0).parent)
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    run.remove_leftovers()
+    assert not any(path.exists() for path in left)
     assert run.config.exists()
 
 

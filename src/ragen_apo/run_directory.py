@@ -37,6 +37,7 @@ from ragen_apo.files import (
     partial_files,
     partial_path,
     read_json,
+    remove,
     remove_partial_files,
     write_json_atomically,
     write_json_lines_atomically,
@@ -166,6 +167,11 @@ class RunDirectory:
         written.replace(self.episodes)
         write_json_atomically(self.results, results)
 
+    def remove_leftovers(self) -> None:
+        """Removes what killed writers left half written; for whoever holds the lock."""
+        for folder in (self.path, self.reference(0).parent, self.results.parent, self.report):
+            remove_partial_files(folder)
+
     def locked(self) -> AbstractContextManager[None]:
         """Refuses a second process that would train or evaluate the same run."""
         reason = f"another process is working on {self.path}; wait for it or stop it first."
@@ -204,14 +210,15 @@ def clear_failed_start(run: RunDirectory, *, keep_directory: bool) -> None:
     Everything else in the directory is left alone, and then the directory itself as well. So is a
     run that another process works on.
     """
-    first = (run.config, run.status, run.lock)
+    # Without config.yaml nothing goes on with what a kill in here would leave.
+    first = (run.recordings, run.initial, run.status, run.config, run.lock)
     if not run.path.is_dir():
         return
     with contextlib.suppress(RunDirectoryError), run.locked():
         if not {*run.path.iterdir()} <= {*first}:
             return
         for file in first:
-            file.unlink(missing_ok=True)
+            remove(file)
         if not keep_directory:
             run.path.rmdir()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -222,6 +223,10 @@ def test_each_of_several_calls_is_quoted_and_the_last_has_the_results() -> None:
     )
     form = read_call(answer, [add, ANSWER])
     assert form.parsed == ParsedResponse("I add.", "add(1, 2)\nadd(3, 4)", is_valid=True)
+    repeated = replace(answer, tool_calls=tuple(replace(c, id="x") for c in answer.tool_calls))
+    assert read_call(repeated, [add, ANSWER]).calls == form.calls, "servers refuse equal ids"
+    both = replace(answer, content=f"{answer.content}{form.text.removeprefix(answer.content)}")
+    assert read_call(both, [add, ANSWER]).parsed == form.parsed, "left in the text as well"
     said, first, last = form.messages("add(1, 2): 3\nadd(3, 4): 7")
     assert said["content"] == "I add."
     assert [call["function"]["arguments"] for call in said["tool_calls"]] == [

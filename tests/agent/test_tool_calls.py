@@ -19,7 +19,7 @@ from ragen_apo.agent.tool_calls import ToolCalls, expected_calls
 from ragen_apo.environments.base import Reply, make_environment
 from ragen_apo.environments.questions.with_tools import ANSWER, questions_with_tools
 from ragen_apo.environments.shop.environment import TOOLS
-from ragen_apo.environments.tools import FunctionTool, Tool, call_of
+from ragen_apo.environments.tools import FunctionTool, Tool, call_of, calls_of
 from ragen_apo.errors import ConfigError
 from ragen_apo.policy.call_form import CallForm
 from ragen_apo.policy.engine import Response
@@ -120,6 +120,21 @@ def test_several_calls_are_one_action_where_tools_may_be_joined(
         assert JOINING.parse(JOINING.render(thought="Both.", action=action)) == parsed
         with pytest.raises(ConfigError, match="no tool of the environment writes the action"):
             TO_QWEN.render(thought="", action=action)
+        bare = ToolCalls(JOINING.tools, CallForm("", "", "parameters"))
+        assert bare.parse(bare.render(thought="Both.", action=action)) == parsed
+
+
+def test_texts_with_line_breaks_are_not_joined() -> None:
+    search = Tool("search", "Search.", "search[{words}]", {"words": {"type": "string"}},
+                  is_joinable=True)  # fmt: skip
+    calls = ToolCalls([search], CallForm())
+    two = json_call("search", words="red"), json_call("search", words="mug")
+    action = calls.parse("".join(two)).action
+    assert calls_of([search], action) == [(search, {"words": "red"}), (search, {"words": "mug"})]
+    odd = json_call("search", words="red]\nsearch[mug"), two[1]
+    parsed = calls.parse("".join(odd))
+    assert (parsed.is_valid, parsed.action) == (True, "")
+    assert calls_of([search], "search[a\nb]") == [(search, {"words": "a\nb"})]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.forks import Fork
 from tests.sweeps import quick_first
 
 ODD = '''
-import ctypes, os, sys, time
+import os, sys, time
 import numpy as np
 from ragen_apo.environments.questions.with_tools import questions_with_tools
 
@@ -35,13 +36,19 @@ from ragen_apo.environments.questions.with_tools import questions_with_tools
 class Odd:
     """Does what the action says."""
 
-    def __init__(self, folder, **options):
+    def __init__(self, folder, words=None, **options):
+        self._words = words
         self._world = questions_with_tools([multiply], num_train_tasks=4, num_test_tasks=2)
         self._folder = folder
-        for name in ("properties", "tasks", "scripted_policies", "state_key"):
+        for name in ("properties", "tasks", "scripted_policies"):
             setattr(self, name, getattr(self._world, name))
 
+    def state_key(self):
+        return b"bytes" if self._words == "bytes" else self._world.state_key()
+
     def reset(self, task, *, seed):
+        if self._words == {1: (2, 3)}:
+            return "as here", {}
         print("this is no answer", flush=True)
         os.write(1, b"nor is this")
         return self._world.reset(task, seed=seed)
@@ -53,6 +60,10 @@ class Odd:
             sys.exit(0)
         if action == "crash":
             os.abort()
+        if action.startswith("fork and"):
+            if os.fork() == 0:  # the child holds whatever its parent has open
+                time.sleep(600)
+            return self.step(action.removeprefix("fork and "))
         if action == "crash once":
             path = f"{self._folder}/crashed"
             if not os.path.exists(path):
@@ -188,15 +199,13 @@ def test_what_it_prints_and_reads_is_no_part_of_the_conversation(odd: Environmen
         (
             "raise",
             EnvironmentRaisedError,
-            r"it raised KeyError\('nothing'\) in .*odd\.py, line 23 ",
+            r"it raised KeyError\('nothing'\) in .*odd\.py, line \d+ ",
         ),
         ("exit", EnvironmentFaultError, r"it tried to end the process \(SystemExit\(0\)\) "),
         ("crash", EnvironmentRaisedError, r"its process ended during step \(SIGABRT\) "),
-        (
-            "hang",
-            EnvironmentRaisedError,
-            r"step took longer than 2 s, and its process was ended",
-        ),
+        ("hang", EnvironmentRaisedError, r"step took longer than 2 s, and its process was ended"),
+        ("fork and crash", EnvironmentRaisedError, r"its process ended during step \(SIGABRT\) "),
+        ("fork and hang", EnvironmentRaisedError, r"step took longer than 2 s, and its process"),
         ("wrong", EnvironmentFaultError, r"the reward is nan; expected a finite number "),
     ],
 )
@@ -273,6 +282,23 @@ def is_running(pid: int) -> bool:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.slow
+def test_options_arrive_as_they_are(odd: EnvironmentConfig) -> None:
+    options = {**odd.options, "words": {1: (2, 3)}}
+    here = make_environment(odd.name, options)
+    there = ProcessEnvironment(odd.name, options, like=here)
+    task = replace(here.tasks("train")[0], payload={1: (2, 3)})
+    assert there.reset(task, seed=0)[0] == "as here"
+    close_environment(there)
+
+
+@pytest.mark.slow
+def test_a_state_key_that_is_no_text_is_a_fault(odd: EnvironmentConfig) -> None:
+    environments = managed(EnvironmentConfig(name=odd.name, **odd.options, words="bytes"))
+    with pytest.raises(EnvironmentFaultError, match=r"state_key answered b'bytes'; expected a tex"):
+        environments.start(environments.tasks("train")[0], seed=0)
 
 
 def test_an_environment_of_the_script_that_runs_is_refused(

@@ -102,6 +102,9 @@ def test_a_call_that_is_no_json_is_refused(
         (LLAMA, "Hello", ("Hello", [])),
         (LLAMA, r"\boxed{2}", (r"\boxed{2}", [])),
         (LLAMA, 'So { "a": 1}', ("So ", ['{ "a": 1}'])),
+        (LLAMA, '{"a": 1}\n{"b": 2}; {"c": {}}', ("", ['{"a": 1}', '{"b": 2}', '{"c": {}}'])),
+        (LLAMA, '{"a": 1} and {"b": 2}', ("", ['{"a": 1} and {"b": 2}'])),
+        (LLAMA, '{"a": 1', ("", ['{"a": 1'])),
     ],
 )
 def test_a_text_is_split_where_its_calls_begin(

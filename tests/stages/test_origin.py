@@ -1,5 +1,6 @@
 """What a run is made from: noted by its first attempt, and the same in every later one."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -54,6 +55,32 @@ def test_a_resumed_run_whose_data_auto_found_other_data_is_refused(
     assert files_of(run) == before, "nothing was changed"
     place_data(small, num_products=30)
     origin.require_same_origin(open_session(config, run, SilentProgress()))
+
+
+def test_a_run_whose_file_of_questions_was_edited_does_not_go_on_training(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 9)]
+
+    def write(rows: list[dict[str, str]]) -> None:
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+    threads = f"machine: {{num_threads: {torch.get_num_threads()}}}"
+    world = f"environment: {{name: questions, data: '{file}'}}"
+    config = factories.config(text=f"{world}\n{threads}\n")
+    run = create_run(tmp_path / "run", config_yaml=resolved_yaml(config))
+    write(rows)
+    origin.note_origin(open_session(config, run, SilentProgress()))
+    more = {"question": "What is 9 + 10?", "answer": "19"}
+    other_answer = {**rows[0], "answer": "3"}
+    edits = ([*rows, more], [other_answer, *rows[1:]], rows[::-1])
+    for edited in edits:
+        write(edited)
+        with pytest.raises(RunDirectoryError, match="training tasks .* are not those that it was"):
+            pipeline.train(config, run, progress=SilentProgress())
+        # What was trained can still be evaluated.
+        origin.require_same_origin(open_session(config, run, SilentProgress()))
+    write(rows)
+    origin.require_same_tasks(open_session(config, run, SilentProgress()))
 
 
 def test_an_edited_file_of_an_environment_is_said_where_its_versions_are_those_of_before(

@@ -130,15 +130,18 @@ def read_call(answer: Answer, tools: Sequence[Tool]) -> Form:
     form = CallForm()
     thought = _thought(answer) if answer.reasoning else ""
     written = [form.write(call.name, call.arguments) for call in answer.tool_calls]
-    text = "\n".join([f"{thought}{answer.content}", *written])
+    # Some servers leave in the text what they have read out of it.
+    content = form.split(answer.content)[0] if written else answer.content
+    text = "\n".join([f"{thought}{content}", *written])
     parsed = ToolCalls(tools, form).parse(text, is_cut_off=answer.finish_reason in CUT_OFF)
     said = answer.content.strip()
     calls = answer.tool_calls if parsed.is_valid else ()
     if not calls:
         return Form(text, said or NO_ANSWER, parsed)
-    numbered = enumerate(calls, start=1)
-    named = tuple(replace(call, id=call.id or f"call{number}") for number, call in numbered)
-    return Form(text, said, parsed, named)
+    if len({call.id for call in calls} - {""}) < len(calls):  # some have none, or the same
+        numbered = enumerate(calls, start=1)
+        calls = tuple(replace(call, id=f"call{number}") for number, call in numbered)
+    return Form(text, said, parsed, tuple(calls))
 
 
 def _thought(answer: Answer) -> str:

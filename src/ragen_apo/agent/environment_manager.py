@@ -34,7 +34,7 @@ from ragen_apo.environments.base import (
     close_environment,
 )
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
-from ragen_apo.environments.process import EnvironmentProcessError
+from ragen_apo.environments.process import EnvironmentProcessError, ProcessEnvironment
 from ragen_apo.environments.tools import Tool, called
 from ragen_apo.errors import (
     ConfigError,
@@ -339,6 +339,9 @@ def _close_all(environments: dict[int, TextEnvironment], *, owner: int) -> None:
     A process that was forked from the owner leaves them alone: they are the owner's.
     """
     if os.getpid() == owner:
+        for environment in environments.values():
+            if isinstance(environment, ProcessEnvironment):
+                environment.begin_to_close()
         with contextlib.ExitStack() as stack:
             for environment in environments.values():
                 stack.callback(close_environment, environment)

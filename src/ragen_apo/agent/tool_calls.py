@@ -68,8 +68,8 @@ class ToolCalls:
 
         No call, one that is no JSON, text behind it, and several where no tool is joinable are
         format errors. Without an action are a call of an unknown tool or with arguments that do not
-        fit, and several calls of which one is such, or not joinable. Text without a call is a
-        message, if one of the tools is, unless it is empty or was cut off.
+        fit, and several calls of which one is such, not joinable, or has a line break in its text.
+        Text without a call is a message, if one of the tools is, unless it is empty or was cut off.
         """
         thought, closed, said = text.partition(CLOSE_THOUGHT)
         if not closed:
@@ -87,7 +87,9 @@ class ToolCalls:
         actions = [_action(tools, call) for call in calls]
         if None in actions or not tools:
             return _FAULT
-        action = "\n".join(action or "" for action in actions) if all(actions) else ""
+        can_be_joined = len(actions) == 1 or not any("\n" in (each or "") for each in actions)
+        is_action = all(actions) and can_be_joined
+        action = "\n".join(action or "" for action in actions) if is_action else ""
         thought = _THOUGHT_TAG.sub("", thought + before).strip()
         return ParsedResponse(thought, action, is_valid=True)
 

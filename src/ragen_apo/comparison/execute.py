@@ -225,7 +225,8 @@ def _call(
             status = play(log=stream)
         where = f"at the end of {log}"
     if status:
-        raise RagenApoError(
-            f"`ragen-apo {' '.join(arguments)}` ended with status {status}; see its message "
-            f"{where}. Give the same compare command again to go on."
-        )
+        how = f"ended with status {status}; see its message {where}"
+        if status < 0:
+            how = f"was killed (signal {-status}), perhaps for want of memory"
+        command = " ".join(("ragen-apo", *arguments))
+        raise RagenApoError(f"`{command}` {how}. Give the same compare command again to go on.")

@@ -1,12 +1,15 @@
 """An environment in a process of its own (`rollouts.environment_processes`).
 
-    reset, step -> a JSON line -> process_host -> a JSON line -> answer, state key
+    reset, step -> a line -> process_host -> a JSON line -> answer, state key
 
 So environments that compute use several cores, one that crashes ends no run, and one that takes too
 long is killed. The answers are those that it would give here.
 """
 
+import base64
 import json
+import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +23,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.types import Task
 
 START_SECONDS = 120.0
+"""At least; where `reset` may take longer, the start may as well."""
 CLOSE_SECONDS = 60.0
 """For `close()` of the environment, and for its process to end."""
 _HOST = "ragen_apo.environments.process_host"
@@ -60,9 +64,16 @@ class ProcessEnvironment:
         """
         _require_found_elsewhere(name)
         self._like, self._timeout_seconds = like, timeout_seconds
-        self._process = LineProcess(_HOST)
-        self._process.send(json.dumps([name, dict(options)]))
+        try:
+            self._process = LineProcess(_HOST, variables=_variables())
+        except OSError as error:
+            raise ConfigError(
+                f"rollouts.environment_processes: no process can be started ({error}); raise the "
+                "system's limit, or lower training.num_rows, the number of episodes at a time"
+            ) from error
+        self._process.send(_line(name, dict(options)))
         self._has_started = self._is_waiting = False
+        self._state_key: str | None = None
 
     @property
     def properties(self) -> EnvironmentProperties:
@@ -76,17 +87,27 @@ class ProcessEnvironment:
 
     def reset(self, task: Task, *, seed: int) -> tuple[str, dict[str, Any]]:
         if not self._has_started:
-            self._receive(within_seconds=START_SECONDS, doing="its start")
+            seconds = max(START_SECONDS, self._timeout_seconds or 0.0)
+            self._receive(within_seconds=seconds, doing="its start")
             self._has_started = True
-        observation, info = self._ask("reset", [vars(task), seed])
+        observation, info = self._ask("reset", task, seed)
         return observation, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self._ask("step", [action])
+        observation, reward, terminated, truncated, info = self._ask("step", action)
         return observation, reward, terminated, truncated, info
 
     def state_key(self) -> str:
-        return self._ask("state_key", [])
+        """That which came with the last answer; asked for where the episode is over."""
+        if self._state_key is None:
+            self._ask("state_key")
+        assert self._state_key is not None
+        return self._state_key
+
+    def begin_to_close(self) -> None:
+        """Lets it close while others do; `close` waits for it."""
+        if not self._is_waiting:
+            self._process.end_input()
 
     def close(self) -> None:
         """Closes the environment and waits for its process; one that is at work is killed."""
@@ -95,8 +116,8 @@ class ProcessEnvironment:
             self._process.ending(within_seconds=CLOSE_SECONDS)
         self._process.kill()
 
-    def _ask(self, what: str, arguments: list[Any]) -> Any:
-        self._process.send(json.dumps([what, arguments]))
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        self._process.send(_line(what, arguments))
         return self._receive(within_seconds=self._timeout_seconds, doing=what)
 
     def _receive(self, *, within_seconds: float | None, doing: str) -> Any:
@@ -106,13 +127,14 @@ class ProcessEnvironment:
         if line is None:
             if within_seconds is not None and time.monotonic() - began >= within_seconds:
                 problem = (
-                    f"{doing} took longer than {within_seconds:g} s, and its process was ended"
+                    f"{doing} took longer than {within_seconds:g} s, and its process was ended "
+                    "(rollouts.environment_timeout_seconds)"
                 )
             else:
                 problem = f"its process ended during {doing} ({self._process.ending()})"
             raise EnvironmentProcessError(problem, may_pass=True)
         self._is_waiting = False
-        kind, said = json.loads(line)
+        kind, said, self._state_key = json.loads(line)
         if kind in _ERRORS:
             raise _ERRORS[kind](said)
         if kind != "answer":
@@ -120,12 +142,29 @@ class ProcessEnvironment:
         return said
 
 
+def _line(what: str, arguments: Any) -> str:
+    """A request. It holds what JSON would change, such as tuples and whole numbers as keys."""
+    return base64.b64encode(pickle.dumps((what, arguments))).decode()
+
+
+def _variables() -> dict[str, str]:
+    """Sets have the same order in all processes, and none computes with more than one thread."""
+    seed = os.environ.get("PYTHONHASHSEED", "random")
+    return {
+        "PYTHONHASHSEED": "0" if seed == "random" else seed,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
 def _require_found_elsewhere(name: str) -> None:
     """Raises ConfigError for an environment that the script or notebook that runs defines."""
     if not is_reference(name):
         return
     script, file = getattr(sys.modules["__main__"], "__file__", None), file_of(name)
-    if name.startswith("__main__:") or (script and file and file.samefile(script)):
+    is_script = name.startswith("__main__:")
+    if script and file and os.path.exists(script) and file.exists():
+        is_script = file.samefile(script)
+    if is_script:
         raise ConfigError(
             f"rollouts.environment_processes: {name} is defined in what runs here, which other "
             "processes would run again; expected an environment that a file of its own defines"

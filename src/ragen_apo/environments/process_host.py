@@ -1,11 +1,14 @@
-"""The process of an environment: a JSON line in, a JSON line out (`environments.process`).
+"""The process of an environment: a line in, a JSON line out (`environments.process`).
 
-It closes the environment and ends when its input does.
+It closes the environment and ends when its input does. Code written in C that keeps Python from
+running can delay that.
 """
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import queue
 import threading
 import time
@@ -13,15 +16,14 @@ from typing import IO, Any
 
 from ragen_apo.environments.answers import problem_with_reset, problem_with_step
 from ragen_apo.environments.base import TextEnvironment, close_environment, make_environment
-from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.environments.process import CLOSE_SECONDS
 from ragen_apo.environments.toolkit.line_process import answering
 from ragen_apo.errors import RagenApoError
 from ragen_apo.printable import raised_in_words
-from ragen_apo.types import Task
 
-_Answer = tuple[str, Any]
-"""Its kind and what it says: `answer`, `raised`, `problem`, or the name of an error of ours."""
+_Answer = tuple[str, Any, str | None]
+"""Its kind, what it says and the state key then. The kind is `answer`, `raised`, `problem`, or the
+name of an error of ours."""
 
 
 def main() -> None:
@@ -32,7 +34,8 @@ def main() -> None:
     host = _Host()
     with contextlib.suppress(OSError):  # the parent has gone
         while (line := asked.get()) is not None:
-            print(json.dumps(host.answer(*json.loads(line))), file=answers, flush=True)
+            request = pickle.loads(base64.b64decode(line))
+            print(json.dumps(host.answer(*request)), file=answers, flush=True)
     host.close()
 
 
@@ -56,40 +59,43 @@ class _Host:
         try:
             if self._environment is None:
                 self._environment = make_environment(what, arguments)
-                return "answer", None
-            return self._played(self._environment, what, arguments)
+                return "answer", None, None
+            return _played(self._environment, what, arguments)
         except RagenApoError as error:
-            return type(error).__name__, str(error)
+            return type(error).__name__, str(error), None
         except SystemExit as error:
-            return "problem", f"it tried to end the process ({error!r:.80})"
-        except FOREIGN_FAILURES as error:
-            return "raised", f"it raised {raised_in_words(error)}"
+            return "problem", f"it tried to end the process ({error!r:.80})", None
+        except BaseException as error:  # noqa: BLE001 - it may raise anything
+            return "raised", f"it raised {raised_in_words(error)}", None
 
     def close(self) -> None:
         """Closes the environment, if there is one; what it raises is shown."""
         if self._environment is not None:
             close_environment(self._environment)
 
-    def _played(self, environment: TextEnvironment, what: str, arguments: list[Any]) -> _Answer:
-        if what == "state_key":
-            return "answer", environment.state_key()
-        if what == "reset":
-            task, seed = arguments
-            answer: Any = environment.reset(Task(**task), seed=seed)
-            problem = problem_with_reset(answer)
-            return ("problem", problem) if problem else ("answer", [answer[0], {}])
+
+def _played(environment: TextEnvironment, what: str, arguments: tuple[Any, ...]) -> _Answer:
+    """What comes of a call, and the state key unless the episode is over."""
+    said, is_over, problem = None, False, None
+    if what == "reset":
+        task, seed = arguments
+        answer: Any = environment.reset(task, seed=seed)
+        problem = problem_with_reset(answer)
+        said = problem or [answer[0], {}]
+    elif what == "step":
         answer = environment.step(*arguments)
         problem = problem_with_step(answer)
-        if problem:
-            return "problem", problem
-        observation, reward, terminated, truncated, info = answer
-        return "answer", [
-            observation,
-            float(reward),
-            bool(terminated),
-            bool(truncated),
-            _told(info),
-        ]
+        if not problem:
+            observation, reward, terminated, truncated, info = answer
+            is_over = bool(terminated or truncated)
+            ends = [bool(terminated), bool(truncated)]
+            said = [observation, float(reward), *ends, _told(info)]
+    if problem:
+        return "problem", problem, None
+    key = None if is_over else environment.state_key()
+    if not isinstance(key, str | None):
+        return "problem", f"state_key answered {key!r:.80}; expected a text", None
+    return "answer", said, key
 
 
 def _told(info: Any) -> dict[str, Any]:

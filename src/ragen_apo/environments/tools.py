@@ -258,14 +258,17 @@ def call_of(tools: Sequence[Tool], action: str) -> tuple[Tool, dict[str, Any]] |
 
 
 def calls_of(tools: Sequence[Tool], action: str) -> list[tuple[Tool, dict[str, Any]]]:
-    """The calls that this action text stands for, in their order; none if no tool writes it."""
-    found = call_of(tools, action)
-    if found is not None:
-        return [found]
+    """The calls that this action text stands for, in their order; none if no tool writes it.
+
+    Several lines that are calls each are no text of one call, unless no tool is joinable.
+    """
     joinable = [tool for tool in tools if tool.is_joinable]
-    lines = [line.strip() for line in action.split("\n")]
-    calls = [call_of(joinable, line) for line in lines if line]
-    return [call for call in calls if call] if all(calls) else []
+    lines = [line.strip() for line in action.split("\n") if line.strip()]
+    if joinable and len(lines) > 1 and all(call_of(tools, line) for line in lines):
+        calls = [call_of(joinable, line) for line in lines]
+        return [call for call in calls if call] if all(calls) else []
+    found = call_of(tools, action)
+    return [] if found is None else [found]
 
 
 def _is_list(schema: Mapping[str, Any]) -> bool:

@@ -58,11 +58,25 @@ class CallForm:
             return text, []
         before, rest = text[: begins.start()], text[begins.start() :].removeprefix(opening).strip()
         if not closing:
-            return before, [rest]
+            return before, _objects(rest)
         if not rest.endswith(closing):
             return before, [""]
         between = rf"{re.escape(closing)}\s*{re.escape(opening)}"
         return before, re.split(between, rest.removesuffix(closing))
+
+
+def _objects(text: str) -> list[str]:
+    """JSON objects that follow each other; the whole text if that is something else."""
+    found: list[str] = []
+    rest = text
+    while rest:
+        try:
+            _, end = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
+            return [text]
+        found.append(rest[:end])
+        rest = rest[end:].lstrip(" \t\r\n;")
+    return found
 
 
 def read_call_form(template: ChatTemplate) -> CallForm:

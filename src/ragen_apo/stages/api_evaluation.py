@@ -104,6 +104,7 @@ def evaluate_api_model(
     for file in (run.results, run.episodes):
         check_writable(file)
     with run.locked(), AnswerLedger(run.answers) as ledger:
+        run.remove_leftovers()
         if len(ledger) or run.results.exists():
             _require_same_evaluation(run, config)
         else:

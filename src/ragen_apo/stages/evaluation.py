@@ -43,6 +43,8 @@ def evaluate_run(config: RunConfig, run: RunDirectory, *, progress: Progress) ->
         )
     session = open_session(config, run, progress)
     with session.locked():
+        if session.ranks.is_first:
+            run.remove_leftovers()
         return _evaluate(session)
 
 
@@ -50,7 +52,7 @@ def _evaluate(session: Session) -> dict[str, Any]:
     config, run, progress = session.config, session.run, session.progress
     section = config.evaluation
     plan = EvaluationPlan(section.split, section.num_episodes, section.temperature, config.seed)
-    is_phase_of_run = not run.results.exists()
+    is_phase_of_run = "evaluation" not in run.read_status().get("phases", {})
     _refuse_what_is_impossible(session, plan)
     proxy = session.proxy(session.load_model(run.policy))
     trajectories, of_search = _play_policy(session, proxy, plan)

@@ -70,6 +70,7 @@ def note_origin(session: Session) -> None:
         "versions": versions,
         "configuration": _configuration(session.config),
         "environment": _environment_versions(session),
+        "training_tasks": _tasks_digest(session),
         "environment_files": _environment_files(session.config.environment),
         "mixed_precision": session.precision,
     }
@@ -118,6 +119,17 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
                 "its tasks, texts or rewards have changed, change properties.version and start "
                 "another run in another --run-dir"
             )
+
+
+def require_same_tasks(session: Session) -> None:
+    """Raises RunDirectoryError if an earlier attempt noted other training tasks."""
+    run, now = session.run, _tasks_digest(session)
+    if run.read_status().get("training_tasks", now) != now:
+        raise RunDirectoryError(
+            f"the training tasks of {run.path} are not those that it was begun with: a file or a "
+            "data set of its environment was changed. Put that back, or start another run in "
+            "another --run-dir."
+        )
 
 
 def require_notes(run: RunDirectory) -> None:
@@ -235,6 +247,12 @@ def _environment_files(environment: EnvironmentConfig) -> dict[str, str]:
     files = map(file_of, code_named_by(environment.name, environment.options))
     found = [file for file in files if file is not None and file.is_file()]
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in found}
+
+
+def _tasks_digest(session: Session) -> str:
+    """What tells the training tasks and their order apart: each id is a hash of its task."""
+    ids = "\n".join(task.task_id for task in session.environments.tasks("train"))
+    return hashlib.sha256(ids.encode()).hexdigest()
 
 
 def _environment_versions(session: Session) -> dict[str, str]:

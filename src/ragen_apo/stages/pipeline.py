@@ -30,7 +30,7 @@ from ragen_apo.config import RunConfig
 from ragen_apo.files import (
     broken_line,
     read_json_lines,
-    remove_partial_files,
+    remove,
     write_json_lines_atomically,
 )
 from ragen_apo.plural import counted
@@ -52,6 +52,7 @@ from ragen_apo.stages.origin import (
     require_references,
     require_same_initial_model,
     require_same_origin,
+    require_same_tasks,
 )
 from ragen_apo.stages.training import reference_model, run_stage_two
 from ragen_apo.stages.values import estimate_values, note_stage_one_tokens, note_values
@@ -61,11 +62,13 @@ from ragen_apo.training.checkpoint import (
     STAGE_TWO,
     WARM_START,
     Position,
+    list_checkpoints,
     load_latest_checkpoint,
 )
 from ragen_apo.types import Task
 from ragen_apo.warm_start.batches import tokenizer_texts
 from ragen_apo.warm_start.phases import copy_phase, demonstrations_phase
+from ragen_apo.warm_start.recorded_episodes import keep_recordings
 from ragen_apo.warm_start.supervised import run_supervised_phase
 
 
@@ -86,6 +89,7 @@ def train(
     require_notes(run)
     session = open_session(config, run, progress)
     require_same_origin(session)
+    require_same_tasks(session)
     check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
     with session.locked():
         if session.has(run.policy):
@@ -143,8 +147,10 @@ def _begin(session: Session) -> None:
     if session.ranks.is_first:
         if not run.has_begun:
             note_origin(session)
-        for folder in (run.path, run.reference(0).parent, run.results.parent, run.report):
-            remove_partial_files(folder)
+        recordings = session.config.warm_start.demonstrations.recordings
+        if session.config.warm_start.enabled and recordings and not run.reference(0).exists():
+            keep_recordings(session, Path(recordings))
+        run.remove_leftovers()
 
 
 def _save_policy(session: Session, policy: LanguageModel) -> None:
@@ -227,6 +233,8 @@ def _resume(session: Session, policy: LanguageModel) -> Position:
     loaded = load_latest_checkpoint(run.checkpoints, model=policy.model)
     position = loaded or Position(PHASES[0], 0)
     if session.ranks.is_first:
+        for old in list_checkpoints(run.checkpoints)[: -session.config.training.keep_checkpoints]:
+            remove(old)  # a kill came before, or within, their removal
         require_references(run, position)
         require_checkpoints(run, position, every=session.config.training.checkpoint_every)
         _cut_back_curves(run, position, session.progress)
@@ -288,8 +296,8 @@ def _warm_start(session: Session, policy: LanguageModel, position: Position) -> 
                 run_supervised_phase(session, policy, make_phase(session, policy), start=start)
     if not has_reference:
         session.save_model(policy, session.run.reference(0))
-        if session.ranks.is_first:
-            note_reference(session.run, 0)
+    if session.ranks.is_first and "0" not in session.run.read_status().get("references", {}):
+        note_reference(session.run, 0)  # a kill may have come between the two
 
 
 def _stage_one(session: Session, tasks: list[Task], *, beside: LanguageModel | None = None) -> None:

@@ -81,6 +81,8 @@ def estimate_run_values(
         )
     tasks = session.training_tasks() if split == "train" else session.environments.tasks(split)
     with session.locked():
+        if session.ranks.is_first:
+            run.remove_leftovers()
         reference = session.load_model(run.reference(version))
         report = estimate_values(session, reference, tasks, version=version)
         if split == "train":

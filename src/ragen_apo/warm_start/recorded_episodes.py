@@ -29,15 +29,25 @@ def recorded_demonstrations(
     ConfigError if there is none (see `select_recordings`), EnvironmentDataError if an episode takes
     another course than the recorded one.
     """
-    kept = session.run.recordings
-    is_kept = session.has(kept)
-    chosen = select_recordings(kept if is_kept else path, session.environments)
-    if not is_kept and session.ranks.is_first:
-        rows = [recording.to_row() for recording in chosen.recordings]
-        write_json_lines_atomically(kept, rows)
-        left_out = f"; left out: {chosen.left_out}" if chosen.left_out else ""
-        session.progress.say(f"{counted(len(rows), 'recorded episode')} from {path}{left_out}")
+    keep_recordings(session, path)
+    session.has(session.run.recordings)  # the other ranks wait for it
+    chosen = select_recordings(session.run.recordings, session.environments)
     return [_play_again(recording, session, context) for recording in chosen.recordings]
+
+
+def keep_recordings(session: Session, path: Path) -> None:
+    """Copies the episodes that are used into the run, unless they are there; the first rank does.
+
+    When the run begins: what is recorded or removed later, kill or not, changes nothing.
+    """
+    kept = session.run.recordings
+    if not session.ranks.is_first or kept.exists():
+        return
+    chosen = select_recordings(path, session.environments)
+    rows = [recording.to_row() for recording in chosen.recordings]
+    write_json_lines_atomically(kept, rows)
+    left_out = f"; left out: {chosen.left_out}" if chosen.left_out else ""
+    session.progress.say(f"{counted(len(rows), 'recorded episode')} from {path}{left_out}")
 
 
 class _Repetition:

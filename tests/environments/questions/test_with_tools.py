@@ -133,6 +133,15 @@ def test_a_refusal_among_several_calls_keeps_the_others() -> None:
     assert info == {"invalid_action": True, "metrics": {"num_calls": 1}}
 
 
+@pytest.mark.parametrize("text", ["answer(12)\nmultiply(3, 4)", "answer(6)\nanswer(7)"])
+def test_an_answer_stands_alone(text: str) -> None:
+    environment = products()
+    begun(environment)
+    said, _, terminated, *_ = environment.step(text)
+    assert said.startswith("No such call.")
+    assert not terminated
+
+
 @pytest.mark.parametrize("last", ["multiply(5)", "answer(12)", "Done."])
 def test_of_several_calls_none_is_made_if_one_cannot_be(last: str) -> None:
     environment = products()

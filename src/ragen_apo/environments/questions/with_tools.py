@@ -228,7 +228,7 @@ def questions_with_tools(
         policies: More scripted policies, by name, or others of these names. Those of `questions`
             answer at once, so a `teacher` that shows how to call is one of yours.
         max_result_characters: A longer result, reason of a refusal, or text of `reset` is cut.
-        max_turns: Calls and answer together.
+        max_turns: Turns, with that of the answer; one may have several calls.
         options: Of the environment `questions`.
 
     Raises ConfigError for functions that cannot be tools, and what `make_questions` raises.

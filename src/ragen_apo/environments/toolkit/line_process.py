@@ -1,17 +1,23 @@
 """A Python process beside this one that answers each line with a line.
 
-Here is the parent's side; `answering` is the child's. The child ends when its input does, so it
-outlives no parent, however that ends.
+Here is the parent's side; `answering` is the child's. The child ends when its input does, however
+the parent ends. It is the first of a session: Ctrl-C in the terminal does not reach it, and what it
+has started ends with it. POSIX only.
 """
 
 import contextlib
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Mapping
 from typing import IO
+
+POLL_SECONDS = 0.5
+"""Between two looks whether the process has ended, where nothing is heard of it."""
 
 # The paths of the parent come first of all: no file of the working folder may be imported.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; import {module}; {module}.main()"
@@ -20,15 +26,25 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; import {module}; {module}.ma
 class LineProcess:
     """A running process, which calls `main()` of a module."""
 
-    def __init__(self, module: str, *, errors: int | None = None) -> None:
-        """`errors` is where its standard error goes; None for that of this process."""
+    def __init__(
+        self,
+        module: str,
+        *,
+        errors: int | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """`errors` is where its standard error goes; None for that of this process.
+
+        It has these environment variables besides those of this process. Raises OSError if it
+        cannot be started.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(module=module), module, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
-            encoding="utf-8",
+            env={**os.environ, **(variables or {})},
+            start_new_session=True,
         )
 
     @property
@@ -40,7 +56,7 @@ class LineProcess:
         """Gives it a line; to one that has ended, nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def answer(self, *, within_seconds: float | None) -> str | None:
@@ -49,13 +65,30 @@ class LineProcess:
         One that takes longer is killed.
         """
         assert self._process.stdout is not None
-        with self._deadline(within_seconds):
-            line = self._process.stdout.readline()
-        return line if line.endswith("\n") else None
+        pipe, parts = self._process.stdout.fileno(), list[bytes]()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        end = math.inf if within_seconds is None else time.monotonic() + within_seconds
+        while (left := end - time.monotonic()) > 0:
+            has_ended = not self.is_running
+            if poll.poll(1000 * min(left, POLL_SECONDS)):
+                part = os.read(pipe, 1 << 16)
+                parts.append(part)
+                if part.endswith(b"\n"):
+                    return b"".join(parts).decode()
+                if not part:
+                    return None
+            elif has_ended:  # what it has started may hold the pipe open
+                return None
+        self._end_all()
+        return None
 
     def ending(self, *, within_seconds: float = 10.0) -> str:
         """How it ended, in words, once it has; after that time it is killed."""
-        with self._deadline(within_seconds):
+        try:
+            status = self._process.wait(within_seconds)
+        except subprocess.TimeoutExpired:
+            self._end_all()
             status = self._process.wait()
         if status >= 0:
             return f"status {status}"
@@ -71,31 +104,22 @@ class LineProcess:
 
     def kill(self) -> None:
         """Ends it and closes its pipes."""
-        self._process.kill()
+        self._end_all()
         self.end_input()
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._process.wait()
 
-    @contextlib.contextmanager
-    def _deadline(self, seconds: float | None) -> Iterator[None]:
-        if seconds is None:
-            yield
-            return
-        deadline = threading.Timer(seconds, self._process.kill)
-        deadline.daemon = True
-        deadline.start()
-        try:
-            yield
-        finally:
-            deadline.cancel()
+    def _end_all(self) -> None:
+        """Ends it and the processes that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def answering() -> tuple[IO[str], IO[str]]:
     """In the child: where lines come from, and where answers go.
 
-    Nothing else can read or write them: what libraries print goes to standard error. Ctrl-C in the
-    terminal is the parent's.
+    Nothing else can read or write them: what libraries print goes to standard error.
     """
     lines = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -103,5 +127,4 @@ def answering() -> tuple[IO[str], IO[str]]:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return lines, answers

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from ragen_apo.files import directory_written_atomically, sha256_of_file
+from ragen_apo.files import directory_written_atomically, remove_partial_files, sha256_of_file
 from ragen_apo.progress import Progress
 
 LIST_NAME = "checksums.json"
@@ -25,6 +25,7 @@ def provide_folder(folder: Path, write: Callable[[Path], None], *, progress: Pro
     if folder.exists() and not damage_of(folder):
         return
     with FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False):
+        remove_partial_files(folder.parent, name=folder.name)
         if folder.exists():  # who has a damaged one mapped keeps what was mapped
             damage = damage_of(folder)
             if not damage:
