@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -585,3 +586,21 @@ def test_recordings_that_cannot_be_used_are_refused_before_a_run_is_made(
 
 def test_a_recording_needs_the_name_of_a_jsonl_file(command: Command, tmp_path: Path) -> None:
     assert_refused(command("play", "shop", "--record", tmp_path), "ends in .jsonl")
+
+
+@pytest.mark.slow
+def test_a_run_with_the_store_of_another_is_not_sampled(
+    command: Command, run: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    shutil.rmtree(other / "policy")
+    text = (other / "config.yaml").read_text()
+    text = re.sub("store: null", f"store: {run}/values.sqlite", text)
+    (other / "config.yaml").write_text(
+        re.sub(r"refresh_every_steps: \d+", "refresh_every_steps: null", text)
+    )
+    status = json.loads((other / "run.json").read_text())
+    status["configuration"]["values"]["store"] = f"{run}/values.sqlite"
+    status["configuration"]["reference"]["refresh_every_steps"] = None
+    (other / "run.json").write_text(json.dumps(status))
+    assert_refused(command("estimate-values", other), "takes V* from", "would not read samples of")

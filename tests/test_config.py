@@ -15,6 +15,7 @@ from ragen_apo.config.load import override_keys
 from ragen_apo.config.policy import LoraConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.training.algorithms.apo import ValueConfig
+from tests import factories
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted(
@@ -560,3 +561,21 @@ def test_every_key_is_read_somewhere() -> None:
         )
     ]
     assert unread == []
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "auto"])
+def test_float64_is_not_mixed(precision: str) -> None:
+    keys = ["--machine.dtype=float64", f"--machine.mixed_precision={precision}"]
+    with pytest.raises(ConfigError, match=f"dtype is float64 and mixed_precision {precision}"):
+        factories.config(*keys, text="")
+
+
+def test_adapters_need_a_layer() -> None:
+    with pytest.raises(ConfigError, match=r"target_modules: got \[\], expected"):
+        factories.config("--policy.lora.target_modules=[]", text="")
+
+
+def test_a_batch_of_one_episode_cannot_be_normalised() -> None:
+    normalized = "{name: ppo, reward_normalization: {method: mean, grouping: batch}}"
+    with pytest.raises(ConfigError, match="there is one; raise training.tasks_per_step"):
+        factories.config(f"--algorithm={normalized}", "--training.tasks_per_step=1", text="")

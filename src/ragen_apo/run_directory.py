@@ -211,14 +211,16 @@ def clear_failed_start(run: RunDirectory, *, keep_directory: bool) -> None:
     run that another process works on.
     """
     # Without config.yaml nothing goes on with what a kill in here would leave.
-    first = (run.recordings, run.initial, run.status, run.config, run.lock)
+    first = (run.status, run.config, run.lock)
     if not run.path.is_dir():
         return
     with contextlib.suppress(RunDirectoryError), run.locked():
+        if not run.read_status().get("attempts"):  # refused when the model had been built
+            first = (run.recordings, run.initial, *first)
         if not {*run.path.iterdir()} <= {*first}:
             return
-        for file in first:
-            remove(file)
+        for path in first:
+            remove(path)
         if not keep_directory:
             run.path.rmdir()
 

@@ -56,7 +56,7 @@ class Runs:
         self.at_once = self.most_at_once = 0
         self.on_gpu: Counter[str | None] = Counter()
         self.most_on_gpu: Counter[str | None] = Counter()
-        self.failing = ""
+        self.failing, self.failing_with = "", 3
 
     def __call__(self, command: list[str], *, env: dict[str, str], **_: Any) -> int:
         assert command[2] == "ragen_apo.comparison.lifeline"
@@ -71,7 +71,7 @@ class Runs:
             self.on_gpu[gpu] += 1
             self.most_on_gpu |= self.on_gpu
         if name == self.failing:
-            return 3
+            return self.failing_with
         run = RunDirectory(path)
         if what != "evaluate":
             (run.policy if what == "train" else run.reference(0)).mkdir(parents=True)
@@ -212,6 +212,22 @@ def test_results_that_do_not_say_how_they_were_made_are_made_again(runs: Runs) -
     runs.calls.clear()
     play(runs)
     assert runs.calls == ["evaluate seed-0/two"]
+
+
+def test_a_run_that_its_environment_refuses_is_named_before_any_begins(runs: Runs) -> None:
+    (runs.out.parent / "base.yaml").write_text("environment: {name: frozen_lake}")
+    (runs.out.parent / "compare.yaml").write_text(
+        "base: base.yaml\nseeds: [0]\nruns: {one: {}, two: {algorithm: {name: apo_turn}}}\n"
+    )
+    with pytest.raises(ConfigError, match="^two: the environment 'frozen_lake': it is stochastic"):
+        play(runs)
+    assert runs.calls == []
+
+
+def test_a_run_that_was_killed_has_no_message_to_look_for(runs: Runs) -> None:
+    runs.failing, runs.failing_with = "train seed-0/one", -9
+    with pytest.raises(RagenApoError, match=r"was killed \(signal 9\), perhaps for want of memory"):
+        play(runs)
 
 
 def test_a_failure_is_raised_and_nothing_new_is_begun(runs: Runs) -> None:

@@ -224,6 +224,14 @@ def test_the_report_says_that_the_run_stopped_early_and_why(build_run: Callable[
         assert sentence in document(run)
 
 
+def test_the_report_says_that_a_run_is_a_control(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    assert not any("control" in each for each in key_sentences(run))
+    training = {**run.config["training"], "shuffle_returns": True}
+    control = dataclasses.replace(run, config={**run.config, "training": training})
+    assert any(each.endswith("this run is a control.") for each in key_sentences(control))
+
+
 def test_the_report_says_that_adapters_were_trained(build_run: Callable[..., Path]) -> None:
     sentence = (
         "Adapters of rank 16 (LoRA) were trained; the model’s own weights stayed as they were."

@@ -12,7 +12,7 @@ import pytest
 from pptx import Presentation
 
 from ragen_apo.report.load import RunData, load_run
-from ragen_apo.report.slides import slides
+from ragen_apo.report.slides import pipeline, slides
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -60,6 +60,15 @@ def test_there_are_two_slides_an_overview_and_the_results(build_run: Callable[..
         "Success rate over the training steps",
         "Success rate by category",
     ]
+
+
+def test_stations_say_who_sampled_and_what_was_chosen(build_run: Callable[..., Path]) -> None:
+    run = load_run(build_run())
+    parts = {"values": {"store": "other/values.sqlite"}, "training": {"best_of": 2}}
+    config = {**run.config, **{name: {**run.config[name], **part} for name, part in parts.items()}}
+    stations = dict(pipeline(dataclasses.replace(run, config=config)))
+    assert stations["Rollout"].endswith("tasks a step, once each, the best of 2 episodes")
+    assert "reference episodes of another run" in stations["V*  (Stage 1)"]
 
 
 def test_every_shape_lies_on_its_slide(build_run: Callable[..., Path]) -> None:

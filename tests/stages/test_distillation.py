@@ -30,6 +30,7 @@ from ragen_apo.stages.distillation import (
     sample_weights,
     weighted_episodes,
 )
+from ragen_apo.training.trainer import StepResult, Trainer
 from ragen_apo.types import Trajectory, training_samples
 from ragen_apo.values.estimator import optimal_policy_weights
 from ragen_apo.values.state_values import state_values, turn_weights
@@ -532,6 +533,27 @@ def test_the_limit_of_kl_counts_from_where_distillation_has_left_the_policy(
     text = resolved_yaml(config)
     assert os.WIFSIGNALED(run_until_killed(tmp_path, target=step, call=2, text=text))
     assert rows(factories.run(config, tmp_path / "run").metrics) == found
+
+
+@pytest.mark.slow
+def test_the_limit_of_kl_counts_from_the_first_update_where_the_first_step_made_none(
+    distilled_run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter([None, 14.4, 14.9, 16.0, 14.4])
+    original = Trainer.step
+
+    def step(trainer: Trainer, number: int) -> StepResult:
+        made, kl = original(trainer, number), next(measured)
+        metrics = {name: value for name, value in made.metrics.items() if "kl_per" not in name}
+        return replace(made, metrics=metrics if kl is None else {**metrics, "kl_per_sequence": kl})
+
+    monkeypatch.setattr(Trainer, "step", step)
+    keys = ["--reference.refresh_every_steps=null", "--reference.refresh_max_kl=1"]
+    keys += ["--training.max_steps=5", "--distillation.num_epochs=1"]
+    keys += [f"--policy.path={distilled_run.reference(0)}", "--warm_start.enabled=false"]
+    config = factories.changed(factories.config(text=TEXT), *keys)
+    found = rows(factories.run(config, tmp_path / "run").metrics)
+    assert [row["reference_version"] for row in found] == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.slow

@@ -20,6 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from ragen_apo.cli import app
 from ragen_apo.config import resolved_yaml
+from ragen_apo.environments.human.play import play
+from ragen_apo.environments.human.recordings import Recording, append_recording
+from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.errors import CheckpointError, RunDirectoryError
 from ragen_apo.files import PARTIAL_MARK, read_json_lines, write_checksums
 from ragen_apo.run_directory import RunDirectory, open_run
@@ -126,6 +129,34 @@ def test_so_does_one_whose_environments_act_side_by_side_in_processes_of_their_o
     assert_killed(run_until_killed(tmp_path, target=STEP, call=4, text=text))
     resume(tmp_path / "run")
     assert_same_run(tmp_path / "run", finished_run)
+
+
+def test_a_reference_that_was_saved_and_not_noted_is_noted_when_the_run_goes_on(
+    run_until_killed: Callable[..., int], finished_run: Path, tmp_path: Path
+) -> None:
+    target = "ragen_apo.stages.pipeline:note_reference"
+    assert_killed(run_until_killed(tmp_path, target=target, call=1))
+    run = RunDirectory(tmp_path / "run")
+    assert run.reference(0).exists() and "references" not in run.read_status()
+    resume(run.path)
+    assert run.read_status()["references"] == RunDirectory(finished_run).read_status()["references"]
+
+
+def test_recordings_are_those_of_the_beginning_whenever_the_run_is_killed(
+    run_until_killed: Callable[..., int], tmp_path: Path
+) -> None:
+    shop = ShopEnvironment(num_products=24, max_turns=3)
+    mine = tmp_path / "mine.jsonl"
+    for task in shop.tasks("train")[:4]:
+        lines = iter(["search blue", f"buy {task.payload['product_id']}"])
+        episode = play(shop, task, read=lambda _, lines=lines: next(lines), write=lambda _: None)
+        append_recording(mine, Recording(shop.properties.version, 0, episode))
+    config = factories.config(f"--warm_start.demonstrations.recordings={mine}")
+    target, text = "ragen_apo.stages.pipeline:copy_phase", resolved_yaml(config)
+    assert_killed(run_until_killed(tmp_path, target=target, call=1, text=text))
+    assert len(read_json_lines(tmp_path / "run" / "recordings.jsonl")) == 4
+    mine.unlink()
+    resume(tmp_path / "run")
 
 
 def test_ppo_killed_between_its_policy_and_its_critic(

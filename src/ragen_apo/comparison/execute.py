@@ -25,10 +25,12 @@ from ragen_apo.config import RunConfig, load_config, resolved_yaml
 from ragen_apo.config.overrides import changes_in_words, differences
 from ragen_apo.config.references import code_named_by
 from ragen_apo.config.training import EvaluationConfig
+from ragen_apo.environments.base import opened_environment
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import read_json, write_text_atomically
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.disk import more_than_fits
+from ragen_apo.stages.inputs import check_run_inputs
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
@@ -70,6 +72,7 @@ def play_comparison(
             runs[name, seed] = RunDirectory(first.path.parent / folder_name(name))
             jobs = samplers if name in whose_values else others
             jobs.append((runs[name, seed], config, "train"))
+    _check_inputs([*firsts, *samplers, *others])
     play = functools.partial(finish_run, say=say, quiet=quiet or parallel > 1)
     _finish(firsts, parallel, play)
     left = {run.path: config for run, config, _ in (*samplers, *others) if not run.policy.exists()}
@@ -78,6 +81,22 @@ def play_comparison(
     for stage in (samplers, others):
         _finish(stage, parallel, play)
     return runs
+
+
+def _check_inputs(jobs: Sequence[_Job]) -> None:
+    """Raises ConfigError where an environment refuses a run that has not begun, before any does."""
+    by_world: dict[str, list[tuple[RunDirectory, RunConfig]]] = {}
+    for run, config, _ in jobs:
+        if not run.config.exists():
+            by_world.setdefault(repr(config.environment), []).append((run, config))
+    for waiting in by_world.values():
+        world = waiting[0][1].environment
+        with opened_environment(world.name, world.options) as environment:
+            for run, config in waiting:
+                try:
+                    check_run_inputs(config, environment)
+                except ConfigError as error:
+                    raise ConfigError(f"{run.path.name}: {error}") from error
 
 
 def _finish(jobs: Sequence[_Job], parallel: int, play: Callable[..., None]) -> None:

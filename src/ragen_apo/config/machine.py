@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from ragen_apo.config.section import Positive, Section, whole_number
 
@@ -42,3 +42,12 @@ class MachineConfig(Section):
     rank_timeout_seconds: Positive = 1800.0
     """With torchrun: how long a process waits for the others before the run ends with a message.
     The others may play longer episodes or save a large model. See docs/scaling.md."""
+
+    @model_validator(mode="after")
+    def _formats_fit(self) -> MachineConfig:
+        if self.dtype == "float64" and self.mixed_precision != "none":
+            raise ValueError(
+                f"dtype is float64 and mixed_precision {self.mixed_precision}, which leaves "
+                "float64 products as they are; set mixed_precision to none, or dtype to float32"
+            )
+        return self

@@ -73,7 +73,9 @@ class LoraConfig(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that is dropped in the warm start. Stage 2 has no dropout,
     because it would sample from one policy and train another."""
-    target_modules: Annotated[list[str], BeforeValidator(one_or_more)] = Field(default=[ALL_LINEAR])
+    target_modules: Annotated[list[str], BeforeValidator(one_or_more), Field(min_length=1)] = Field(
+        default=[ALL_LINEAR]
+    )
     """Names of the linear layers that get an adapter, such as [q_proj, v_proj]. all-linear means
     all except the vocabulary projection."""
 

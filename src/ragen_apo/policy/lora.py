@@ -60,7 +60,8 @@ def add_adapters(model: PreTrainedModel, settings: LoraConfig, *, seed: int) -> 
     if unknown:
         raise ConfigError(
             f"policy.lora.target_modules: {type(model).__name__} has no linear layer named "
-            f"{', '.join(unknown)}; expected {ALL_LINEAR} or some of {', '.join(sorted(linear))}"
+            f"{', '.join(unknown)}; expected {ALL_LINEAR} alone or some of "
+            f"{', '.join(sorted(linear))}"
         )
     wishes = peft.LoraConfig(
         r=settings.rank,

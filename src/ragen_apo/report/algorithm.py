@@ -100,6 +100,13 @@ def distilled(run: RunData) -> str | None:
     )
 
 
+def shuffled(run: RunData) -> str | None:
+    """Says that the run is a control, if it is one."""
+    if not run.option("training", "shuffle_returns"):
+        return None
+    return "The returns of each step were shuffled among its episodes: this run is a control."
+
+
 def adapters(run: RunData) -> str | None:
     """Says that adapters were trained instead of the weights, if they were."""
     lora = run.option("policy", "lora")
@@ -153,6 +160,7 @@ def circumstances(run: RunData) -> list[str]:
 
     `searched` to `resumed` of a run; `cost` and `faults` of a model behind an API.
     """
-    made = [origin(run), distilled(run), adapters(run), early_stop(run), resumed(run)]
+    control = shuffled(run)
+    made = [origin(run), distilled(run), control, adapters(run), early_stop(run), resumed(run)]
     sentences = [searched(run), *made, cost(run), faults(run)]
     return [sentence for sentence in sentences if sentence]

@@ -128,6 +128,9 @@ def pipeline(run: RunData) -> list[tuple[str, str]]:
     known = f"; {compact(num_tasks)} with known V*" if has_v_star and num_tasks else ""
     a_step, repeats = counted(training.get("tasks_per_step"), "task"), rollouts_per_task(run)
     often = "once each" if repeats == 1 else f"{compact(repeats)} times each"
+    best_of = finite(training.get("best_of")) or 1
+    if best_of > 1:
+        often += f", the best of {compact(best_of)} episodes"
     resume = f"{counted(steps, 'step')}; holds all that an exact resume needs"
     success = percent(run.results.get("success_rate"))
     return [
@@ -168,6 +171,8 @@ def _ablation(run: RunData) -> Ablation | None:
 
 def _samples(values: Mapping[str, Any]) -> str:
     """The number of reference episodes that a task has in Stage 1."""
+    if values.get("store"):
+        return "reference episodes of another run"
     samples, most = finite(values.get("num_samples")), finite(values.get("max_samples"))
     if values.get("adaptive") and samples is not None and most is not None:
         return f"{compact(samples)} to {compact(most)} reference episodes a task"

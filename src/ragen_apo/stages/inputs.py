@@ -33,6 +33,7 @@ from ragen_apo.policy.lora import require_peft
 from ragen_apo.stages.search import require_searchable
 from ragen_apo.task_order import missing_categories, training_tasks
 from ragen_apo.tracking.run_tracking import require_trackers
+from ragen_apo.values.regression import NUM_FOLDS
 from ragen_apo.values.store import ValueStore
 
 
@@ -104,16 +105,22 @@ def check_run_inputs(
     _check_number_format(config.machine, config.policy)
     require_trackers(config.tracking)
     _check_ranks(config.machine, config.algorithm, config.rollouts)
-    training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
+    tasks = training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
     _check_split(config.evaluation.split, environment)
     _check_teacher(config.warm_start, config.policy, environment, name=name)
     _check_chance(config.algorithm, environment, name=name)
     require_searchable(search, environment, num_rows=training.num_rows)
-    if search is not None and search.rank_by == "regression" and not config.has_stage_one:
+    by_regression = search is not None and search.rank_by == "regression"
+    if by_regression and not config.has_stage_one:
         raise ConfigError(
             "evaluation.search.rank_by regression is fitted to episodes of Stage 1, which "
             f"algorithm {config.algorithm.name} without distillation does not sample; set rank_by "
             "to likelihood, and search by regression after `ragen-apo estimate-values`"
+        )
+    if by_regression and len(tasks) < NUM_FOLDS:
+        raise ConfigError(
+            f"evaluation.search.rank_by regression needs episodes of at least {NUM_FOLDS} training "
+            f"tasks, and there are {len(tasks)} (training.max_tasks); set rank_by to likelihood"
         )
     check_tools(config.agent, config.policy, environment)
     path = config.warm_start.demonstrations.recordings

@@ -240,13 +240,14 @@ def _refresh_is_due(session: Session, position: Position, row: dict[str, float |
 
 
 def _kl_at_start(session: Session, row: dict[str, float | int]) -> float:
-    """KL of the first step under the row's reference: how far distillation has moved the policy."""
+    """KL of the first update under the row's reference: how far distillation moved the policy."""
     if not session.config.distillation.enabled:
         return 0.0
 
     def noted() -> float:
         rows, version = read_json_lines(session.run.metrics), row["reference_version"]
-        first = next((each for each in rows if each["reference_version"] == version), row)
+        updates = (each for each in rows if "kl_per_sequence" in each)
+        first = next((each for each in updates if each["reference_version"] == version), row)
         return first.get("kl_per_sequence", 0.0)
 
     return session.ranks.from_first(noted, "KL after the distillation")
@@ -273,10 +274,10 @@ def _refresh_reference(
         if session.config.distillation.enabled:
             with session.clock.timed(DISTILLATION):
                 distil(session, policy, reference, tasks, version=version)
-    trainer.take_reference(
-        reference,
-        tasks=selected_tasks(session, reference, tasks, version=version),
-        values=reference_values(session, reference, tasks),
-    )
+        trainer.take_reference(
+            reference,
+            tasks=selected_tasks(session, reference, tasks, version=version),
+            values=reference_values(session, reference, tasks),
+        )
     counters = {"reference_version": version, "refreshed_at": position.step}
     return replace(position, counters={**position.counters, **counters})

@@ -10,7 +10,7 @@ from typing import Any
 from ragen_apo.config import RunConfig
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.config.values import ValuesConfig
-from ragen_apo.errors import RunDirectoryError
+from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.progress import Progress
@@ -74,6 +74,12 @@ def estimate_run_values(
     session = open_session(config, run, progress)
     free = ("values.num_samples", "values.adaptive", "reference.num_samples", "evaluation")
     require_same_origin(session, but_for=free)
+    if config.values.store is not None:
+        raise ConfigError(
+            f"{run.path} takes V* from {config.values.store} (values.store), and would not read "
+            "samples of its own; sample the run that this store belongs to, under the settings "
+            "that both have"
+        )
     if not run.reference(version).exists():
         raise RunDirectoryError(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "

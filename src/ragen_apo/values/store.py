@@ -322,8 +322,8 @@ class ValueStore:
             lines.append(f"{num_tasks} of them were sampled under conditions that differ in")
             lines += [f"  {difference}" for difference in describe_differences(other, asked)]
         lines.append(
-            "Run `ragen-apo estimate-values` with the configuration of this training run, or "
-            "restore the settings that the stored returns were sampled with."
+            "Restore the settings that the stored returns were sampled with, or sample these tasks "
+            "with `ragen-apo estimate-values` in the run that the store belongs to."
         )
         return "\n".join(lines)
 

@@ -76,6 +76,15 @@ def test_a_damaged_prepared_catalogue_is_noticed_and_built_again(
     assert not list(store.glob("*.partial-*"))
 
 
+def test_what_a_killed_preparation_left_goes_with_the_next(prepared: Path, tmp_path: Path) -> None:
+    left = tmp_path / f"{prepared.name}.partial-0123abcd"
+    left.mkdir()
+    (left / "records.bin").touch()
+    open_catalog("generated:5", store=tmp_path)
+    assert (tmp_path / prepared.name).is_dir()
+    assert not left.exists()
+
+
 def test_an_undamaged_prepared_catalogue_is_not_built_again(prepared: Path, tmp_path: Path) -> None:
     shutil.copytree(prepared.parent, tmp_path / "store")
     progress = ToldProgress()

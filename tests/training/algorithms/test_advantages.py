@@ -307,6 +307,8 @@ def test_equal_returns_and_groups_of_one_become_zero(method):
     assert normalize(returns_B, grouping="state", method=method).tolist() == [0.0] * 7
 
 
-def test_nothing_can_be_normalised_where_every_group_is_of_one():
-    with pytest.raises(ValueError, match="7 groups of one"):
-        normalize(torch.rand(7), grouping="state", method="mean", group_B=torch.arange(7))
+@pytest.mark.parametrize("method", ["mean", "mean_std", "asym_clip"])
+def test_so_do_all_where_every_group_is_of_one(method):
+    """As in a step whose tasks are all of different categories: a run goes on after it."""
+    options = {"grouping": "state", "method": method, "group_B": torch.arange(7)}
+    assert normalize(torch.rand(7), **options).tolist() == [0.0] * 7

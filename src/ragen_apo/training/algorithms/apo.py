@@ -54,7 +54,8 @@ class ValueConfig(AlgorithmConfig):
     center_residuals: bool = False
     """Subtract from each residual the mean of the step's other trajectories, before the clamp. The
     expected gradient stays the same, except with length_normalization `tokens`. Where all returns
-    of a step are equal, no update is made. Needs two tasks a step."""
+    of a step are equal, no update is made (by turn only where no state has a value). Needs two
+    tasks a step."""
     fit_values: bool = False
     """Subtract a + c V*, fitted to the other trajectories, instead of their mean. Where V* is
     noise, c cancels it. As with center_residuals, equal returns make no update. Needs three tasks

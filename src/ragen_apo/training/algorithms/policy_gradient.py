@@ -99,6 +99,12 @@ class PolicyGradientConfig(AlgorithmConfig):
                 f"{self.name} rolls each task out once with group_size = 1; use grouping batch or "
                 "raise group_size"
             )
+        by_batch = normalized.method != "identity" and normalized.grouping == "batch"
+        if by_batch and config.training.tasks_per_step * self.group_size < 2:
+            raise ValueError(
+                "algorithm.reward_normalization by batch compares the episodes of a step, and "
+                "there is one; raise training.tasks_per_step"
+            )
 
     def normalized(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with normalised returns, as in RAGEN (arXiv 2504.20073).
@@ -110,7 +116,7 @@ class PolicyGradientConfig(AlgorithmConfig):
             return rollouts
         import torch
 
-        from ragen_apo.objectives.tensors import check_comparable, group_statistics, one_group
+        from ragen_apo.objectives.tensors import group_statistics, one_group
 
         group_B = rollouts.group_B if grouping == "state" else one_group(rollouts.returns_B)
         if grouping == "category":
@@ -118,7 +124,6 @@ class PolicyGradientConfig(AlgorithmConfig):
             ids = [sorted(set(names)).index(name) for name in names]
             group_B = torch.tensor(ids, device=rollouts.group_B.device)
         groups = group_statistics(rollouts.returns_B, group_N=group_B)
-        check_comparable(groups)
         returns_B = groups.deviation if method == "mean" else groups.standardized()
         if method == "asym_clip":
             # Limits how hard a failure is punished, and leaves a rare success its size.
