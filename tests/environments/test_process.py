@@ -25,7 +25,8 @@ from ragen_apo.environments.base import Reply, close_environment, make_environme
 from ragen_apo.environments.process import ProcessEnvironment
 from ragen_apo.errors import ConfigError, EnvironmentFaultError, EnvironmentRaisedError
 from tests.forks import Fork
-from tests.sweeps import quick_first
+
+pytestmark = pytest.mark.slow
 
 ODD = '''
 import os, sys, time
@@ -135,18 +136,16 @@ def played(environments: EnvironmentManager, *actions: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    quick_first(
-        [
-            ("frozen_lake", {}),
-            ("sokoban", {}),
-            ("bandit", {}),
-            ("countdown", {}),
-            ("questions", {}),
-            ("shop", {"num_products": 24}),
-            ("webshop", {"data": "generated:200"}),
-            ("mixture", {"parts": {"shop": {}, "lake": {"name": "frozen_lake"}}}),
-        ]
-    ),
+    [
+        ("frozen_lake", {}),
+        ("sokoban", {}),
+        ("bandit", {}),
+        ("countdown", {}),
+        ("questions", {}),
+        ("shop", {"num_products": 24}),
+        ("webshop", {"data": "generated:200"}),
+        ("mixture", {"parts": {"shop": {}, "lake": {"name": "frozen_lake"}}}),
+    ],
 )
 def test_it_answers_as_it_would_here(name: str, options: Mapping[str, Any]) -> None:
     here = make_environment(name, options)
@@ -177,7 +176,6 @@ def told(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 def test_what_it_prints_and_reads_is_no_part_of_the_conversation(odd: EnvironmentConfig) -> None:
     environments = managed(odd)
     environment, observation = environments.start(environments.tasks("train")[0], seed=0)
@@ -192,7 +190,6 @@ def test_what_it_prints_and_reads_is_no_part_of_the_conversation(odd: Environmen
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "error", "said"),
     [
@@ -219,7 +216,6 @@ def test_what_goes_wrong_there_is_said_here(
     assert type(caught.value) is error
 
 
-@pytest.mark.slow
 def test_an_episode_whose_process_crashed_begins_again_in_another_one(
     odd: EnvironmentConfig,
 ) -> None:
@@ -234,7 +230,6 @@ def closed(odd: EnvironmentConfig) -> list[Path]:
     return sorted(Path(odd.options["folder"]).glob("closed-*"))
 
 
-@pytest.mark.slow
 def test_a_process_is_used_again_and_closes_its_environment_at_the_end(
     odd: EnvironmentConfig,
 ) -> None:
@@ -245,7 +240,6 @@ def test_a_process_is_used_again_and_closes_its_environment_at_the_end(
     assert len(closed(odd)) == 1 + 1  # with the one that only has the tasks
 
 
-@pytest.mark.slow
 def test_a_process_whose_parent_was_killed_closes_its_environment_and_ends(
     odd: EnvironmentConfig, tmp_path: Path
 ) -> None:
@@ -284,7 +278,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_options_arrive_as_they_are(odd: EnvironmentConfig) -> None:
     options = {**odd.options, "words": {1: (2, 3)}}
     here = make_environment(odd.name, options)
@@ -294,7 +287,6 @@ def test_options_arrive_as_they_are(odd: EnvironmentConfig) -> None:
     close_environment(there)
 
 
-@pytest.mark.slow
 def test_a_state_key_that_is_no_text_is_a_fault(odd: EnvironmentConfig) -> None:
     environments = managed(EnvironmentConfig(name=odd.name, **odd.options, words="bytes"))
     with pytest.raises(EnvironmentFaultError, match=r"state_key answered b'bytes'; expected a tex"):

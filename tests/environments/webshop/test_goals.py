@@ -273,6 +273,7 @@ def test_the_splits_of_the_real_data_have_the_documented_sizes(
     assert [len(environment.tasks(name)) for name in ("train", "validation", "test")] == sizes
 
 
+@pytest.mark.slow
 def test_few_products_have_most_of_the_real_goals(make_real: Make) -> None:
     limited = make_real(split_scheme="product", train_goals_per_product=8)
     assert len(limited.tasks("train")) == 1223
