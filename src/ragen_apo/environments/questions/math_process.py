@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import os
-import signal
 import subprocess
 import threading
 
@@ -24,9 +23,8 @@ MAX_CHARACTERS = 500
 """Longer answers are not equal to anything."""
 MAX_DEPTH = 20
 """Of brackets; nor are more deeply nested answers."""
-WALL_SECONDS = 60.0 if hasattr(signal, "setitimer") else 10.0
-"""For an answer, where the worker's limit of processor time does not end it: on Windows, which has
-none, and in a process that got no processor."""
+WALL_SECONDS = 60.0
+"""For an answer of a process that gets no processor, so that its limit of that does not end it."""
 START_SECONDS = 120.0
 _WORKER = "ragen_apo.environments.questions.math_worker"
 

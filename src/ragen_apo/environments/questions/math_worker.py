@@ -69,9 +69,6 @@ def _limit_memory() -> None:
 
 @contextlib.contextmanager
 def _limited_time() -> Any:
-    if not hasattr(signal, "setitimer"):  # Windows: the deadline of the other process has to do
-        yield
-        return
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         yield
