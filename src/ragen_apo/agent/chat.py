@@ -141,7 +141,7 @@ def read_call(answer: Answer, tools: Sequence[Tool]) -> Form:
     if len({call.id for call in calls} - {""}) < len(calls):  # some have none, or the same
         numbered = enumerate(calls, start=1)
         calls = tuple(replace(call, id=f"call{number}") for number, call in numbered)
-    return Form(text, said, parsed, tuple(calls))
+    return Form(text, said, parsed, calls)
 
 
 def _thought(answer: Answer) -> str:

@@ -81,17 +81,15 @@ class ToolCalls:
             before, closed, message = said.rpartition(CLOSE_THOUGHT)
             thought = _THOUGHT_TAG.sub("", thought + before).strip()
             return _FAULT if is_cut_off else self._message(thought, message.strip())
-        tools = self.tools
-        if len(calls) > 1:
-            tools = [tool for tool in tools if tool.is_joinable]
-        actions = [_action(tools, call) for call in calls]
-        if None in actions or not tools:
+        is_one = len(calls) == 1
+        tools = [tool for tool in self.tools if is_one or tool.is_joinable]
+        read = (_action(tools, call) for call in calls)
+        actions = [action for action in read if action is not None]
+        if not tools or len(actions) < len(calls):
             return _FAULT
-        can_be_joined = len(actions) == 1 or not any("\n" in (each or "") for each in actions)
-        is_action = all(actions) and can_be_joined
-        action = "\n".join(action or "" for action in actions) if is_action else ""
+        can_be_done = all(actions) and (is_one or not any("\n" in action for action in actions))
         thought = _THOUGHT_TAG.sub("", thought + before).strip()
-        return ParsedResponse(thought, action, is_valid=True)
+        return ParsedResponse(thought, "\n".join(actions) if can_be_done else "", is_valid=True)
 
     def _message(self, thought: str, text: str) -> ParsedResponse:
         """Text without a call as the message; what was meant as a call is none.

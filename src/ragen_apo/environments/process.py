@@ -111,8 +111,8 @@ class ProcessEnvironment:
 
     def close(self) -> None:
         """Closes the environment and waits for its process; one that is at work is killed."""
+        self.begin_to_close()
         if not self._is_waiting:
-            self._process.end_input()
             self._process.ending(within_seconds=CLOSE_SECONDS)
         self._process.kill()
 

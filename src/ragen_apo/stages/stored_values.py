@@ -93,12 +93,6 @@ def selected_tasks(
     return [task for task in tasks if task.task_id in ids]
 
 
-def _owner(session: Session) -> str:
-    """The run whose store is read."""
-    path = session.config.values.store
-    return str(session.run.path) if path is None else f"RUN, the run of {path},"
-
-
 def _selected_by_store(
     session: Session, conditions: SamplingConditions, tasks: Sequence[Task], *, version: int
 ) -> Sequence[Task]:
@@ -111,12 +105,15 @@ def _selected_by_store(
     if version > 0 and selection.counts.always_solved == len(tasks):
         return ()
     if not selection.tasks:
+        path = config.values.store
+        whose = "its store" if path is None else f"{path} (RUN is the run that it belongs to)"
+        run = session.run.path if path is None else "RUN"
         raise TrainingError(
             f"{selection.counts.sentence()} There is nothing to train on. Where most are never "
             "solved, sample them more often (values.num_samples, values.adaptive), "
             "warm-start longer or use a shaped reward; where most are always solved, use harder "
             "tasks; or set rollout_filter.zero_variance to keep. To go on with this run, add "
-            f"samples to its store: `ragen-apo estimate-values {_owner(session)} --samples N "
+            f"samples to {whose}: `ragen-apo estimate-values {run} --samples N "
             "--reference VERSION`, then --resume. The policy so far is the newest folder in "
             f"{session.run.reference(0).parent}."
         )

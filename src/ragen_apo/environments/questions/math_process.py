@@ -29,31 +29,24 @@ START_SECONDS = 120.0
 _WORKER = "ragen_apo.environments.questions.math_worker"
 
 
-class _Worker:
+class _Worker(LineProcess):
     """A running process."""
 
     def __init__(self) -> None:
-        self._process = LineProcess(_WORKER, errors=subprocess.DEVNULL)
-        if (self._process.answer(within_seconds=START_SECONDS) or "").strip() != READY:
-            self.stop()
+        super().__init__(_WORKER, errors=subprocess.DEVNULL)
+        if (self.answer(within_seconds=START_SECONDS) or "").strip() != READY:
+            self.kill()
             raise EnvironmentFaultError(
                 "the process that compares answers with math-verify could not be started; see "
                 "whether `python -c 'import math_verify'` works, or choose environment.compare: "
                 "text or number"
             )
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.is_running
-
     def ask(self, answer: str, right: str) -> bool | None:
         """Its answer; None where it gave none, and then it is of no more use."""
-        self._process.send(json.dumps([answer, right]))
-        line = self._process.answer(within_seconds=WALL_SECONDS)
+        self.send(json.dumps([answer, right]))
+        line = self.answer(within_seconds=WALL_SECONDS)
         return None if line is None else json.loads(line)
-
-    def stop(self) -> None:
-        self._process.kill()
 
 
 _lock = threading.Lock()
@@ -77,14 +70,14 @@ def equal_as_mathematics(answer: str, right: str) -> bool:
         finally:
             # Ctrl-C between question and answer, too: the next would read this one's answer.
             if equal is None:
-                _workers.pop(os.getpid()).stop()
+                _workers.pop(os.getpid()).kill()
     return equal is True
 
 
 def _worker() -> _Worker:
     own = os.getpid()
     if own in _workers and not _workers[own].is_running:
-        _workers.pop(own).stop()
+        _workers.pop(own).kill()
     if own not in _workers:
         _workers[own] = _Worker()
     return _workers[own]
@@ -107,4 +100,4 @@ def _latex(text: str) -> str:
 def _stop() -> None:
     own = _workers.pop(os.getpid(), None)
     if own is not None:
-        own.stop()
+        own.kill()
