@@ -67,6 +67,8 @@ class SupervisedPhase:
     labels: Mapping[str, int] = field(default_factory=dict)
     """What its rows say besides."""
     warmup_steps: int = 20
+    embedding_rate_factor: float = 1.0
+    """The learning rate of the token embeddings is this many times that of other weights."""
     log_every: int = 10
     target_accuracy: float | None = None
     """The phase ends early when a batch reaches it."""
@@ -90,7 +92,10 @@ def run_supervised_phase(
 
     Where `start` is above 0, the run has a checkpoint of that update with its moments.
     """
-    optimizer = Optimizer(model.model)
+    embeddings = model.model.get_input_embeddings().parameters()
+    optimizer = Optimizer(
+        model.model, rate_factors=dict.fromkeys(embeddings, phase.embedding_rate_factor)
+    )
     position = Position(phase.name, start)
     if start > 0:
         load_moments(session.run.checkpoints / position.name, optimizer)
