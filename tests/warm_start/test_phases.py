@@ -242,23 +242,6 @@ def test_the_supervised_gradient_does_not_depend_on_how_a_batch_is_cut(session: 
     assert results[0].loss == pytest.approx(-chosen.mean().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("make_phase", [copy_phase, demonstrations_phase])
-def test_the_embeddings_have_a_learning_rate_of_their_own(session: Session, make_phase) -> None:
-    """AdamW's first update moves no weight further than its learning rate."""
-    asked = with_keys(session, "--warm_start.embedding_rate_factor=5")
-    model = session.load_model(session.run.initial)
-    before = {name: p.detach().clone() for name, p in model.model.named_parameters()}
-    phase = replace(make_phase(asked, model), num_steps=1, keeps_checkpoints=False)
-    run_supervised_phase(asked, model, phase, start=0)
-    furthest = {
-        name: float((parameter.detach() - before[name]).abs().max())
-        for name, parameter in model.model.named_parameters()
-    }
-    rate = phase.peak_learning_rate / (phase.warmup_steps + 1)
-    assert furthest.pop("model.embed_tokens.weight") == pytest.approx(5 * rate, rel=1e-2)
-    assert max(furthest.values()) == pytest.approx(rate, rel=1e-2)
-
-
 @pytest.mark.slow
 def test_no_checkpoint_is_written_twice(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[str] = []

@@ -70,8 +70,5 @@ class WarmStartConfig(Section):
     """`false`: the policy as it is becomes the reference."""
     checkpoint_every: Count = 100
     """Optimizer steps between two checkpoints."""
-    embedding_rate_factor: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """The learning rate of the token embeddings is this many times that of all other weights. From
-    random weights a small model learns to copy in half the updates with 5 (docs/log.md)."""
     copy_curriculum: CopyConfig = Field(default=CopyConfig(), alias="copy")
     demonstrations: DemonstrationsConfig = DemonstrationsConfig()

@@ -35,27 +35,17 @@ class Optimizer:
     """AdamW over the trainable parameters of a model, whose state is plain named tensors."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        weight_decay: float = 0.0,
-        rate_factors: Mapping[Tensor, float] | None = None,
-        fused: bool | None = None,
+        self, model: nn.Module, *, weight_decay: float = 0.0, fused: bool | None = None
     ) -> None:
-        """A parameter in `rate_factors` has the learning rate times its factor.
+        """`fused` updates all parameters in one kernel, which rounds differently.
 
-        `fused` updates all parameters in one kernel, which rounds differently. None does so on a
-        GPU only.
+        None does so on a GPU only.
         """
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         on_gpu = all(parameter.is_cuda for _, parameter in self._named)
         self._fused = on_gpu if fused is None else fused
-        factors = rate_factors or {}
-        groups: dict[float, list[Tensor]] = {}
-        for _, parameter in self._named:
-            groups.setdefault(factors.get(parameter, 1.0), []).append(parameter)
         self._adamw = torch.optim.AdamW(
-            [{"params": group, "rate_factor": factor} for factor, group in groups.items()],
+            [parameter for _, parameter in self._named],
             lr=0.0,
             weight_decay=weight_decay,
             fused=self._fused,
@@ -77,7 +67,7 @@ class Optimizer:
                 "or look for a return or a log-probability that is not finite in the last rollout."
             )
         for group in self._adamw.param_groups:
-            group["lr"] = learning_rate * group["rate_factor"]
+            group["lr"] = learning_rate
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
         return norm

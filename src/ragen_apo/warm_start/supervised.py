@@ -67,8 +67,6 @@ class SupervisedPhase:
     labels: Mapping[str, int] = field(default_factory=dict)
     """What its rows say besides."""
     warmup_steps: int = 20
-    embedding_rate_factor: float = 1.0
-    """The learning rate of the token embeddings is this many times that of other weights."""
     log_every: int = 10
     target_accuracy: float | None = None
     """The phase ends early when a batch reaches it."""
@@ -92,10 +90,7 @@ def run_supervised_phase(
 
     Where `start` is above 0, the run has a checkpoint of that update with its moments.
     """
-    embeddings = model.model.get_input_embeddings().parameters()
-    optimizer = Optimizer(
-        model.model, rate_factors=dict.fromkeys(embeddings, phase.embedding_rate_factor)
-    )
+    optimizer = Optimizer(model.model)
     position = Position(phase.name, start)
     if start > 0:
         load_moments(session.run.checkpoints / position.name, optimizer)
