@@ -26,7 +26,7 @@ from ragen_apo.comparison.plan import BudgetConfig, ComparisonConfig, load_compa
 from ragen_apo.comparison.write import write_comparison
 from ragen_apo.config import RunConfig
 from ragen_apo.config.yaml_text import dump_yaml, parse_yaml
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import read_json_lines, write_json_lines_atomically
 from ragen_apo.report.shapes import WIDTH
 from ragen_apo.run_directory import RunDirectory
@@ -267,6 +267,20 @@ def test_a_run_is_measured_with_stage_one_and_cut_at_the_budget(finished_run: Pa
     for num_points in (1, 2, 3):
         cut = BudgetConfig(tokens=max(whole.points[num_points - 1].tokens, 1))
         assert len(measured(run, cut).points) == num_points
+
+
+@pytest.mark.parametrize("kept", [slice(0, 0), slice(0, -1), slice(1, None)])
+def test_a_run_that_lacks_rows_of_its_steps_is_not_taken_for_a_cheap_one(
+    session: Session, kept: slice
+) -> None:
+    rows = read_json_lines(session.run.metrics)
+    write_json_lines_atomically(session.run.metrics, rows[kept])
+    words = f"has {len(rows[kept])} rows? and the run made {len(rows)} steps: .* or remove"
+    with pytest.raises(RunDirectoryError, match=words):
+        measured(session.run)
+    write_json_lines_atomically(session.run.metrics, rows[:-1])
+    session.run.note(early_stop={"step": len(rows) - 1})
+    assert measured(session.run).points
 
 
 @pytest.mark.slow

@@ -13,7 +13,10 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
 from ragen_apo.comparison.plan import BudgetConfig
+from ragen_apo.config import load_config
+from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import read_json, read_records
+from ragen_apo.plural import counted
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.values.store import ValueStore
 
@@ -151,8 +154,8 @@ class Measurement:
 
 
 def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) -> Measurement:
-    """Reads a finished run."""
-    status, rows = run.read_status(), read_records(run.metrics, TypeAdapter(_Step))
+    """Reads a finished run. Raises RunDirectoryError where rows of its steps are lost."""
+    status, rows = run.read_status(), _steps(run)
     distilled = read_records(run.distillation, TypeAdapter(_Distilled))
     advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
     results = read_json(run.results, TypeAdapter(_Results), advice=advice)
@@ -186,6 +189,21 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
         pass_k=pass_k,
         peak_memory_bytes=status.get("peak_memory_bytes"),
     )
+
+
+def _steps(run: RunDirectory) -> list[_Step]:
+    """The rows of Stage 2: without one of them a run would look cheaper than it was."""
+    rows = read_records(run.metrics, TypeAdapter(_Step))
+    early = run.read_status().get("early_stop") or {}
+    made = early.get("step", load_config(run.config).training.max_steps)
+    if [row.step for row in rows] != list(range(1, made + 1)):
+        raise RunDirectoryError(
+            f"{run.metrics} has {counted(len(rows), 'row')} and the run made "
+            f"{counted(made, 'step')}: its costs and its curve are not known without the others. "
+            f"Put an undamaged copy in its place, or remove {run.path} and give the same compare "
+            "command again"
+        )
+    return rows
 
 
 def _parts(
