@@ -369,6 +369,7 @@ def test_the_files_of_a_comparison(tmp_path: Path) -> None:
     ]
     page = paths[0].read_text()
     assert "60.0% is what every run reached" in page
+    assert "the KL to the newest reference of the run" in page
     assert "Budget" not in page
     row = next(line for line in page.splitlines() if line.startswith("| A*-PO"))
     # 60%: 60 and 90 seconds, 1,000 and 1,500 tokens. 90%: one of the two.

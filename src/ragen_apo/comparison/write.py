@@ -136,7 +136,9 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
         "Costs of a target are those of the first evaluation that reaches it, in the seeds that"
         " do.",
         "The 95% interval is that of one run, for the number of tasks that it was evaluated on: its"
-        " bounds are means over the seeds. Updates are those of the distillations and of Stage 2.",
+        " bounds are means over the seeds. Updates are those of the distillations and of Stage 2."
+        " KL and entropy are those of the last step, the KL to the newest reference of the run: a"
+        " run that made new ones shows less.",
         *whole,
     ]
 
