@@ -82,9 +82,10 @@ def test_the_latex_table_has_a_line_for_each_method(build_run: Callable[..., Pat
 
 
 def test_hostile_names_stay_text_in_latex() -> None:
-    text = latex_table(("run", "x"), [(r"\input{/etc/passwd} $1 & 2% _#^~", "−1 ± 2\n")])
+    text = latex_table(("run", "x"), [(r"\input{/etc/passwd} $1 & 2% _#^~<|>", "−1 ± 2\n")])
     escaped = (
         r"\textbackslash{}input\{/etc/passwd\} \$1 \& 2\% \_\#\textasciicircum{}\textasciitilde{}"
+        "$<$$|$$>$"
     )
     assert text.splitlines()[4] == escaped + r" & $-$1 $\pm$ 2 \\"
 

@@ -13,6 +13,7 @@ _ESCAPES = str.maketrans(
         "±": r"$\pm$",
         "–": "--",
         **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{character: f"${character}$" for character in "<>|"},
     }
 )
 
