@@ -69,6 +69,21 @@ def test_a_distillation_is_said_and_drawn(build_run: Callable[..., Path]) -> Non
     assert DISTILLATION_PANEL not in [panel for panel, _ in panels(plain)]
 
 
+def test_new_references_are_said_as_the_kl_is_to_the_newest_one(
+    build_run: Callable[..., Path],
+) -> None:
+    plain = load_run(build_run())
+    versions = (0, 0, 1, 1, 1, 2)
+    rows = [
+        {"step": step, "reference_version": version} for step, version in enumerate(versions, 1)
+    ]
+    run = dataclasses.replace(plain, metrics=rows)
+    sentence = "The policy became the new reference after steps 2, 5; from there on the KL"
+    for text in (page(run, curves=[]), text_of_slides(run), failure_analysis(run)):
+        assert sentence in text
+    assert not any("new reference" in each for each in key_sentences(plain))
+
+
 @pytest.mark.parametrize("attempts", [None, 1, "2", float("nan")])
 def test_a_run_of_one_process_says_nothing(attempts: Any, build_run: Callable[..., Path]) -> None:
     run = dataclasses.replace(load_run(build_run()), record={"attempts": attempts})

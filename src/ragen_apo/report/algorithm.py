@@ -100,6 +100,20 @@ def distilled(run: RunData) -> str | None:
     )
 
 
+def refreshed(run: RunData) -> str | None:
+    """That the policy became the reference again, if it did: what the KL and V* belong to."""
+    versions = [finite(row.get("reference_version")) or 0 for row in run.metrics]
+    pairs = zip(versions, versions[1:], run.metrics, strict=False)
+    last = [row.get("step") for before, now, row in pairs if now > before]
+    if not last:
+        return None
+    steps = f"step{'s' * (len(last) > 1)} {', '.join(map(compact, last))}"
+    return (
+        f"The policy became the new reference after {steps}; from there on the KL and all that is "
+        "relative to a reference are to the newest one."
+    )
+
+
 def shuffled(run: RunData) -> str | None:
     """Says that the run is a control, if it is one."""
     if not run.option("training", "shuffle_returns"):
@@ -161,6 +175,7 @@ def circumstances(run: RunData) -> list[str]:
     `searched` to `resumed` of a run; `cost` and `faults` of a model behind an API.
     """
     control = shuffled(run)
-    made = [origin(run), distilled(run), control, adapters(run), early_stop(run), resumed(run)]
-    sentences = [searched(run), *made, cost(run), faults(run)]
+    made = [origin(run), distilled(run), refreshed(run), control, adapters(run)]
+    ended = [early_stop(run), resumed(run)]
+    sentences = [searched(run), *made, *ended, cost(run), faults(run)]
     return [sentence for sentence in sentences if sentence]
