@@ -88,6 +88,15 @@ def test_tasks_of_training_are_not_called_held_out(tmp_path: Path) -> None:
     assert "held" not in page.lower()
 
 
+def test_a_run_says_what_its_curves_belong_to(tmp_path: Path) -> None:
+    rows = [{"step": step, "reference_version": version} for step, version in ((1, 0), (2, 1))]
+    run = write_run(tmp_path / "runs" / "mine", metrics=rows)
+    (run / "distillation.jsonl").write_text('{"reference_version": 0, "step": 1, "loss": 0.5}\n')
+    page = get(client(tmp_path / "runs"), "/run", run="mine")
+    assert "the policy imitated the reference’s own good episodes" in page
+    assert "The policy became the new reference after step 1" in page
+
+
 def test_a_run_that_trains_is_asked_again(tmp_path: Path) -> None:
     row = {"step": 3, "rollout_seconds": 4.0, "training_seconds": 6.0, "success_rate": 0.5}
     run = write_run(tmp_path / "one", metrics=[row | {"num_generated_tokens": 200}])

@@ -93,7 +93,7 @@ def run_page(site: Site, name: str) -> dict[str, Any]:
     return {
         "line": line,
         "tiles": _tiles(data, line, rates),
-        "notices": circumstances(site.data(name)),
+        "notices": circumstances(data),
         "curves": _curves(data, rates),
         "phases": [(one_line(phase, 60), duration(took)) for phase, took in phase_seconds(data)],
         "has_rows": data.trained,
