@@ -463,9 +463,11 @@ def test_a_run_without_an_evaluation_within_the_budget_takes_no_mean_from_others
 def test_a_page_names_the_limits_that_there_are(tmp_path: Path) -> None:
     settings = load_comparison(SHIPPED).settings
     budget = BudgetConfig(tokens=2000)
-    limited = settings.model_copy(update={"budget": budget, "runs": {"A*-PO": {}}})
-    write_comparison([MEASUREMENT], tmp_path, settings=limited)
-    assert "Budget of a run: 2,000 tokens." in (tmp_path / "comparison.md").read_text()
+    update = {"budget": budget, "runs": {"A*-PO": {}}, "seeds": [7]}
+    write_comparison([MEASUREMENT], tmp_path, settings=settings.model_copy(update=update))
+    page = (tmp_path / "comparison.md").read_text()
+    assert "Budget of a run: 2,000 tokens." in page
+    assert "One seed, 7. Seconds" in page
 
 
 @pytest.mark.parametrize("share_values", [False, True])

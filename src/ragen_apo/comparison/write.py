@@ -126,8 +126,9 @@ def explanation(measurements: Sequence[Measurement], *, settings: ComparisonConf
             "Success within the budget: of the last evaluation during training that it allows."
             " Success after training, pass@k, updates, KL, entropy and memory are of the whole run."
         ]
+    seeds = ", ".join(map(str, settings.seeds))
     return [
-        f"Means over seeds {', '.join(map(str, settings.seeds))}.",
+        f"Means over seeds {seeds}." if len(settings.seeds) > 1 else f"One seed, {seeds}.",
         "Seconds and generated tokens include Stage 1 and distillation, not the warm start and the"
         " evaluations." + costs,
         f"{percent(common)} is what every run reached.",
