@@ -208,6 +208,24 @@ def test_a_reset_that_answers_something_else_is_refused(answer: object) -> None:
         manager.start(TASK, seed=3)
 
 
+def test_a_state_key_that_is_no_text_is_refused_before_it_is_stored() -> None:
+    class Odd(Echo):
+        def state_key(self) -> Any:
+            return ("start", 0)
+
+    class Wins:
+        def begin(self, task: Task, *, seed: int) -> None: ...
+
+        def act(self, observation: str) -> Reply:
+            return Reply("", "win")
+
+    manager = EnvironmentManager(Odd, format_penalty=0.0, invalid_action_penalty=0.0)
+    with pytest.raises(
+        EnvironmentFaultError, match=r"'echo': state_key: \('start', 0\) is no text"
+    ):
+        play_scripted_episodes(Wins, manager, [EpisodeRequest(TASK, 0)], policy_version="wins")
+
+
 def test_an_environment_that_exits_in_a_step_does_not_end_training_with_status_0() -> None:
     class Exits(Echo):
         def step(self, action: str) -> Any:

@@ -223,6 +223,11 @@ class HasOneState(Wrapped):
         return "always"
 
 
+class NamesStatesByATuple(Wrapped):
+    def state_key(self) -> Any:
+        return (self.lake.state_key(), 0)
+
+
 class HasNoBaselines(Wrapped):
     def scripted_policies(self) -> Mapping[str, Any]:
         return {"oracle": self.lake.scripted_policies()["oracle"]}
@@ -275,6 +280,7 @@ BROKEN: Sequence[tuple[Promise, type[Wrapped], str]] = (
     (contract.answers_can_be_written_down, ShowsALoneSurrogate, "a lone surrogate stands in"),
     (contract.answers_can_be_written_down, BeginsWithADictionary, "is no text"),
     (contract.answers_can_be_written_down, InstructsInBytes, "b'go' is no text"),
+    (contract.answers_can_be_written_down, NamesStatesByATuple, "state_key: .* is no text"),
     (contract.answers_can_be_written_down, FlagsANumber, r"info\['flags'\] is 5; expected a list"),
     (contract.returns_lie_in_the_declared_range, PaysTooMuch, "return_range is"),
     (contract.returns_lie_in_the_declared_range, DoesNotSayHowItEnded, "has no `success`"),

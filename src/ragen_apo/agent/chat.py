@@ -22,6 +22,7 @@ from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes, started_again
 from ragen_apo.agent.responses import ParsedResponse, parse_response
 from ragen_apo.agent.tool_calls import ToolCalls
+from ragen_apo.environments.answers import state_key_of
 from ragen_apo.environments.tools import Tool
 from ragen_apo.policy.call_form import CallForm
 from ragen_apo.policy.chat_api.answer import Answer, ToolCall
@@ -298,5 +299,5 @@ def _read(
         return None
     conversation.answers.append(answer)
     conversation.said.append(read_call(answer, tools) if tools else read_form(answer))
-    conversation.episode.state_key = conversation.episode.environment.state_key()
+    conversation.episode.state_key = state_key_of(conversation.episode.environment)
     return conversation.said[-1]

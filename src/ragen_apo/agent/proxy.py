@@ -30,6 +30,7 @@ from ragen_apo.agent.responses import ParsedResponse
 from ragen_apo.choices import EpisodeSchedule
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.work_queue import WorkQueue
+from ragen_apo.environments.answers import state_key_of
 from ragen_apo.environments.base import Reply, TextEnvironment
 from ragen_apo.errors import EnvironmentRaisedError
 from ragen_apo.policy.engine import Engine, Response
@@ -149,7 +150,7 @@ def _give_first_prompt(episode: Episode, context: ContextManager) -> None:
     episode.prompt = context.prompt((), episode.observation)
     if not context.limits.fit(episode.num_read_tokens):
         raise context.limits.refusal(episode.request.task, episode.num_read_tokens)
-    episode.state_key = episode.environment.state_key()
+    episode.state_key = state_key_of(episode.environment)
 
 
 def started_again(
@@ -196,7 +197,7 @@ def play_turns(
         episode.prompt = context.prompt(episode.turns, episode.observation)
         is_over = not context.limits.fit(episode.num_read_tokens)
         if not is_over:
-            episode.state_key = episode.environment.state_key()
+            episode.state_key = state_key_of(episode.environment)
         yield outcome, is_over
 
 

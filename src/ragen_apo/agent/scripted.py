@@ -15,6 +15,7 @@ from ragen_apo.agent.context import ContextManager
 from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes, started_again
 from ragen_apo.agent.responses import parse_response, render_response
+from ragen_apo.environments.answers import state_key_of
 from ragen_apo.environments.base import Reply, ScriptedPolicy
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import Trajectory, TurnFlag
@@ -98,7 +99,7 @@ def _reply(playing: _Playing, context: ContextManager | None) -> tuple[Reply, st
     write = context.write_response if context else render_response
     if context:
         episode.prompt = context.prompt(episode.turns, episode.observation)
-    episode.state_key = episode.environment.state_key()
+    episode.state_key = state_key_of(episode.environment)
     reply = playing.policy.act(episode.observation)
     text = write(thought=reply.thought, action=reply.action)
     tokens = tuple(context.encode_response(text)) if context else ()

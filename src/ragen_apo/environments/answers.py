@@ -7,8 +7,9 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from ragen_apo.environments.base import EnvironmentProperties
+from ragen_apo.environments.base import EnvironmentProperties, TextEnvironment
 from ragen_apo.environments.foreign import FOREIGN_FAILURES
+from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.plural import counted
 from ragen_apo.printable import shortened
 from ragen_apo.types import TurnFlag
@@ -69,6 +70,17 @@ def problem_with_reset(answer: object) -> str | None:
     if not isinstance(answer, tuple) or len(answer) != 2:
         return f"reset answered {_shown(answer)}; expected (observation, info)"
     return problem_with_text(answer[0])
+
+
+def state_key_of(environment: TextEnvironment) -> str:
+    """Its state's key. Raises EnvironmentFaultError for a tuple, say, which files do not keep."""
+    key = environment.state_key()
+    if key is not None and (problem := problem_with_text(key)):
+        raise EnvironmentFaultError(
+            f"the environment {environment.properties.name!r}: state_key: {problem}; expected a "
+            "text, such as repr() of what it is made of"
+        )
+    return key
 
 
 def problem_with_step(answer: object) -> str | None:

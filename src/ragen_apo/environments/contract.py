@@ -370,14 +370,16 @@ def every_episode_ends(make: Factory) -> None:
 
 
 def answers_can_be_written_down(make: Factory) -> None:
-    """Rules, instructions and observations are text in UTF-8; `flags` are a list of texts."""
+    """Rules, instructions, observations, state keys and `flags` are text in UTF-8."""
     environment = make()
     tasks = [task for name in environment.properties.splits for task in environment.tasks(name)]
     texts = [environment.properties.rules, *(task.instruction for task in tasks)]
     if problem := next(filter(None, map(problem_with_text, texts)), None):
         raise ContractError(f"in the rules or an instruction {problem}")
-    for _ in episodes(make):  # which raises for answers that cannot be
-        pass
+    for _, episode in episodes(make):  # which raises for answers that cannot be
+        keys = [step.state_key for step in episode.steps]
+        if problem := next(filter(None, map(problem_with_text, keys)), None):
+            raise ContractError(f"state_key: {problem}")
 
 
 def returns_lie_in_the_declared_range(make: Factory) -> None:
