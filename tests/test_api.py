@@ -19,6 +19,7 @@ from ragen_apo.config.yaml_text import dump_yaml
 from ragen_apo.environments.foreign import provide, reference_to, referenced_factory
 from ragen_apo.environments.frozen_lake import make_frozen_lake
 from ragen_apo.environments.shop import ShopEnvironment
+from ragen_apo.environments.toolkit.game import GameEnvironment
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.stages import pipeline
 from ragen_apo.types import Task
@@ -146,6 +147,16 @@ def test_the_report_is_written(run: ragen_apo.Run) -> None:
 def test_values_are_estimated(run: ragen_apo.Run) -> None:
     coverage = ragen_apo.estimate_values(run, samples=2, progress=False)
     assert set(coverage["tasks_by_num_samples"].values()) == {coverage["num_tasks"]}
+
+
+def test_values_of_a_split_that_is_not_declared_are_refused(
+    run: ragen_apo.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the environment gives tasks of any split that it is asked for."""
+    tasks = GameEnvironment.tasks
+    monkeypatch.setattr(GameEnvironment, "tasks", lambda self, split: tasks(self, "train"))
+    with pytest.raises(ConfigError, match="the split 'nope' has no tasks; expected train or test"):
+        ragen_apo.estimate_values(run, split="nope", progress=False)
 
 
 @pytest.mark.slow

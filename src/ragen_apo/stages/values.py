@@ -10,6 +10,7 @@ from typing import Any
 from ragen_apo.config import RunConfig
 from ragen_apo.config.training import RolloutFilterConfig
 from ragen_apo.config.values import ValuesConfig
+from ragen_apo.environments.base import tasks_of
 from ragen_apo.errors import ConfigError, RunDirectoryError
 from ragen_apo.files import write_json_atomically
 from ragen_apo.policy.language_model import LanguageModel
@@ -85,7 +86,7 @@ def estimate_run_values(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
             "warm start and later ones where the section reference asks for them"
         )
-    tasks = session.training_tasks() if split == "train" else session.environments.tasks(split)
+    tasks = session.training_tasks() if split == "train" else tasks_of(session.environments, split)
     with session.locked():
         if session.ranks.is_first:
             run.remove_leftovers()
