@@ -149,6 +149,11 @@ BROKEN = {
     "raises_when_made": ("", "def make(**_):\n    {}['x']", "making it raised KeyError('x') in"),
     "exits_when_made": ("", "def make(**_):\n    raise SystemExit(0)", "raised SystemExit(0)"),
     "makes_nothing": ("", "def make(**_):\n    pass", "returned NoneType, which has no properties"),
+    "has_a_method_of_that_name": (
+        "import types\nfrom ragen_apo.environments.foreign import MEMBERS",
+        "def make(**_):\n    return types.SimpleNamespace(**dict.fromkeys(MEMBERS, print))",
+        "properties is <built-in function print>; expected an attribute",
+    ),
 }
 
 

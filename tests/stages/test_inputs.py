@@ -2,8 +2,11 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ragen_apo.environments.base import (
@@ -14,7 +17,7 @@ from ragen_apo.environments.base import (
 )
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.stages.inputs import caveats, check_run_inputs
 from ragen_apo.types import Task
 from tests import factories
@@ -79,7 +82,39 @@ def test_an_evaluation_split_that_does_not_exist_is_refused() -> None:
 
 def test_an_evaluation_split_without_tasks_is_refused() -> None:
     lacking = Lacking(split="test")
-    assert "evaluation.split: 'test' has no task" in refusal(environment=lacking)
+    assert "evaluation.split: the split 'test' has no tasks; expected train" in refusal(
+        environment=lacking
+    )
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        (iter, r"iterator object .*; expected a list of tasks"),
+        (lambda tasks: {task.task_id: task for task in tasks}, "expected a list"),
+        (lambda tasks: [task.instruction for task in tasks], "is among them; expected tasks"),
+        (lambda tasks: [replace(tasks[0], environment="b")], "the environment 'b'; .*, 'bandit'"),
+        (lambda tasks: [replace(tasks[0], category=3)], "category of task .*: 3 is no text"),
+        (lambda tasks: [replace(tasks[0], payload={"n": np.int64(3)})], "payload of .* int64"),
+    ],
+)
+def test_tasks_that_could_not_be_stored_are_refused(tasks: Callable, words: str) -> None:
+    class Odd(Lacking):
+        def tasks(self, split: str) -> Any:
+            return tasks(super().tasks(split))
+
+    with pytest.raises(EnvironmentFaultError, match=rf"'bandit': tasks\('train'\): .*{words}"):
+        check(environment=Odd())
+
+
+def test_an_evaluation_split_that_is_not_declared_is_refused() -> None:
+    class AnySplit(Lacking):
+        def tasks(self, split: str) -> Sequence[Task]:
+            return super().tasks("train")
+
+    assert "the split 'nope' has no tasks" in refusal(
+        "--evaluation.split", "nope", environment=AnySplit()
+    )
 
 
 def test_a_teacher_that_does_not_exist_is_refused() -> None:

@@ -1,8 +1,9 @@
 """Checks of an environment's answers; each returns the problem in words, or None."""
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -12,7 +13,7 @@ from ragen_apo.environments.foreign import FOREIGN_FAILURES
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.plural import counted
 from ragen_apo.printable import shortened
-from ragen_apo.types import TurnFlag
+from ragen_apo.types import Task, TurnFlag
 
 MAX_UNDECLARED_TURNS = 1_000
 """The turn limit of an environment that declares no `max_turns`."""
@@ -70,6 +71,28 @@ def problem_with_reset(answer: object) -> str | None:
     if not isinstance(answer, tuple) or len(answer) != 2:
         return f"reset answered {_shown(answer)}; expected (observation, info)"
     return problem_with_text(answer[0])
+
+
+def problem_with_tasks(tasks: object, environment: str) -> str | None:
+    """A list of tasks of the environment of this name, as files keep them."""
+    if not isinstance(tasks, Sequence):
+        return f"{_shown(tasks)}; expected a list of tasks"
+    for task in tasks:
+        if not isinstance(task, Task):
+            return f"{_shown(task)} is among them; expected tasks, as `make_task` makes them"
+        if task.environment != environment:
+            return (
+                f"task {task.task_id} has the environment {_shown(task.environment)}; expected the "
+                f"name in properties, {environment!r}"
+            )
+        for name in ("task_id", "instruction", "split", "category"):
+            if problem := problem_with_text(getattr(task, name)):
+                return f"{name} of task {task.task_id}: {problem}; expected a text"
+    try:  # of the first alone: large ones take a while
+        json.dumps([task.payload for task in tasks[:1]], sort_keys=True)
+    except (TypeError, ValueError) as error:
+        return f"the payload of task {tasks[0].task_id}: {error}; expected JSON values"
+    return None
 
 
 def state_key_of(environment: TextEnvironment) -> str:

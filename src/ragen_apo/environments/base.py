@@ -246,7 +246,13 @@ def make_environment(
         return cast(TextEnvironment, call_factory(repr(name), name, keywords))
     if name in _BUILT_IN:
         return pkgutil.resolve_name(_BUILT_IN[name])(**keywords)
-    return cast(TextEnvironment, call_factory(name, _foreign_factory(name), keywords))
+    made = cast(TextEnvironment, call_factory(name, _foreign_factory(name), keywords))
+    if not isinstance(made.properties, EnvironmentProperties):
+        raise EnvironmentFaultError(
+            f"the environment {name!r}: properties is {shortened(repr(made.properties), 80)}; "
+            "expected an attribute that is an EnvironmentProperties"
+        )
+    return made
 
 
 def _foreign_factory(name: str) -> object:

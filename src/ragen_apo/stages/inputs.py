@@ -24,9 +24,10 @@ from ragen_apo.config.values import DistillationConfig
 from ragen_apo.config.warm_start import WarmStartConfig
 from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
-from ragen_apo.environments.base import HasTasks, opened_environment
+from ragen_apo.environments.answers import problem_with_tasks
+from ragen_apo.environments.base import HasTasks, opened_environment, tasks_of
 from ragen_apo.environments.human.recordings import select_recordings
-from ragen_apo.errors import ConfigError
+from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.policy.inference_server.configured import read_facts, servers_of
 from ragen_apo.policy.language_model import check_model, load_tokenizer
 from ragen_apo.policy.lora import require_peft
@@ -105,8 +106,10 @@ def check_run_inputs(
     _check_number_format(config.machine, config.policy)
     require_trackers(config.tracking)
     _check_ranks(config.machine, config.algorithm, config.rollouts)
+    _check_tasks("train", environment, name=name)
     tasks = training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
     _check_split(config.evaluation.split, environment)
+    _check_tasks(config.evaluation.split, environment, name=name)
     _check_teacher(config.warm_start, config.policy, environment, name=name)
     _check_chance(config.algorithm, environment, name=name)
     require_searchable(search, environment, num_rows=training.num_rows)
@@ -172,14 +175,16 @@ def _check_ranks(
 
 def _check_split(split: str, environment: HasTasks) -> None:
     try:
-        tasks = environment.tasks(split)
+        tasks_of(environment, split)
     except ConfigError as error:
         raise ConfigError(f"evaluation.split: {error}") from error
-    if not tasks:
-        raise ConfigError(
-            f"evaluation.split: {split!r} has no task with these options of the environment; "
-            "name a split that has some, such as train"
-        )
+
+
+def _check_tasks(split: str, environment: HasTasks, *, name: str) -> None:
+    """Raises EnvironmentFaultError for what would break when it is stored, hours later."""
+    tasks = environment.tasks(split)
+    if problem := problem_with_tasks(tasks, environment.properties.name):
+        raise EnvironmentFaultError(f"the environment {name!r}: tasks({split!r}): {problem}")
 
 
 def _check_teacher(
