@@ -135,6 +135,20 @@ def test_episodes_of_a_run_without_evaluation(tmp_path: Path) -> None:
         ragen_apo.episodes(tmp_path)
 
 
+def test_a_relative_run_is_not_found_from_another_directory_and_says_where_it_looked(
+    run: ragen_apo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.files.path.parent)
+    relative = ragen_apo.open_run("run")
+    monkeypatch.chdir(tmp_path)
+    for use in (ragen_apo.evaluate, ragen_apo.episodes):
+        with pytest.raises(RunDirectoryError) as caught:
+            use(relative)
+        assert str(caught.value).startswith(
+            f"run is not a run: there is no {tmp_path / 'run' / 'config.yaml'}"
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_is_written(run: ragen_apo.Run) -> None:

@@ -200,7 +200,7 @@ def open_run(
         ConfigError: its configuration is damaged, or names code that is not trusted.
     """
     opened = isinstance(run, Run)
-    files = run.files if opened else open_directory(Path(run))
+    files = open_directory(run.files.path if opened else Path(run))
     config = run.config if opened else load_run_config(files.config)
     section = config.environment
     if environment is not None:
@@ -557,7 +557,7 @@ def _trusting(config: RunConfig, trust_remote_code: bool) -> RunConfig:
 
 
 def _files(run: Run | Path | str) -> RunDirectory:
-    return run.files if isinstance(run, Run) else open_evaluated(Path(run))
+    return open_evaluated(run.files.path if isinstance(run, Run) else Path(run))
 
 
 def _console(progress: bool) -> AbstractContextManager[Progress]:

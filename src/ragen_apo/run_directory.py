@@ -237,7 +237,7 @@ def open_run(path: Path) -> RunDirectory:
             "evaluate --api-model` again."
         )
     raise RunDirectoryError(
-        f"{path} is not a run: it holds no config.yaml. Expected a directory made by "
+        f"{path} is not a run: there is no {run.config.absolute()}. Expected a directory made by "
         "`ragen-apo train --run-dir`."
     )
 
