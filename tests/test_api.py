@@ -335,6 +335,21 @@ def test_numbers_out_of_range_are_refused(run: ragen_apo.Run, asked: dict[str, i
         ragen_apo.evaluate(run, progress=False, **asked)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"concurrency": 2.5}, "concurrency must be a whole number of at least 1 .*, got 2.5"),
+        ({"max_tokens": "512"}, "max_tokens must be a whole number .*, got '512'"),
+        ({"timeout_seconds": None}, "timeout_seconds must be a number .*, got None"),
+    ],
+)
+def test_what_is_no_number_is_refused_before_a_server_is_asked(
+    asked: dict[str, Any], words: str, new: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ragen_apo.evaluate_api("m", new, base_url="http://127.0.0.1:9/v1", config=TINY, **asked)
+
+
 # Environments
 
 

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -343,8 +344,11 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
 
 
 def _require_range(name: str, value: float, *, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{name} must be at least {least:g} and at most {most:,}, got {value!r}")
+    kind, words = (Integral, "a whole number") if isinstance(least, int) else (Real, "a number")
+    if not isinstance(value, kind) or not least <= value <= most:
+        raise ConfigError(
+            f"{name} must be {words} of at least {least:g} and at most {most:,}, got {value!r}"
+        )
 
 
 def estimate_values(
