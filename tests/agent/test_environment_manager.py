@@ -213,17 +213,62 @@ def test_a_state_key_that_is_no_text_is_refused_before_it_is_stored() -> None:
         def state_key(self) -> Any:
             return ("start", 0)
 
-    class Wins:
-        def begin(self, task: Task, *, seed: int) -> None: ...
-
-        def act(self, observation: str) -> Reply:
-            return Reply("", "win")
-
-    manager = EnvironmentManager(Odd, format_penalty=0.0, invalid_action_penalty=0.0)
     with pytest.raises(
         EnvironmentFaultError, match=r"'echo': state_key: \('start', 0\) is no text"
     ):
-        play_scripted_episodes(Wins, manager, [EpisodeRequest(TASK, 0)], policy_version="wins")
+        play_one(Wins, Odd)
+
+
+class Wins:
+    def begin(self, task: Task, *, seed: int) -> None: ...
+
+    def act(self, observation: str) -> Any:
+        return Reply("", "win")
+
+
+class Falls(Wins):
+    def begin(self, task: Task, *, seed: int) -> None:
+        raise KeyError("plan")
+
+
+class Stumbles(Wins):
+    def act(self, observation: str) -> Any:
+        raise KeyError("word")
+
+
+class SaysText(Wins):
+    def act(self, observation: str) -> Any:
+        return "win"
+
+
+def play_one(policy: Any, environment: type[Echo]) -> None:
+    manager = EnvironmentManager(environment, format_penalty=0.0, invalid_action_penalty=0.0)
+    play_scripted_episodes(policy, manager, [EpisodeRequest(TASK, 0)], policy_version="wins")
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (Falls, r"KeyError\('plan'\)"),
+        (Stumbles, r"KeyError\('word'\)"),
+        (SaysText, "'str' object has no attribute 'thought'"),
+        (Wins(), "'Wins' object is not callable"),
+    ],
+)
+def test_what_a_scripted_policy_raises_is_said_in_its_environments_name(
+    policy: Any, words: str
+) -> None:
+    with pytest.raises(EnvironmentFaultError, match=f"'echo': a scripted policy raised .*{words}"):
+        play_one(policy, Echo)
+
+
+def test_what_a_state_key_raises_is_said_in_the_name_of_the_environment() -> None:
+    class Odd(Echo):
+        def state_key(self) -> Any:
+            raise KeyError("board")
+
+    with pytest.raises(EnvironmentFaultError, match=r"'echo': state_key raised KeyError"):
+        play_one(Wins, Odd)
 
 
 def test_an_environment_that_exits_in_a_step_does_not_end_training_with_status_0() -> None:

@@ -107,6 +107,15 @@ def test_tasks_that_could_not_be_stored_are_refused(tasks: Callable, words: str)
         check(environment=Odd())
 
 
+def test_what_tasks_raises_is_said_in_the_name_of_the_environment() -> None:
+    class Odd(Lacking):
+        def tasks(self, split: str) -> Any:
+            raise KeyError("levels")
+
+    with pytest.raises(EnvironmentFaultError, match=r"'bandit': tasks raised KeyError\('levels'\)"):
+        check(environment=Odd())
+
+
 def test_an_evaluation_split_that_is_not_declared_is_refused() -> None:
     class AnySplit(Lacking):
         def tasks(self, split: str) -> Sequence[Task]:

@@ -9,6 +9,7 @@ environments may be at work at the same time.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from ragen_apo.agent.context import ContextManager
@@ -16,7 +17,8 @@ from ragen_apo.agent.environment_manager import EnvironmentManager, Outcome
 from ragen_apo.agent.proxy import Episode, EpisodeRequest, start_episodes, started_again
 from ragen_apo.agent.responses import parse_response, render_response
 from ragen_apo.environments.answers import state_key_of
-from ragen_apo.environments.base import Reply, ScriptedPolicy
+from ragen_apo.environments.base import Reply, ScriptedPolicy, TextEnvironment
+from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.policy.engine import Response
 from ragen_apo.types import Trajectory, TurnFlag
 
@@ -33,7 +35,8 @@ class _Playing:
 
     def begin(self, episode: Episode) -> None:
         """The episode from its start."""
-        self.policy.begin(episode.request.task, seed=episode.request.seed)
+        with _in_its_name(episode.environment):
+            self.policy.begin(episode.request.task, seed=episode.request.seed)
         self.episode, self.outcome = episode, None
 
 
@@ -49,14 +52,17 @@ def play_scripted_episodes(
 
     Raises ContextError if the first turn of an episode exceeds the context manager's limits.
     """
-    waiting, idle = deque(enumerate(requests)), [make_policy()]
+    idle: list[ScriptedPolicy] = []
+    waiting = deque(enumerate(requests))
     playing: list[_Playing] = []
     finished: dict[int, Trajectory] = {}
     while waiting or playing:
         room = min(environments.num_workers - len(playing), len(waiting))
         begun = [waiting.popleft() for _ in range(room)]
         for episode in start_episodes(begun, environments):
-            playing.append(_Playing(episode, idle.pop() if idle else make_policy()))
+            with _in_its_name(episode.environment):
+                policy = idle.pop() if idle else make_policy()
+            playing.append(_Playing(episode, policy))
             playing[-1].begin(episode)
         _play_turns(playing, environments, context)
         for each in (each for each in playing if each.is_over):
@@ -100,8 +106,10 @@ def _reply(playing: _Playing, context: ContextManager | None) -> tuple[Reply, st
     if context:
         episode.prompt = context.prompt(episode.turns, episode.observation)
     episode.state_key = state_key_of(episode.environment)
-    reply = playing.policy.act(episode.observation)
-    text = write(thought=reply.thought, action=reply.action)
+    with _in_its_name(episode.environment):
+        reply = playing.policy.act(episode.observation)
+        thought, action = reply.thought, reply.action
+    text = write(thought=thought, action=action)
     tokens = tuple(context.encode_response(text)) if context else ()
     num_read = episode.num_read_tokens
     if context and not context.limits.fit(num_read, num_response_tokens=len(tokens)):
@@ -112,3 +120,8 @@ def _reply(playing: _Playing, context: ContextManager | None) -> tuple[Reply, st
         playing.is_over = True
         return None
     return reply, text, Response(tokens, (0.0,) * len(tokens), stopped=True)
+
+
+def _in_its_name(environment: TextEnvironment) -> AbstractContextManager[None]:
+    """Says whose scripted policy it is that raises something."""
+    return in_one_sentence(environment.properties.name, "a scripted policy")

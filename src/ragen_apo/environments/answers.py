@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from ragen_apo.environments.base import EnvironmentProperties, TextEnvironment
-from ragen_apo.environments.foreign import FOREIGN_FAILURES
+from ragen_apo.environments.foreign import FOREIGN_FAILURES, in_one_sentence
 from ragen_apo.errors import EnvironmentFaultError
 from ragen_apo.plural import counted
 from ragen_apo.printable import shortened
@@ -97,10 +97,12 @@ def problem_with_tasks(tasks: object, environment: str) -> str | None:
 
 def state_key_of(environment: TextEnvironment) -> str:
     """Its state's key. Raises EnvironmentFaultError for a tuple, say, which files do not keep."""
-    key = environment.state_key()
+    name = environment.properties.name
+    with in_one_sentence(name, "state_key"):
+        key = environment.state_key()
     if key is not None and (problem := problem_with_text(key)):
         raise EnvironmentFaultError(
-            f"the environment {environment.properties.name!r}: state_key: {problem}; expected a "
+            f"the environment {name!r}: state_key: {problem}; expected a "
             "text, such as repr() of what it is made of"
         )
     return key

@@ -89,7 +89,7 @@ def reference_to(factory: Callable[..., object]) -> str:
 
 def plugin_factory(plugin: EntryPoint) -> object:
     """The factory of an installed package's entry point."""
-    with _in_one_sentence(plugin.name, "importing it"):
+    with in_one_sentence(plugin.name, "importing it"):
         return plugin.load()
 
 
@@ -118,7 +118,7 @@ def referenced_factory(reference: str) -> object:
     if place not in _found:
         _refuse_what_makes_no_environment(path, function, reference)
     if file is None:
-        with _in_one_sentence(reference, "importing it"):
+        with in_one_sentence(reference, "importing it"):
             imported = importlib.import_module(module)
     else:
         imported = _imported_file(path)
@@ -189,7 +189,7 @@ def _imported_file(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that files beside it hide no other module
     try:
-        with _in_one_sentence(str(path), "importing it"):
+        with in_one_sentence(str(path), "importing it"):
             spec.loader.exec_module(module)
         _refuse_neighbours_of_others(path)
     except BaseException:
@@ -225,7 +225,7 @@ def _imported_names(tree: ast.Module) -> set[str]:
 
 
 @contextlib.contextmanager
-def _in_one_sentence(name: str, doing: str) -> Iterator[None]:
+def in_one_sentence(name: str, doing: str) -> Iterator[None]:
     """Turns exceptions of foreign code into errors of this package."""
     try:
         yield
@@ -251,7 +251,7 @@ def call_factory(name: str, factory: object, options: Mapping[str, Any]) -> obje
             f"called; {_HAS_TO_BE}"
         )
     _refuse_options(name, factory, options)
-    with _in_one_sentence(name, "making it"):
+    with in_one_sentence(name, "making it"):
         made = factory(**options)
         missing = [member for member in MEMBERS if not hasattr(made, member)]
     if missing:

@@ -26,6 +26,7 @@ from ragen_apo.distributed.sharding import require_fully_shard
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.answers import problem_with_tasks
 from ragen_apo.environments.base import HasTasks, opened_environment, tasks_of
+from ragen_apo.environments.foreign import in_one_sentence
 from ragen_apo.environments.human.recordings import select_recordings
 from ragen_apo.errors import ConfigError, EnvironmentFaultError
 from ragen_apo.policy.inference_server.configured import read_facts, servers_of
@@ -182,7 +183,8 @@ def _check_split(split: str, environment: HasTasks) -> None:
 
 def _check_tasks(split: str, environment: HasTasks, *, name: str) -> None:
     """Raises EnvironmentFaultError for what would break when it is stored, hours later."""
-    tasks = environment.tasks(split)
+    with in_one_sentence(name, "tasks"):
+        tasks = environment.tasks(split)
     if problem := problem_with_tasks(tasks, environment.properties.name):
         raise EnvironmentFaultError(f"the environment {name!r}: tasks({split!r}): {problem}")
 
