@@ -110,11 +110,22 @@ def test_an_edited_file_of_an_environment_is_said_where_its_versions_are_those_o
 def test_a_run_from_before_versions_of_the_environment_were_noted_goes_on(session: Session) -> None:
     shutil.rmtree(session.run.policy)  # a finished run is left as it is
     status = session.run.read_status()
-    assert set(status["environment"]) == {"version", "reward_version"}
+    assert set(status["environment"]) == {"name", "version", "reward_version"}
     older = {key: status[key] for key in status if key != "environment"}
     write_json_atomically(session.run.status, older)
     pipeline.train(session.config, session.run, progress=SilentProgress())
     assert session.run.read_status()["environment"] == status["environment"]
+
+
+def test_another_environment_of_the_same_version_is_refused(session: Session) -> None:
+    status = session.run.read_status()
+    noted = status["environment"]
+    unnamed = {key: noted[key] for key in noted if key != "name"}  # as older versions noted it
+    write_json_atomically(session.run.status, status | {"environment": unnamed})
+    origin.require_same_origin(session)
+    write_json_atomically(session.run.status, status | {"environment": noted | {"name": "lake"}})
+    with pytest.raises(RunDirectoryError, match=r"was begun with lake \(version .* has .* now"):
+        origin.require_same_origin(session)
 
 
 def test_a_run_that_began_in_bfloat16_goes_on_in_it_on_another_machine(

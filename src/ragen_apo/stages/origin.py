@@ -161,14 +161,14 @@ def require_checkpoints(run: RunDirectory, position: Position, *, every: int) ->
 def _require_same_environment(session: Session, status: Mapping[str, Any]) -> None:
     """The options are the same: `data: auto`, say, on a machine that has other data now."""
     now = _environment_versions(session)
-    before = status.get("environment", now)
+    before = now | status.get("environment", {})  # which had no name once
     data = session.environments.properties.data
     # Before version 0.1 had notes of the environment it noted the words on its data.
     if before == now and ("environment" in status or status.get("data", data) == data):
         return
 
     def in_words(versions: dict[str, str], data: str) -> str:
-        name = data or session.config.environment.name
+        name = data or versions["name"]
         return f"{name} (version {versions['version']}, rewards {versions['reward_version']})"
 
     was = in_words(before, status.get("data", ""))
@@ -258,4 +258,5 @@ def _tasks_digest(session: Session) -> str:
 def _environment_versions(session: Session) -> dict[str, str]:
     """What changes with the tasks, their text or their rewards."""
     properties = session.environments.properties
-    return {"version": properties.version, "reward_version": properties.reward_version}
+    names = ("name", "version", "reward_version")
+    return {name: getattr(properties, name) for name in names}
