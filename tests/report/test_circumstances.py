@@ -74,14 +74,17 @@ def test_new_references_are_said_as_the_kl_is_to_the_newest_one(
 ) -> None:
     plain = load_run(build_run())
     versions = (0, 0, 1, 1, 1, 2)
+    many = [{"step": step, "reference_version": step - 1} for step in range(1, 12)]
     rows = [
         {"step": step, "reference_version": version} for step, version in enumerate(versions, 1)
     ]
     run = dataclasses.replace(plain, metrics=rows)
-    sentence = "The policy became the new reference after steps 2, 5; from there on the KL"
+    sentence = "The policy became the new reference 2 times (step 2, 5); from there on the KL"
     for text in (page(run, curves=[]), text_of_slides(run), failure_analysis(run)):
         assert sentence in text
     assert not any("new reference" in each for each in key_sentences(plain))
+    often = key_sentences(dataclasses.replace(plain, metrics=many))
+    assert any("new reference 10 times (step 1, 2, 3, …, 10); from" in each for each in often)
 
 
 @pytest.mark.parametrize("attempts", [None, 1, "2", float("nan")])

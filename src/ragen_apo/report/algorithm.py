@@ -104,13 +104,13 @@ def refreshed(run: RunData) -> str | None:
     """That the policy became the reference again, if it did: what the KL and V* belong to."""
     versions = [finite(row.get("reference_version")) or 0 for row in run.metrics]
     pairs = zip(versions, versions[1:], run.metrics, strict=False)
-    last = [row.get("step") for before, now, row in pairs if now > before]
+    last = [compact(row.get("step")) for before, now, row in pairs if now > before]
     if not last:
         return None
-    steps = f"step{'s' * (len(last) > 1)} {', '.join(map(compact, last))}"
+    steps = ", ".join(last if len(last) < 7 else [*last[:3], "…", last[-1]])
     return (
-        f"The policy became the new reference after {steps}; from there on the KL and all that is "
-        "relative to a reference are to the newest one."
+        f"The policy became the new reference {counted(len(last), 'time')} (step {steps}); from "
+        "there on the KL and all that is relative to a reference are to the newest one."
     )
 
 

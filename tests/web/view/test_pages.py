@@ -94,7 +94,7 @@ def test_a_run_says_what_its_curves_belong_to(tmp_path: Path) -> None:
     (run / "distillation.jsonl").write_text('{"reference_version": 0, "step": 1, "loss": 0.5}\n')
     page = get(client(tmp_path / "runs"), "/run", run="mine")
     assert "the policy imitated the reference’s own good episodes" in page
-    assert "The policy became the new reference after step 1" in page
+    assert "The policy became the new reference 1 time (step 1);" in page
 
 
 def test_a_run_that_trains_is_asked_again(tmp_path: Path) -> None:
