@@ -107,10 +107,13 @@ def test_tasks_that_could_not_be_stored_are_refused(tasks: Callable, words: str)
         check(environment=Odd())
 
 
-def test_what_tasks_raises_is_said_in_the_name_of_the_environment() -> None:
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_tasks_raises_is_said_in_the_name_of_the_environment(split: str) -> None:
     class Odd(Lacking):
-        def tasks(self, split: str) -> Any:
-            raise KeyError("levels")
+        def tasks(self, name: str) -> Any:
+            if name == split:
+                raise KeyError("levels")
+            return super().tasks(name)
 
     with pytest.raises(EnvironmentFaultError, match=r"'bandit': tasks raised KeyError\('levels'\)"):
         check(environment=Odd())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, TypeAdapter
@@ -155,7 +156,8 @@ class Measurement:
 
 def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) -> Measurement:
     """Reads a finished run. Raises RunDirectoryError where rows of its steps are lost."""
-    status, rows = run.read_status(), _steps(run)
+    status = run.read_status()
+    rows = _steps(run, early_stop=status.get("early_stop"))
     distilled = read_records(run.distillation, TypeAdapter(_Distilled))
     advice = f"Evaluate the run again: `ragen-apo evaluate {run.path}`"
     results = read_json(run.results, TypeAdapter(_Results), advice=advice)
@@ -191,11 +193,10 @@ def measure(run: RunDirectory, *, name: str, seed: int, budget: BudgetConfig) ->
     )
 
 
-def _steps(run: RunDirectory) -> list[_Step]:
+def _steps(run: RunDirectory, *, early_stop: Mapping[str, Any] | None) -> list[_Step]:
     """The rows of Stage 2: without one of them a run would look cheaper than it was."""
     rows = read_records(run.metrics, TypeAdapter(_Step))
-    early = run.read_status().get("early_stop") or {}
-    made = early.get("step", load_config(run.config).training.max_steps)
+    made = early_stop["step"] if early_stop else load_config(run.config).training.max_steps
     if [row.step for row in rows] != list(range(1, made + 1)):
         raise RunDirectoryError(
             f"{run.metrics} has {counted(len(rows), 'row')} and the run made "

@@ -9,6 +9,7 @@ everything else that can be known before a run directory is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ragen_apo.agent.assembly import build_environments, context_of_tokenizer, set_up_machine
@@ -35,6 +36,7 @@ from ragen_apo.policy.lora import require_peft
 from ragen_apo.stages.search import require_searchable
 from ragen_apo.task_order import missing_categories, training_tasks
 from ragen_apo.tracking.run_tracking import require_trackers
+from ragen_apo.types import Task
 from ragen_apo.values.regression import NUM_FOLDS
 from ragen_apo.values.store import ValueStore
 
@@ -107,10 +109,8 @@ def check_run_inputs(
     _check_number_format(config.machine, config.policy)
     require_trackers(config.tracking)
     _check_ranks(config.machine, config.algorithm, config.rollouts)
-    _check_tasks("train", environment, name=name)
-    tasks = training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
-    _check_split(config.evaluation.split, environment)
     _check_tasks(config.evaluation.split, environment, name=name)
+    tasks = training_tasks(environment, name=name, max_tasks=training.max_tasks, seed=config.seed)
     _check_teacher(config.warm_start, config.policy, environment, name=name)
     _check_chance(config.algorithm, environment, name=name)
     require_searchable(search, environment, num_rows=training.num_rows)
@@ -174,19 +174,25 @@ def _check_ranks(
         )
 
 
-def _check_split(split: str, environment: HasTasks) -> None:
+def _check_tasks(split: str, environment: HasTasks, *, name: str) -> None:
+    """Raises ConfigError where the split of evaluations has no tasks.
+
+    And EnvironmentFaultError for tasks, also of training, that would break hours later, when they
+    are stored.
+    """
+    with in_one_sentence(name, "tasks"):
+        by_split = {"train": environment.tasks("train")}
+        by_split[split] = _evaluated_tasks(split, environment)
+    for each, tasks in by_split.items():
+        if problem := problem_with_tasks(tasks, environment.properties.name):
+            raise EnvironmentFaultError(f"the environment {name!r}: tasks({each!r}): {problem}")
+
+
+def _evaluated_tasks(split: str, environment: HasTasks) -> Sequence[Task]:
     try:
-        tasks_of(environment, split)
+        return tasks_of(environment, split)
     except ConfigError as error:
         raise ConfigError(f"evaluation.split: {error}") from error
-
-
-def _check_tasks(split: str, environment: HasTasks, *, name: str) -> None:
-    """Raises EnvironmentFaultError for what would break when it is stored, hours later."""
-    with in_one_sentence(name, "tasks"):
-        tasks = environment.tasks(split)
-    if problem := problem_with_tasks(tasks, environment.properties.name):
-        raise EnvironmentFaultError(f"the environment {name!r}: tasks({split!r}): {problem}")
 
 
 def _check_teacher(
