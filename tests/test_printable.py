@@ -1,13 +1,15 @@
 """Foreign text cannot steer a terminal, and stays readable."""
 
+import json
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_apo.errors import ConfigError
-from ragen_apo.printable import exception_in_words, printable, shortened
+from ragen_apo.printable import exception_in_words, printable, raised_in_words, shortened
 
 
 @pytest.mark.parametrize(
@@ -63,3 +65,21 @@ def test_an_exception_is_told_in_bounded_length_also_where_its_repr_raises() -> 
 def test_an_error_of_ours_is_its_sentence_in_one_line_without_its_type() -> None:
     assert exception_in_words(ConfigError("no key:\nset one")) == "no key: set one"
     assert len(exception_in_words(ConfigError("x" * 100_000))) < 400
+
+
+@pytest.mark.parametrize("call", [lambda: json.loads("{"), lambda: int("x")])
+def test_where_a_library_raises_the_line_that_called_it_is_named(
+    call: Callable[[], object],
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    line = call.__code__.co_firstlineno
+    assert raised_in_words(caught.value).endswith(f" in {__file__}, line {line}")
+
+
+def test_where_only_libraries_are_on_the_way_the_last_of_them_is_named() -> None:
+    with pytest.raises(ValueError) as caught:
+        json.loads("{")
+    assert caught.value.__traceback__ is not None
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next
+    assert f" in {json.decoder.__file__}, line " in raised_in_words(caught.value)

@@ -5,8 +5,10 @@ episodes and recordings keep the text as it is; only output for people goes thro
 """
 
 import reprlib
+import sysconfig
 import traceback
 import unicodedata
+from pathlib import Path
 
 from ragen_apo.errors import RagenApoError
 from ragen_apo.plural import counted
@@ -18,6 +20,12 @@ _HARMLESS = "\n\t\u200c\u200d"
 """Line breaks, tabs, and the joiners of Persian words and of emoji."""
 _EXCEPTIONS = reprlib.Repr()
 _EXCEPTIONS.maxother = 300
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parent),
+    "<frozen ",
+)
+"""What the files begin with that their reader has not written: Python's, installed ones, ours."""
 
 
 def printable(text: str) -> str:
@@ -56,7 +64,11 @@ def exception_in_words(error: BaseException) -> str:
 
 
 def raised_in_words(error: BaseException) -> str:
-    """As `exception_in_words`, with the file and line where it was raised."""
+    """As `exception_in_words`, with the file and line where it was raised.
+
+    If a library raised it, the line that called the library is named: the reader can change that.
+    """
     frames = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames
     where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     return f"{exception_in_words(error)}{where}"
