@@ -416,6 +416,10 @@ def test_a_run_of_a_built_in_environment_takes_no_other(run: ragen_apo.Run) -> N
         ragen_apo.evaluate(run.files.path, environment=make_lake)
 
 
+def test_runs_may_be_the_keys_of_a_mapping(run: ragen_apo.Run) -> None:
+    assert {run: 1.0}[ragen_apo.open_run(run.files.path)] == 1.0
+
+
 def test_the_record_of_a_run_holds_its_configuration(run: ragen_apo.Run) -> None:
     assert run.config == RunConfig.model_validate(TINY)
     assert ragen_apo.open_run(run) is run

@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -65,7 +65,7 @@ class Run:
 
     files: RunDirectory
     """Where everything is: `run.files.policy`, `run.files.metrics`, ..."""
-    config: RunConfig
+    config: RunConfig = field(hash=False)
     """Its configuration, where the caller's word on trust stands in place of the directory's."""
 
 
