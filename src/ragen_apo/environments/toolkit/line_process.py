@@ -111,8 +111,11 @@ class LineProcess:
         self._process.wait()
 
     def _end_all(self) -> None:
-        """Ends it and the processes that it has started."""
-        with contextlib.suppress(ProcessLookupError):
+        """Ends it and the processes that it has started.
+
+        macOS does not permit that where all have ended and nobody has waited for them.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
