@@ -8,6 +8,7 @@ has started ends with it. POSIX only.
 import contextlib
 import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from typing import IO
 
 POLL_SECONDS = 0.5
 """Between two looks whether the process has ended, where nothing is heard of it."""
+MAX_FILES = 10_240
+"""That a process may have open, where the system allows as many; macOS allows no more."""
 
 # The paths of the parent come first of all: no file of the working folder may be imported.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; import {module}; {module}.main()"
@@ -38,6 +41,7 @@ class LineProcess:
         It has these environment variables besides those of this process. Raises OSError if it
         cannot be started.
         """
+        _allow_files()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(module=module), module, *sys.path],
             stdin=subprocess.PIPE,
@@ -117,6 +121,14 @@ class LineProcess:
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _allow_files() -> None:
+    """Lets this process open more files: a process takes two, and macOS begins with 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def answering() -> tuple[IO[str], IO[str]]:
