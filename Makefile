@@ -22,7 +22,7 @@ VERIFIERS_ENV ?= .verifiers
 .PHONY: help setup quickstart pretrained test test-fast vllm test-vllm test-interop lint types docs check
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv and install the pinned dependencies
 

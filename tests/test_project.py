@@ -230,3 +230,8 @@ def test_no_test_reads_a_private_name_of_the_package() -> None:
 )
 def test_a_private_name_is_found_however_it_is_read(code: str) -> None:
     assert "_read" in names_read(ast.parse(code))
+
+
+def test_the_makefile_gives_no_program_an_escaped_tab() -> None:
+    """The sed of macOS writes the letter t for it."""
+    assert r"\t" not in (ROOT / "Makefile").read_text(encoding="utf-8")
