@@ -179,6 +179,18 @@ def test_runs_that_are_done_are_reused_and_a_lost_evaluation_is_made_up_for(runs
     assert runs.calls == ["evaluate seed-1/two"]
 
 
+def test_a_reference_that_was_removed_is_made_again_only_where_a_run_has_to_start_from_it(
+    runs: Runs,
+) -> None:
+    found = play(runs)
+    for seed in (0, 1):
+        shutil.rmtree(runs.out / f"seed-{seed}" / "reference")
+    shutil.rmtree(found["one", 1].path)
+    runs.calls.clear()
+    play(runs)
+    assert runs.calls == ["warm-start seed-1/reference", "train seed-1/one", "evaluate seed-1/one"]
+
+
 @pytest.mark.parametrize(
     "played",
     quick_first(

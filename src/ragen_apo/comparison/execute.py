@@ -62,7 +62,6 @@ def play_comparison(
     runs: dict[tuple[str, int], RunDirectory] = {}
     for seed in comparison.settings.seeds:
         first = RunDirectory(out / f"seed-{seed}" / REFERENCE)
-        firsts.append((first, comparison.reference(seed), "warm-start"))
         for name in comparison.settings.runs:
             # Relative paths would name another folder from another working directory.
             reference = first.reference(0).resolve()
@@ -72,6 +71,8 @@ def play_comparison(
             runs[name, seed] = RunDirectory(first.path.parent / folder_name(name))
             jobs = samplers if name in whose_values else others
             jobs.append((runs[name, seed], config, "train"))
+        if not all(runs[name, seed].policy.exists() for name in comparison.settings.runs):
+            firsts.append((first, comparison.reference(seed), "warm-start"))
     _check_inputs([*firsts, *samplers, *others])
     play = functools.partial(finish_run, say=say, quiet=quiet or parallel > 1)
     _finish(firsts, parallel, play)
