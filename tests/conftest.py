@@ -6,23 +6,21 @@ beside other work tests waited half of their time for that. An idle machine is n
 
 import gc
 import os
-import resource
 import shutil
 from pathlib import Path
 
 import pytest
 
+from ragen_apo.environments.toolkit.line_process import allow_open_files
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 IN_MEMORY = Path("/dev/shm")
 ROOM_BYTES = 6 * 2**30
-MAX_FILES = 4096
-"""That the tests have open; macOS begins with 256, and tests of catalogues need more."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(MAX_FILES, hard)), hard))
+    allow_open_files()  # tests of catalogues need more than macOS begins with
     if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free >= ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     if config.getoption("dist", "no") == "no":

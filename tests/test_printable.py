@@ -3,11 +3,13 @@
 import json
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ragen_apo
 from ragen_apo.errors import ConfigError
 from ragen_apo.printable import exception_in_words, printable, raised_in_words, shortened
 
@@ -83,3 +85,12 @@ def test_where_only_libraries_are_on_the_way_the_last_of_them_is_named() -> None
     assert caught.value.__traceback__ is not None
     caught.value.__traceback__ = caught.value.__traceback__.tb_next
     assert f" in {json.decoder.__file__}, line " in raised_in_words(caught.value)
+
+
+def test_a_folder_whose_name_begins_as_the_package_is_no_part_of_it() -> None:
+    mine = f"{Path(ragen_apo.__file__).parent}_of_mine/environment.py"
+    with pytest.raises(ValueError) as caught:
+        exec(compile("import json; json.loads('{')", mine, "exec"))
+    assert caught.value.__traceback__ is not None
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next
+    assert raised_in_words(caught.value).endswith(f" in {mine}, line 1")

@@ -4,6 +4,8 @@ Foreign text comes from environments, catalogues, models and exceptions of forei
 episodes and recordings keep the text as it is; only output for people goes through here.
 """
 
+import functools
+import os
 import reprlib
 import sysconfig
 import traceback
@@ -20,12 +22,6 @@ _HARMLESS = "\n\t\u200c\u200d"
 """Line breaks, tabs, and the joiners of Persian words and of emoji."""
 _EXCEPTIONS = reprlib.Repr()
 _EXCEPTIONS.maxother = 300
-_LIBRARIES = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parent),
-    "<frozen ",
-)
-"""What the files begin with that their reader has not written: Python's, installed ones, ours."""
 
 
 def printable(text: str) -> str:
@@ -69,6 +65,14 @@ def raised_in_words(error: BaseException) -> str:
     If a library raised it, the line that called the library is named: the reader can change that.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    frames = [each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames
+    frames = [each for each in frames if not each.filename.startswith(_libraries())] or frames
     where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     return f"{exception_in_words(error)}{where}"
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """What files begin with that their reader did not write: Python's, installed ones, ours."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = [*map(sysconfig.get_path, names), str(Path(__file__).parent)]
+    return (*(os.path.join(folder, "") for folder in folders), "<frozen ")

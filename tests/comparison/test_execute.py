@@ -286,6 +286,15 @@ def test_another_configuration_is_not_continued(runs: Runs) -> None:
         play(runs)
 
 
+def test_another_model_is_not_taken_for_that_of_the_runs_that_are_done(runs: Runs) -> None:
+    base = runs.out.parent / "base.yaml"
+    base.write_text("policy: {path: one}\nwarm_start: {copy: {max_steps: 0}}\n")
+    play(runs)
+    base.write_text(base.read_text().replace("one", "another"))
+    with pytest.raises(RunDirectoryError, match='policy.path was "one" and is "another"'):
+        play(runs)
+
+
 @pytest.mark.slow
 def test_pass_at_k_can_be_asked_for_when_all_runs_are_done(runs: Runs) -> None:
     play(runs)

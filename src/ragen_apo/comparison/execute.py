@@ -71,7 +71,9 @@ def play_comparison(
             runs[name, seed] = RunDirectory(first.path.parent / folder_name(name))
             jobs = samplers if name in whose_values else others
             jobs.append((runs[name, seed], config, "train"))
-        if not all(runs[name, seed].policy.exists() for name in comparison.settings.runs):
+        # One that was removed is not missed where all runs have ended.
+        ended = all(runs[name, seed].policy.exists() for name in comparison.settings.runs)
+        if first.config.exists() or not ended:
             firsts.append((first, comparison.reference(seed), "warm-start"))
     _check_inputs([*firsts, *samplers, *others])
     play = functools.partial(finish_run, say=say, quiet=quiet or parallel > 1)

@@ -41,7 +41,7 @@ class LineProcess:
         It has these environment variables besides those of this process. Raises OSError if it
         cannot be started.
         """
-        _allow_files()
+        allow_open_files()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(module=module), module, *sys.path],
             stdin=subprocess.PIPE,
@@ -123,7 +123,7 @@ class LineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _allow_files() -> None:
+def allow_open_files() -> None:
     """Lets this process open more files: a process takes two, and macOS begins with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
