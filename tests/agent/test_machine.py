@@ -65,10 +65,11 @@ def test_a_cpu_keeps_the_precision_of_its_products() -> None:
 
 @pytest.fixture
 def _products_as_before():
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = cuda.allow_tf32, cudnn.allow_tf32
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    before = cuda.matmul.allow_tf32, cudnn.allow_tf32, cuda.cudnn_sdp_enabled()
     yield
-    cuda.allow_tf32, cudnn.allow_tf32 = before
+    cuda.matmul.allow_tf32, cudnn.allow_tf32 = before[:2]
+    cuda.enable_cudnn_sdp(before[2])
 
 
 @pytest.mark.usefixtures("_products_as_before")
@@ -79,6 +80,14 @@ def test_a_gpu_has_the_products_that_the_configuration_asks_for(tf32: bool) -> N
         set_up_machine(MachineConfig(num_threads=None, device="cuda", tf32=tf32))
     assert torch.backends.cuda.matmul.allow_tf32 == tf32
     assert torch.backends.cudnn.allow_tf32 == tf32
+
+
+@pytest.mark.usefixtures("_products_as_before")
+def test_a_gpu_does_not_take_the_attention_that_is_planned_anew_for_every_shape() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    with PretendGpu():
+        set_up_machine(MachineConfig(num_threads=None, device="cuda"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_gpu_takes_tf32_unless_told_otherwise() -> None:

@@ -60,6 +60,8 @@ def set_up_machine(machine: MachineConfig) -> tuple[torch.device, torch.dtype]:
     if name == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = machine.tf32
         torch.backends.cudnn.allow_tf32 = machine.tf32
+        # cuDNN plans attention anew for every shape, and nearly every prompt here has its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if machine.deterministic:
         # cuBLAS reads it when it starts; with more workspaces it may choose among algorithms.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
