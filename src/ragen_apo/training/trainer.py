@@ -335,7 +335,8 @@ class Trainer:
             self._ahead.forget()
         self.reference, self.tasks, self.values = reference, tasks, values
         self._value_of: ValueFunction | None = None
-        if values.regression is not None and self.config.algorithm.min_state_visits is not None:
+        by_turn = self.config.algorithm.min_state_visits is not None
+        if values.regression and (by_turn or any(t.task_id not in values.tasks for t in tasks)):
             self._value_of = values.regression.on(self.policy.device)
         self.order = DrawOrder(
             [task.category for task in tasks],
