@@ -23,6 +23,7 @@ from ragen_apo.environments.base import make_environment
 from ragen_apo.environments.contract import PROMISES
 from ragen_apo.environments.frozen_lake import FrozenLakeWorld
 from ragen_apo.files import read_json_lines
+from ragen_apo.training.trainer import Trainer
 from ragen_apo.warm_start import phases, supervised
 from tests.command_line import Command, Result, assert_refused, snapshot
 from tests.forks import forked_command
@@ -416,8 +417,12 @@ def test_ctrl_c_says_what_is_kept_and_training_continues(
 
 
 @pytest.mark.slow
-def test_a_real_sigint_ends_training_with_status_130(
-    config: Path, finished_run: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_real_signal_ends_training_with_its_status_and_leaves_nothing_open(
+    number: signal.Signals, status: int, word: str, config: Path, finished_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "new"
     model = ("--policy.path", finished_run / "references" / "0", "--warm_start.enabled", "false")
@@ -427,11 +432,37 @@ def test_a_real_sigint_ends_training_with_status_130(
     )
     while process.is_running() and not read_json_lines(run / "metrics.jsonl"):
         time.sleep(0.02)
-    process.send(signal.SIGINT)
+    process.send(number)
     said = process.ended(seconds=60)
-    assert process.returncode == 130, said
-    assert "interrupted" in said
+    assert process.returncode == status, said
+    assert f"{word}. Nothing that was saved is lost" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_what_is_slow_to_end(
+    config: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    def hang(*_: Any) -> NoReturn:
+        try:
+            print("a step begins", flush=True)
+            time.sleep(30)
+        finally:
+            print("something is closed", flush=True)
+            time.sleep(30)
+
+    def patched() -> None:
+        Trainer.step = hang  # in the fork
+
+    model = ("--policy.path", finished_run / "references" / "0", "--warm_start.enabled", "false")
+    asked = ("--config", config, "--run-dir", tmp_path / "new", *model)
+    process = forked_command(tmp_path / "output", "train", *asked, before=patched)
+    process.says("a step begins", seconds=20)
+    process.send(signal.SIGTERM)
+    process.says("something is closed", seconds=20)
+    process.send(signal.SIGTERM)
+    process.ended(seconds=20)
+    assert process.returncode == -signal.SIGTERM
 
 
 # Play

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ragen_apo.config import RunConfig
+from ragen_apo.config import RunConfig, resolved_yaml
 from ragen_apo.errors import ConfigError, ServerError
 from ragen_apo.files import read_json_lines
 from ragen_apo.policy.inference_server import rotation
+from ragen_apo.policy.inference_server.weights import MARK
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.inputs import check_start
 from ragen_apo.training.checkpoint import list_checkpoints
@@ -181,3 +186,28 @@ def test_a_start_without_the_key_of_its_servers_is_refused_before_there_is_a_run
     keys = ("--rollouts.engine=vllm", "--rollouts.base_url=http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"rollouts\.api_key_env names is not set"):
         check_start(factories.config(*keys, "--rollouts.api_key_env=SERVER_KEY"))
+
+
+def test_a_terminated_run_leaves_no_weights_for_its_server_behind(
+    server: tuple[FakeVllm, str], tmp_path: Path
+) -> None:
+    """The adapter's folder is in use during a rollout, and a scheduler may end the run there."""
+    for_files = tmp_path / "tmp"
+    for_files.mkdir()
+    endless = config(server, "--policy.lora.rank=2", "--training.max_steps=100000")
+    (tmp_path / "run.yaml").write_text(resolved_yaml(endless), encoding="utf-8")
+    asked = ("--config", str(tmp_path / "run.yaml"), "--run-dir", str(tmp_path / "run"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ragen_apo", "train", *asked],
+        env={**os.environ, "TMPDIR": str(for_files)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not read_json_lines(tmp_path / "run" / "metrics.jsonl"):
+        time.sleep(0.05)
+    assert list(for_files.glob(f"{MARK}*"))
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "terminated. Nothing that was saved is lost" in said
+    assert not list(for_files.glob(f"{MARK}*"))

@@ -7,16 +7,20 @@
     models.py      model, push
     pages.py       view, serve
 
-What this package raises on purpose is shown as one message without a traceback, exit status 2. An
-interrupted run (Ctrl-C, exit status 130) keeps its last checkpoint.
+What this package raises on purpose is shown as one message without a traceback, exit status 2. A
+run that is interrupted (Ctrl-C, exit status 130) or terminated (SIGTERM, 143) keeps its last
+checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cyclopts import CycloptsError
 
@@ -27,7 +31,7 @@ from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.errors import EnvironmentFaultError, RagenApoError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["app", "main"]
 
@@ -35,17 +39,19 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
     try:
-        command, arguments, _ = app.parse_args(exit_on_error=False)
-        status = _without_exits(command, *arguments.args, **arguments.kwargs)
+        with _terminable():
+            command, arguments, _ = app.parse_args(exit_on_error=False)
+            status = _without_exits(command, *arguments.args, **arguments.kwargs)
     except CycloptsError:
         sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
     except RagenApoError as error:
         _fail(str(error), status=2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        ended, status = ("terminated", 143) if isinstance(error, _Terminated) else _INTERRUPTED
         _fail(
-            "interrupted. Nothing that was saved is lost; train continues with --resume, compare "
+            f"{ended}. Nothing that was saved is lost; train continues with --resume, compare "
             "and evaluate --api-model with the same command.",
-            status=130,
+            status=status,
         )
     except BrokenPipeError:
         # Who read the output is gone, as `head` when it has seen enough: nobody is left to tell.
@@ -56,6 +62,36 @@ def main() -> None:
     else:
         if isinstance(status, int):
             sys.exit(status)
+
+
+class _Terminated(KeyboardInterrupt):
+    """A SIGTERM has come, as from `docker stop` or a scheduler."""
+
+
+_INTERRUPTED = "interrupted", 130
+"""Message and exit status after Ctrl-C."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, the first SIGTERM ends the command as Ctrl-C does: what it has opened is closed.
+
+    Not where torchrun has started several processes: one that waits for the others does so in
+    torch, where no handler gets its turn. Only the main thread may have handlers.
+    """
+
+    def terminate(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Terminated
+
+    if this_worker().size > 1 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
