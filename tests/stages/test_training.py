@@ -8,9 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 import ragen_apo
+from ragen_apo.errors import ContextError
 from ragen_apo.files import read_json_lines
+from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.values import sample_schedule
 from tests import factories
+from tests.environments.questions.files import question, write_rows
 from tests.factories import AlgorithmRuns
 
 
@@ -77,3 +80,24 @@ def test_embeddings_of_a_pretrained_model_stay_in_the_warm_start_if_they_are_fro
     before, after = (load_file(each / "model.safetensors") for each in (qwen_folder, reference))
     assert torch.equal(before[name], after[name]) is frozen
     assert not torch.equal(*(each["model.layers.0.mlp.up_proj.weight"] for each in (before, after)))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_question_that_does_not_fit_is_refused_before_anything_is_computed(
+    split: str, tmp_path: Path
+) -> None:
+    """It would be played in some later step, or in the evaluation after the last one."""
+    rows = [question(number) for number in range(30)]
+    rows[29 if split == "test" else 5]["question"] += " Think." * 500
+    data = {name: tmp_path / f"{name}.jsonl" for name in ("train", "test")}
+    write_rows(data["train"], rows[:20])
+    write_rows(data["test"], rows[20:])
+    world = {"name": "questions", "data": str(data["train"]), "test_data": str(data["test"])}
+    keys = ("--warm_start.enabled=false", "--evaluation.num_episodes=10")
+    config = factories.config(*keys, environment=world)
+    with pytest.raises(ContextError, match=r"opens with \d+ tokens, .* raise it, or shorten"):
+        factories.run(config, tmp_path / "run")
+    assert not RunDirectory(tmp_path / "run").reference(0).exists()
+    if split == "test":  # the last of ten test questions
+        fewer = factories.changed(config, "--evaluation.num_episodes=9", "--training.max_steps=1")
+        assert factories.run(fewer, tmp_path / "fewer").policy.exists()

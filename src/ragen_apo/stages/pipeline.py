@@ -25,8 +25,11 @@ from typing import Any
 
 import torch
 
+from ragen_apo.agent.assembly import build_context
+from ragen_apo.agent.proxy import EpisodeRequest, begin_episodes
 from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig
+from ragen_apo.environments.base import tasks_of
 from ragen_apo.files import (
     broken_line,
     read_json_lines,
@@ -38,6 +41,7 @@ from ragen_apo.policy.language_model import LanguageModel, build_small_model
 from ragen_apo.policy.tokenizer import train_tokenizer
 from ragen_apo.progress import Progress
 from ragen_apo.run_directory import RunDirectory
+from ragen_apo.seeding import derive_seed
 from ragen_apo.session import Session, open_session
 from ragen_apo.stages.disk import free_disk, plan_disk
 from ragen_apo.stages.distillation import distil
@@ -177,6 +181,8 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
         session.progress.say(f"machine.mixed_precision auto: {session.precision}")
     _plan_memory(session, policy)
     _plan_disk(session, policy, only_reference=only_reference)
+    if not session.has(run.reference(0)):
+        _require_room_for_prompts(session, policy)
     has_adapters = session.config.policy.lora is not None
     if session.ranks.is_first and has_adapters and not run.reference(0).exists():
         require_same_initial_model(session, policy)
@@ -186,6 +192,20 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
         note_origin(session)  # after all that may refuse the run
         count_attempt(run)
     return policy, position
+
+
+def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
+    """Raises ContextError where a task does not fit into the context, in place of the step that
+    plays it: that of the longest instruction, among those of training and those of evaluations.
+    """
+    config, environments = session.config, session.environments
+    evaluated = tasks_of(environments, config.evaluation.split)[: config.evaluation.num_episodes]
+    context = build_context(config.agent, policy, environments)
+    for tasks in (session.training_tasks(), evaluated):
+        longest = max(tasks, key=lambda task: len(task.instruction))
+        request = EpisodeRequest(longest, derive_seed(config.seed, "longest-instruction"))
+        for episode in begin_episodes([(0, request)], environments, context):
+            environments.release(episode.environment)
 
 
 def _plan_memory(session: Session, policy: LanguageModel) -> None:
