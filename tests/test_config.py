@@ -282,18 +282,6 @@ class TestOverrides:
             "set it above 0, or",
         ),
         (
-            "values: {max_tasks: 4}",
-            "values.max_tasks: got 4, expected a whole number at least 5 and at most",
-        ),
-        (
-            "values: {max_tasks: 8}",
-            "values.max_tasks is 8, and values.estimator samples has no V* of the other tasks",
-        ),
-        (
-            "values: {max_tasks: 8, estimator: regression}\nrollout_filter: {strategy: top_p}",
-            "rollout_filter chooses tasks by their samples, and values.max_tasks (8) leaves others",
-        ),
-        (
             "values: {store: v.sqlite}\nreference: {refresh_every_steps: 5}",
             "remove one of the two",
         ),

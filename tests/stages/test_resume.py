@@ -10,7 +10,6 @@ import shutil
 import signal
 import sqlite3
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,8 +237,6 @@ def test_a_run_with_a_context_window_and_values_by_regression_killed_in_stage_tw
         "apo_turn",
         "--agent.context={mode: last_turns, num_turns: 1}",
         "--values.estimator=regression",
-        "--values.max_tasks=7",
-        "--reference.refresh_every_steps=3",
     )
     whole = factories.run(config, tmp_path / "whole")
     # In the last of four steps, after the checkpoint of the second.
@@ -251,9 +248,6 @@ def test_a_run_with_a_context_window_and_values_by_regression_killed_in_stage_tw
     assert rows(run.rollouts) == rows(whole.rollouts)
     assert_same_tensors(run.policy, whole.policy)
     assert samples(run.path) == samples(whole.path)
-    of_references = {(row[0], row[1]) for row in samples(whole.path)}
-    assert sorted(Counter(reference for reference, _ in of_references).values()) == [7, 7]
-    assert len({task_id for _, task_id in of_references}) > 7
     assert all(row["gradient_norm"] > 0 for row in rows(whole.metrics)), "or moments do not matter"
     assert all(row.get("known_turn_share", 1.0) == 1.0 for row in rows(whole.metrics))
     assert any('"restarts_context": true' in trajectory for trajectory in stored(whole.path))

@@ -23,7 +23,6 @@ from ragen_apo.stages.stored_values import selected_tasks
 from ragen_apo.stages.task_selection import (
     SelectionCounts,
     TaskSelection,
-    sampled_tasks,
     select_stored_tasks,
     select_tasks,
 )
@@ -61,19 +60,6 @@ def selected(**settings: Any) -> TaskSelection:
 
 def names(selection: TaskSelection) -> list[str]:
     return [chosen.instruction for chosen in selection.tasks]
-
-
-def test_stage_one_plays_some_tasks_which_are_others_for_a_new_reference() -> None:
-    tasks = [task(str(number)) for number in range(12)]
-
-    def drawn(number: int | None, version: int = 0) -> list[Task]:
-        return list(sampled_tasks(tasks, ValuesConfig(max_tasks=number), version=version))
-
-    assert drawn(None) == drawn(12) == drawn(99) == tasks
-    few = drawn(5)
-    assert len(few) == 5 and few == [each for each in tasks if each in few] != tasks[:5]
-    assert len(drawn(5, version=1)) == 5 and drawn(5, version=1) != few == drawn(5)
-    assert all(each in drawn(8) for each in few), "more tasks keep the samples there are"
 
 
 def test_tasks_without_variance_are_left_out_and_counted_by_what_they_are() -> None:

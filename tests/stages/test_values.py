@@ -9,12 +9,11 @@ import torch
 
 from ragen_apo.agent.search import MoveInContext
 from ragen_apo.errors import ConfigError, MissingValueError, TrainingError
-from ragen_apo.policy.turn_features import move_reader, state_reader
+from ragen_apo.policy.turn_features import move_reader
 from ragen_apo.session import Session
 from ragen_apo.stages import search
 from ragen_apo.stages.search import predictor_of_moves
 from ragen_apo.stages.stored_values import reference_values, selected_tasks, stored_trajectories
-from ragen_apo.stages.task_selection import sampled_tasks
 from ragen_apo.stages.value_regression import features_of_turns, moves_by_regression
 from ragen_apo.stages.values import estimate_values, faults_of
 from ragen_apo.types import StopReason, training_samples
@@ -22,14 +21,7 @@ from ragen_apo.values.coverage import Faults
 from ragen_apo.values.estimator import soft_value
 from ragen_apo.values.store import ValueStore
 from tests import factories
-from tests.factories import (
-    Sayings,
-    played,
-    reference,
-    step_without_update,
-    with_keys,
-    with_progress,
-)
+from tests.factories import Sayings, played, reference, with_keys, with_progress
 
 
 @pytest.mark.slow
@@ -137,31 +129,6 @@ def test_a_regression_values_a_task_by_the_samples_of_all_and_says_how_well(
         reference_values(asked, model, session.environments.tasks("all"))
     with pytest.raises(TrainingError, match="at least 5 episodes .* got 4; train on more tasks"):
         reference_values(asked, model, tasks[:2])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few_random_features")
-@pytest.mark.parametrize("algorithm", ["apo", "apo_turn"])
-def test_stage_two_trains_on_tasks_that_stage_one_has_not_played(
-    algorithm: str, session: Session
-) -> None:
-    """Their V* is that of their first state, by the regression over the tasks that were played."""
-    said, tasks, model = Sayings(), session.training_tasks(), reference(session)
-    keys = (f"--algorithm={algorithm}", "--values.estimator=regression", "--values.max_tasks=8")
-    asked = with_keys(with_progress(session, said), *keys, "--training.tasks_per_step=21")
-    played = {task.task_id for task in sampled_tasks(tasks, asked.config.values, version=0)}
-    trainer = factories.trainer(asked)
-    assert len(played) == 8 and trainer.values.tasks.keys() == played
-    assert any(line.endswith("in held-out tasks") for line in said.lines)
-    seen = step_without_update(trainer)
-    assert {each.task.task_id for each in seen.trajectories} > played
-    assert trainer.values.regression is not None
-    value_of = trainer.values.regression.on(torch.device("cpu"))
-    episodes = [training_samples(each) for each in seen.rollouts.trajectories]
-    features = features_of_turns(model, episodes, state_reader, micro_batch_size=4)
-    expected = value_of(torch.stack([each[0] for each in features])).tolist()
-    assert seen.rollouts.v_star_B.tolist() == pytest.approx(expected, abs=1e-4)
-    assert seen.gradient.norm() > 0
 
 
 @pytest.mark.slow

@@ -107,19 +107,6 @@ def _of_algorithm(config: RunConfig) -> Iterator[str]:
             f"values.estimator is regression, and algorithm {algorithm.name} subtracts no V*; "
             "leave values.estimator out"
         )
-    if values.max_tasks is not None and config.needs_values:
-        if values.estimator == "samples" and values.baseline != "zero":
-            yield (
-                f"values.max_tasks is {values.max_tasks}, and values.estimator samples has no V* "
-                "of the other tasks; set values.estimator to regression, or values.max_tasks to "
-                "null"
-            )
-        if config.rollout_filter.strategy != "none":
-            yield (
-                "rollout_filter chooses tasks by their samples, and values.max_tasks "
-                f"({values.max_tasks}) leaves others without; set rollout_filter.strategy to none, "
-                "or values.max_tasks to null"
-            )
     rule = training.early_stop.min_mutual_information
     if rule is not None and config.monitors.every_steps is None:
         yield (

@@ -49,8 +49,6 @@ CountOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=LARGE
 Size = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=LARGEST_SIZE)]
 GroupSize = Annotated[int, BeforeValidator(whole_number), Field(ge=2, le=LARGEST_SIZE)]
 """Of what is compared with each other."""
-ManyTasks = Annotated[int, BeforeValidator(whole_number), Field(ge=5, le=LARGEST_SIZE)]
-"""Enough for the folds of a regression."""
 SizeOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=LARGEST_SIZE)]
 Seed = Annotated[int, BeforeValidator(whole_number), Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from ragen_apo.choices import Baseline, Credit, Relabel, ValueEstimator
-from ragen_apo.config.section import Count, LearningRate, ManyTasks, NonNegative, Section, Size
+from ragen_apo.config.section import Count, LearningRate, NonNegative, Section, Size
 
 
 class ValuesConfig(Section):
@@ -21,9 +21,6 @@ class ValuesConfig(Section):
     """Double the rollouts of tasks with few or no successes, up to max_samples."""
     max_samples: Size = 16
     """Rollouts per task at most, if adaptive."""
-    max_tasks: ManyTasks | None = None
-    """Stage 1 plays this many training tasks at most, drawn at random, other ones for each new
-    reference; null plays all. A*-PO trains on all: V* of the others is predicted by regression."""
     store: str | None = None
     """Take V* from this existing value store instead of sampling the reference."""
     estimator: ValueEstimator = "samples"

@@ -19,7 +19,7 @@ import contextlib
 import math
 import platform
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ from ragen_apo.stages.origin import (
     require_same_origin,
     require_same_tasks,
 )
-from ragen_apo.stages.task_selection import sampled_tasks
 from ragen_apo.stages.training import reference_model, run_stage_two
 from ragen_apo.stages.values import estimate_values, note_stage_one_tokens, note_values
 from ragen_apo.training.checkpoint import (
@@ -114,7 +113,6 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     run = session.run
     _begin(session)
     tasks = session.training_tasks()
-    sampled = sampled_tasks(tasks, session.config.values, version=0)
     policy, position = _loaded_policy(session, only_reference=only_reference)
     with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
         _warm_start(session, policy, position)
@@ -128,14 +126,14 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
             session.progress.say(sentence)
         if position.phase in WARM_START:
             del policy  # reference 0 has its weights; another one starts from there
-            _stage_one(session, sampled)
+            _stage_one(session, tasks)
             policy = session.shard(session.load_policy(run.reference(0)))
             position = Position(DISTILLATION, 0)
         else:
-            _stage_one(session, sampled, beside=policy)
+            _stage_one(session, tasks, beside=policy)
         if position.phase == DISTILLATION:
             if session.config.distillation.enabled:
-                _distillation(session, policy, sampled, position)
+                _distillation(session, policy, tasks, position)
             position = Position(STAGE_TWO, 0)
         with session.clock.timed("stage 2"):
             run_stage_two(session, policy, tasks, position=position)
@@ -322,9 +320,7 @@ def _warm_start(session: Session, policy: LanguageModel, position: Position) -> 
         note_reference(session.run, 0)  # a kill may have come between the two
 
 
-def _stage_one(
-    session: Session, tasks: Sequence[Task], *, beside: LanguageModel | None = None
-) -> None:
+def _stage_one(session: Session, tasks: list[Task], *, beside: LanguageModel | None = None) -> None:
     """Samples the first reference, unless no values are needed or a store has them already.
 
     `beside` is the policy that goes on afterwards; its adapters may have the reference below them.
@@ -341,7 +337,7 @@ def _stage_one(
 
 
 def _distillation(
-    session: Session, policy: LanguageModel, tasks: Sequence[Task], position: Position
+    session: Session, policy: LanguageModel, tasks: list[Task], position: Position
 ) -> None:
     """Runs what is left of the distillation; `distilled` holds the policy afterwards."""
     run = session.run

@@ -16,7 +16,7 @@ from ragen_apo.config.values import ValuesConfig
 from ragen_apo.errors import TrainingError
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.session import Session
-from ragen_apo.stages.task_selection import sampled_tasks, select_stored_tasks
+from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.stages.value_regression import values_by_regression
 from ragen_apo.task_order import missing_categories
 from ragen_apo.types import Task, Trajectory
@@ -28,20 +28,19 @@ _REFERENCE_VALUES = TypeAdapter(ReferenceValues)
 
 
 def reference_values(
-    session: Session, reference: LanguageModel, tasks: Sequence[Task], *, version: int = 0
+    session: Session, reference: LanguageModel, tasks: Sequence[Task]
 ) -> ReferenceValues:
     """What the configured algorithm has to know of the reference: nothing, V* of tasks, of states.
 
     What Stage 2 subtracts is V*, or one of its ablations. Raises MissingValueError if the store
-    lacks a task that Stage 1 plays under reference `version`: a missing V* is never taken as 0.
+    lacks a task: a missing V* is never taken as 0.
     """
     config = session.config
     if not config.needs_values:
         return ReferenceValues()
+    task_ids = [task.task_id for task in tasks]
     if config.values.baseline == "zero":
-        return ReferenceValues({task.task_id: 0.0 for task in tasks})
-    sampled = sampled_tasks(tasks, config.values, version=version)
-    task_ids = [task.task_id for task in sampled]
+        return ReferenceValues(dict.fromkeys(task_ids, 0.0))
     beta = baseline_beta(config.values)
     min_visits = config.algorithm.min_state_visits
     conditions = session.conditions(reference)
@@ -51,13 +50,12 @@ def reference_values(
         with session.value_store() as store:
             # An error where a task has no sample, for a regression as well.
             values = store.values(conditions, task_ids, beta=beta)
-            episodes = stored_trajectories(store, conditions, sampled)
+            episodes = stored_trajectories(store, conditions, tasks)
             if by_regression:
                 regression, values = values_by_regression(
                     reference,
                     list(episodes),
                     beta=beta,
-                    held_out="episodes" if len(sampled) == len(tasks) else "tasks",
                     micro_batch_size=config.training.micro_batch_size,
                 )
                 session.progress.say(regression.sentence())

@@ -1,6 +1,5 @@
-"""Which tasks Stage 1 plays, and which of them Stage 2 of A*-PO trains on (StarPO-S).
+"""Which tasks Stage 2 of A*-PO trains on, chosen by what Stage 1 saw of them (StarPO-S).
 
-    training tasks -> `values.max_tasks` -> tasks of Stage 1
     Stage 1's returns of each task -> `rollout_filter` -> tasks of Stage 2
 
 Other algorithms play each task several times a step, and `rollout_filter` chooses among the tasks
@@ -22,24 +21,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ragen_apo.config.training import RolloutFilterConfig
-from ragen_apo.config.values import ValuesConfig
 from ragen_apo.objectives.filters import filter_groups
 from ragen_apo.plural import counted
-from ragen_apo.seeding import generator
 from ragen_apo.types import Task
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
-
-
-def sampled_tasks(tasks: Sequence[Task], settings: ValuesConfig, *, version: int) -> Sequence[Task]:
-    """Those of the training tasks that Stage 1 plays under reference `version`.
-
-    The draw is the same for every seed, so that runs can share a value store.
-    """
-    if settings.max_tasks is None or settings.max_tasks >= len(tasks):
-        return tasks
-    order = generator("tasks-of-stage-1", version).permutation(len(tasks))
-    return [tasks[index] for index in sorted(order[: settings.max_tasks])]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.early_stop import EarlyStop, EarlyStopWatch
 from ragen_apo.stages.origin import note_reference
 from ragen_apo.stages.stored_values import reference_values, selected_tasks
-from ragen_apo.stages.task_selection import sampled_tasks
 from ragen_apo.stages.values import estimate_values, note_values
 from ragen_apo.training.checkpoint import (
     ALGORITHM_FILE,
@@ -111,7 +110,7 @@ def make_trainer(
         reference=reference,
         proxy=session.proxy(policy),
         tasks=selected_tasks(session, reference, tasks, version=version),
-        values=reference_values(session, reference, tasks, version=version),
+        values=reference_values(session, reference, tasks),
         algorithm=algorithm,
         optimizer=optimizer,
         ahead=rollouts_ahead(config, algorithm, session.environments, progress=session.progress),
@@ -262,7 +261,6 @@ def _refresh_reference(
     Its samples, if any are used, are added to the store.
     """
     policy, version = trainer.policy, position.reference_version + 1
-    sampled = sampled_tasks(tasks, session.config.values, version=version)
     trainer.pause_rollouts()
     trainer.drop_reference()
     with session.clock.timed("reference refresh"):
@@ -271,15 +269,15 @@ def _refresh_reference(
             note_reference(session.run, version)
         reference = reference_model(session, policy, version=version)
         if session.config.has_stage_one:
-            report = estimate_values(session, reference, sampled, version=version)
+            report = estimate_values(session, reference, tasks, version=version)
             note_values(session, report, version=version)
         if session.config.distillation.enabled:
             with session.clock.timed(DISTILLATION):
-                distil(session, policy, reference, sampled, version=version)
+                distil(session, policy, reference, tasks, version=version)
         trainer.take_reference(
             reference,
             tasks=selected_tasks(session, reference, tasks, version=version),
-            values=reference_values(session, reference, tasks, version=version),
+            values=reference_values(session, reference, tasks),
         )
     counters = {"reference_version": version, "refreshed_at": position.step}
     return replace(position, counters={**position.counters, **counters})

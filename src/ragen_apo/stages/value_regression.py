@@ -32,13 +32,11 @@ def values_by_regression(
     episodes: Sequence[Trajectory],
     *,
     beta: float,
-    held_out: HeldOut,
     micro_batch_size: int,
 ) -> tuple[ValueRegression, dict[str, float]]:
     """V* of states, fitted to all turns of the reference's episodes, and what it says of each task.
 
-    It is judged on what is trained on: `held_out` episodes of the tasks that were sampled, or other
-    tasks.
+    It is judged on held-out episodes of the tasks that were sampled, as these are trained on.
     A task's value is that of its first state, the mean where its episodes begin differently. `beta`
     as in `fit_values`; at most `micro_batch_size` contexts are read at a time. Raises TrainingError
     for too few episodes.
@@ -48,7 +46,7 @@ def values_by_regression(
         episodes,
         state_reader,
         beta=beta,
-        held_out=held_out,
+        held_out="episodes",
         micro_batch_size=micro_batch_size,
     )
     first_NH = torch.stack([each[0] for each in features])

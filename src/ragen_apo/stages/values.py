@@ -21,7 +21,7 @@ from ragen_apo.session import Session, open_session
 from ragen_apo.stages.collect_values import asked, collect_values
 from ragen_apo.stages.origin import require_same_origin
 from ragen_apo.stages.stored_values import stored_trajectories
-from ragen_apo.stages.task_selection import sampled_tasks, select_stored_tasks
+from ragen_apo.stages.task_selection import select_stored_tasks
 from ragen_apo.types import StopReason, Task, Trajectory, TurnFlag
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.coverage import (
@@ -86,10 +86,7 @@ def estimate_run_values(
             f"{run.path} has no reference {version}; `ragen-apo train` makes reference 0 by the "
             "warm start and later ones where the section reference asks for them"
         )
-    if split == "train":
-        tasks = sampled_tasks(session.training_tasks(), config.values, version=version)
-    else:
-        tasks = tasks_of(session.environments, split)
+    tasks = session.training_tasks() if split == "train" else tasks_of(session.environments, split)
     with session.locked():
         if session.ranks.is_first:
             run.remove_leftovers()

@@ -74,10 +74,7 @@ class Rollouts:
 
     @property
     def v_star_B(self) -> Tensor:
-        """V* of each trajectory's task; by regression, of its first state."""
-        if self.state_values_BT is not None:
-            first_B1 = self.mask_BT.int().argmax(dim=1, keepdim=True)
-            return self.state_values_BT.gather(1, first_B1)[:, 0]
+        """V* of each trajectory's task."""
         values = [self.values.tasks[t.task.task_id] for t in self.trajectories]
         return torch.tensor(values, device=self.returns_B.device)
 

@@ -335,8 +335,7 @@ class Trainer:
             self._ahead.forget()
         self.reference, self.tasks, self.values = reference, tasks, values
         self._value_of: ValueFunction | None = None
-        by_turn = self.config.algorithm.min_state_visits is not None
-        if values.regression and (by_turn or any(t.task_id not in values.tasks for t in tasks)):
+        if values.regression is not None and self.config.algorithm.min_state_visits is not None:
             self._value_of = values.regression.on(self.policy.device)
         self.order = DrawOrder(
             [task.category for task in tasks],
