@@ -457,9 +457,9 @@ def test_a_second_sigterm_ends_what_is_slow_to_end(
     model = ("--policy.path", finished_run / "references" / "0", "--warm_start.enabled", "false")
     asked = ("--config", config, "--run-dir", tmp_path / "new", *model)
     process = forked_command(tmp_path / "output", "train", *asked, before=patched)
-    process.says("a step begins", seconds=20)
+    process.says("a step begins")
     process.send(signal.SIGTERM)
-    process.says("something is closed", seconds=20)
+    process.says("something is closed")
     process.send(signal.SIGTERM)
     process.ended(seconds=20)
     assert process.returncode == -signal.SIGTERM

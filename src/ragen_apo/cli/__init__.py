@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 
+_KEPT = (
+    "Nothing that was saved is lost; train continues with --resume, compare and evaluate "
+    "--api-model with the same command."
+)
+
+
 def main() -> None:
     """The entry point: turns expected errors into messages and exit statuses."""
     try:
@@ -46,13 +52,10 @@ def main() -> None:
         sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
     except RagenApoError as error:
         _fail(str(error), status=2)
-    except KeyboardInterrupt as error:
-        ended, status = ("terminated", 143) if isinstance(error, _Terminated) else _INTERRUPTED
-        _fail(
-            f"{ended}. Nothing that was saved is lost; train continues with --resume, compare "
-            "and evaluate --api-model with the same command.",
-            status=status,
-        )
+    except _Terminated:
+        _fail(f"terminated. {_KEPT}", status=143)
+    except KeyboardInterrupt:
+        _fail(f"interrupted. {_KEPT}", status=130)
     except BrokenPipeError:
         # Who read the output is gone, as `head` when it has seen enough: nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,10 +69,6 @@ def main() -> None:
 
 class _Terminated(KeyboardInterrupt):
     """A SIGTERM has come, as from `docker stop` or a scheduler."""
-
-
-_INTERRUPTED = "interrupted", 130
-"""Message and exit status after Ctrl-C."""
 
 
 @contextlib.contextmanager
