@@ -421,7 +421,7 @@ def test_ctrl_c_says_what_is_kept_and_training_continues(
     ("number", "status", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
-def test_a_real_signal_ends_training_with_its_status_and_leaves_nothing_open(
+def test_a_real_signal_ends_training_with_its_status(
     number: signal.Signals, status: int, word: str, config: Path, finished_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "new"
@@ -437,6 +437,27 @@ def test_a_real_signal_ends_training_with_its_status_and_leaves_nothing_open(
     assert process.returncode == status, said
     assert f"{word}. Nothing that was saved is lost" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_sigterm_that_is_ignored_stays_ignored(
+    before: signal.Handlers, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[Any] = []
+
+    def answer(*_: str) -> str:
+        inside.append(signal.getsignal(signal.SIGTERM))
+        return "quit"
+
+    monkeypatch.setattr("builtins.input", answer)
+    found = signal.signal(signal.SIGTERM, before)
+    try:
+        assert command("play", "shop", "--task", 0).status == 0
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, found)
+    assert len(inside) == 1
+    assert (inside[0] == before) == (before == signal.SIG_IGN)
 
 
 @pytest.mark.slow

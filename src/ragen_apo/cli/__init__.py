@@ -76,21 +76,24 @@ def _terminable() -> Iterator[None]:
     """Inside, the first SIGTERM ends the command as Ctrl-C does: what it has opened is closed.
 
     Not where torchrun has started several processes: one that waits for the others does so in
-    torch, where no handler gets its turn. Only the main thread may have handlers.
+    torch, where no handler gets its turn. Not where SIGTERM is ignored or handled already, and only
+    the main thread may have handlers.
     """
 
     def terminate(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise _Terminated
 
-    if this_worker().size > 1 or threading.current_thread() is not threading.main_thread():
+    is_taken = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_taken or not is_main or this_worker().size > 1:
         yield
         return
-    before = signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _without_exits(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

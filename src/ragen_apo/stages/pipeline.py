@@ -193,8 +193,8 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
 
 
 def _require_room_for_prompts(session: Session, policy: LanguageModel) -> None:
-    """Raises ContextError where a task does not fit into the context, in place of the step that
-    plays it: that of the longest instruction, among those of training and those of evaluations.
+    """Raises ContextError where a task does not fit into the context: now, and not in the step that
+    plays it. Tried is the longest instruction, of the training tasks and of those of evaluations.
     """
     config, environments = session.config, session.environments
     evaluated = tasks_of(environments, config.evaluation.split)[: config.evaluation.num_episodes]
