@@ -152,7 +152,8 @@ def test_retry_after_in_seconds_is_waited_for(status: int) -> None:
 
 @pytest.mark.slow
 def test_retry_after_as_a_date_is_waited_for() -> None:
-    date = email.utils.formatdate(time.time() + 2, usegmt=True)  # whole seconds: one at least
+    # Whole seconds: two at least, of which the server may take a part to start.
+    date = email.utils.formatdate(time.time() + 3, usegmt=True)
     with serving(says("calm"), refuses(429, Retry_After=date)) as server:
         ask(server)
     assert server.times[1] - server.times[0] >= 0.9
