@@ -264,8 +264,7 @@ class GenerationEngine:
         return self.model.hidden_states(
             token_ids_RT,
             position_ids=positions_RT,
-            past_key_values=self._cache,
-            use_cache=True,
+            cache=self._cache,
             **kwargs,
         )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
@@ -78,15 +80,24 @@ def recomputed_layers(body: nn.Module) -> Iterator[None]:
             del layer.forward
 
 
+@functools.cache
+def _cache_keyword(body: type[nn.Module]) -> str:
+    """What the body calls its cache: transformers renamed it in 5.24 and drops the old name."""
+    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
+
+
 def body_output(
     body: nn.Module,
     token_ids_RT: Tensor,
     *,
     autocast: torch.dtype | None,
     gradient_checkpointing: bool,
+    cache: Cache | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """The last hidden states [R, T, H]; `autocast` None computes in the format of the weights."""
+    if cache is not None:
+        kwargs |= {_cache_keyword(type(body)): cache, "use_cache": True}
     recompute = gradient_checkpointing and torch.is_grad_enabled()
     with (
         torch.autocast(token_ids_RT.device.type, dtype=autocast, enabled=autocast is not None),
