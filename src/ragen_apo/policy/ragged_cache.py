@@ -174,3 +174,6 @@ class RaggedLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length
+    """Its name in transformers before 5.16."""
