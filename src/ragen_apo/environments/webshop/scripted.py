@@ -1,9 +1,9 @@
-"""Scripted shoppers: a random one, three rule agents, two goal-aware teachers and an oracle.
+"""Scripted shoppers: a random one, four rule agents, two goal-aware teachers and an oracle.
 
 Each follows the episode on a copy of the environment that it owns, and looks there only at what a
 page shows. So the same policy plays every observation mode.
 
-- `random`, `heuristic`, `careful` and `hasty` use only the instruction.
+- `random`, `heuristic`, `careful`, `hasty` and `hasty_reader` use only the instruction.
 - `teacher` and `forgetful` know the goal and write plausible demonstrations: their searches are
   made of words of the instruction. `forgetful` errs more often.
 - `oracle` knows the goal and searches for the wanted product's own title.
@@ -46,6 +46,8 @@ HASTY_LEAVES_SHARE = 0.5
 """How often the hasty shopper goes back where an option that it cares for is missing."""
 HASTY_MAX_RETURNS = 3
 """How often the hasty shopper goes back in an episode at most."""
+READER_MAX_RETURNS = 5
+"""How often the hasty reader does: a result takes it two turns, and the hasty shopper three."""
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
@@ -64,12 +66,15 @@ class _Shopper:
     """Follows the episode on its own copy and leaves the choice of the action to `_choose`."""
 
     name = ""
+    drawn_as = ""
+    """The name that its draws are made from, where that is another's."""
 
     def __init__(self, make_shop: Callable[[], Shop]) -> None:
         self._make_shop = make_shop
 
     def begin(self, task: Task, *, seed: int) -> None:
-        self.draws = random.Random(derive_seed("webshop-policy", self.name, task.task_id, seed))
+        name = self.drawn_as or self.name
+        self.draws = random.Random(derive_seed("webshop-policy", name, task.task_id, seed))
         shop = self._make_shop()
         shop.reset(task, seed=seed)
         self.follow(shop, task)
@@ -246,14 +251,18 @@ class HastyShopper(_Shopper):
 
     def _look_at_one(self) -> Reply:
         visit = self.shop.visit
-        ranks = [rank for rank in HASTY_RANKS if rank < len(visit.shown)]
-        rank = self.draws.choice(ranks)
+        rank = self.draws.choice([rank for rank in HASTY_RANKS if rank < len(visit.shown)])
         thought = ""
         if opened := [n for n, each in enumerate(visit.shown) if each in visit.opened]:
-            rank = next((each for each in ranks if each not in opened), rank)
+            rank = self._next_rank(opened, rank)
             thought = f"Opened: {', '.join(str(n + 1) for n in opened)}. "
         self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
         return self._click(f"{thought}I look at {rank + 1}.", self._result_targets()[rank])
+
+    def _next_rank(self, opened: Sequence[int], drawn: int) -> int:
+        """The result that it opens when it comes back."""
+        ranks = (rank for rank in HASTY_RANKS if rank < len(self.shop.visit.shown))
+        return next((rank for rank in ranks if rank not in opened), drawn)
 
     def _select_or_leave(self) -> Reply:
         if self.missed is not None:
@@ -270,6 +279,44 @@ class HastyShopper(_Shopper):
         if target is None:
             self.missed = wish
         return self._click(f"I need one with {name}: {value}.", target or value)
+
+
+class HastyReader(HastyShopper):
+    """As the hasty shopper, but it looks options up on the page before it clicks.
+
+    It says the number that an option has there, or that it is missing. So it can leave a product
+    after one turn, and opens up to six in an episode. When it comes back it opens the first result
+    that it has not opened, also beyond the fourth. It draws what the hasty shopper draws.
+    """
+
+    name = "hasty_reader"
+    drawn_as = HastyShopper.name
+
+    def _next_rank(self, opened: Sequence[int], drawn: int) -> int:
+        return next((n for n in range(len(self.shop.visit.shown)) if n not in opened), drawn)
+
+    def _select_or_leave(self) -> Reply:
+        numbers = self._option_numbers()
+        thought = ""
+        while self.wishes:
+            name, value = wish = self.wishes.pop(0)
+            if wish in numbers:
+                return self._click(f"{thought}{name}: {value} {numbers[wish]}.", numbers[wish])
+            thought += f"{name}: {value}, missing. "
+            may_leave = self.num_returns < READER_MAX_RETURNS
+            if may_leave and self.draws.random() < HASTY_LEAVES_SHARE:
+                self.num_returns += 1
+                return self._click(f"{thought}I go back.", "< prev")
+            thought += "I stay. "
+        return self._click(f"{thought}I buy it.", "buy now")
+
+    def _option_numbers(self) -> Mapping[tuple[str, str], str]:
+        """What an option of the open product is clicked by: its number where the mode has one."""
+        product = self.shop.visit.product
+        assert product is not None
+        if self.shop.is_compact:
+            return self.shop.views(product).option_numbers
+        return self.shop.option_targets()
 
 
 class GoalShopper(_Shopper):
@@ -433,6 +480,7 @@ def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], Scr
         RuleShopper,
         CarefulShopper,
         HastyShopper,
+        HastyReader,
         GoalShopper,
         ForgetfulShopper,
         Oracle,
