@@ -48,6 +48,9 @@ HASTY_MAX_RETURNS = 3
 """How often the hasty shopper goes back in an episode at most."""
 READER_MAX_RETURNS = 5
 """How often the hasty reader does: a result takes it two turns, and the hasty shopper three."""
+READER_LEAVES_SHARES = (0.1, 0.9)
+"""How often the hasty reader goes back where an option is missing: one of the two in an episode. So
+its students see enough of the long searches to know how they end."""
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
@@ -66,15 +69,12 @@ class _Shopper:
     """Follows the episode on its own copy and leaves the choice of the action to `_choose`."""
 
     name = ""
-    drawn_as = ""
-    """The name that its draws are made from, where that is another's."""
 
     def __init__(self, make_shop: Callable[[], Shop]) -> None:
         self._make_shop = make_shop
 
     def begin(self, task: Task, *, seed: int) -> None:
-        name = self.drawn_as or self.name
-        self.draws = random.Random(derive_seed("webshop-policy", name, task.task_id, seed))
+        self.draws = random.Random(derive_seed("webshop-policy", self.name, task.task_id, seed))
         shop = self._make_shop()
         shop.reset(task, seed=seed)
         self.follow(shop, task)
@@ -286,11 +286,14 @@ class HastyReader(HastyShopper):
 
     It says the number that an option has there, or that it is missing. So it can leave a product
     after one turn, and opens up to six in an episode. When it comes back it opens the first result
-    that it has not opened, also beyond the fourth. It draws what the hasty shopper draws.
+    that it has not opened, also beyond the fourth.
     """
 
     name = "hasty_reader"
-    drawn_as = HastyShopper.name
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.leaves_share = self.draws.choice(READER_LEAVES_SHARES)
 
     def _next_rank(self, opened: Sequence[int], drawn: int) -> int:
         return next((n for n in range(len(self.shop.visit.shown)) if n not in opened), drawn)
@@ -304,7 +307,7 @@ class HastyReader(HastyShopper):
                 return self._click(f"{thought}{name}: {value} {numbers[wish]}.", numbers[wish])
             thought += f"{name}: {value}, missing. "
             may_leave = self.num_returns < READER_MAX_RETURNS
-            if may_leave and self.draws.random() < HASTY_LEAVES_SHARE:
+            if may_leave and self.draws.random() < self.leaves_share:
                 self.num_returns += 1
                 return self._click(f"{thought}I go back.", "< prev")
             thought += "I stay. "
