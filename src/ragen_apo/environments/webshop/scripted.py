@@ -51,6 +51,8 @@ READER_MAX_RETURNS = 5
 READER_LEAVES_SHARES = (0.1, 0.9)
 """How often the hasty reader goes back where an option is missing: one of the two in an episode. So
 its students see enough of the long searches to know how they end."""
+READER_MISREADS_SHARE = 0.2
+"""How often the hasty reader clicks an option that is missing, once in an episode at most."""
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
@@ -286,7 +288,8 @@ class HastyReader(HastyShopper):
 
     It says the number that an option has there, or that it is missing. So it can leave a product
     after one turn, and opens up to six in an episode. When it comes back it opens the first result
-    that it has not opened, also beyond the fourth.
+    that it has not opened, also beyond the fourth. Now and then it misreads, and clicks what is not
+    there. That turn is marked (`Reply.is_mistake`); what follows is to be imitated.
     """
 
     name = "hasty_reader"
@@ -294,17 +297,27 @@ class HastyReader(HastyShopper):
     def _prepare(self) -> None:
         super()._prepare()
         self.leaves_share = self.draws.choice(READER_LEAVES_SHARES)
+        self.has_erred = False
 
     def _next_rank(self, opened: Sequence[int], drawn: int) -> int:
         return next((n for n in range(len(self.shop.visit.shown)) if n not in opened), drawn)
 
     def _select_or_leave(self) -> Reply:
-        numbers = self._option_numbers()
+        product = self.shop.visit.product
+        assert product is not None
+        targets = self.shop.option_targets()
+        numbers = self.shop.views(product).option_numbers
         thought = ""
         while self.wishes:
-            name, value = wish = self.wishes.pop(0)
-            if wish in numbers:
-                return self._click(f"{thought}{name}: {value} {numbers[wish]}.", numbers[wish])
+            name, value = wish = self.wishes[0]
+            if wish in targets:
+                self.wishes.pop(0)
+                return self._click(f"{thought}{name}: {value} {numbers[wish]}.", targets[wish])
+            if not (thought or self.has_erred) and self.draws.random() < READER_MISREADS_SHARE:
+                self.has_erred = True
+                misread = self._click(f"{name}: {value} #{self.draws.randint(1, 9)}.", value)
+                return replace(misread, is_mistake=True)
+            self.wishes.pop(0)
             thought += f"{name}: {value}, missing. "
             may_leave = self.num_returns < READER_MAX_RETURNS
             if may_leave and self.draws.random() < self.leaves_share:
@@ -312,14 +325,6 @@ class HastyReader(HastyShopper):
                 return self._click(f"{thought}I go back.", "< prev")
             thought += "I stay. "
         return self._click(f"{thought}I buy it.", "buy now")
-
-    def _option_numbers(self) -> Mapping[tuple[str, str], str]:
-        """What an option of the open product is clicked by: its number where the mode has one."""
-        product = self.shop.visit.product
-        assert product is not None
-        if self.shop.is_compact:
-            return self.shop.views(product).option_numbers
-        return self.shop.option_targets()
 
 
 class GoalShopper(_Shopper):
