@@ -92,7 +92,7 @@ CASES |= {
 ORACLES_FAIL_AT_TIMES = {"frozen_lake_slippery": 0.5, "mixture": 0.9, "webshop": 0.95}
 """The share of successes that is asked of oracles that luck or a search engine can defeat."""
 
-TRY_WHAT_MAY_NOT_BE_THERE = {"careful", "hasty", "hasty_reader", "forgetful"}
+TRY_WHAT_MAY_NOT_BE_THERE = {"careful", "hasty", "forgetful"}
 """Policies whose way to find out whether something is there is to try it."""
 
 every_environment = pytest.mark.parametrize("name", CASES)

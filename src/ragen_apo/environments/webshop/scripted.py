@@ -1,9 +1,9 @@
-"""Scripted shoppers: a random one, four rule agents, two goal-aware teachers and an oracle.
+"""Scripted shoppers: a random one, three rule agents, two goal-aware teachers and an oracle.
 
 Each follows the episode on a copy of the environment that it owns, and looks there only at what a
 page shows. So the same policy plays every observation mode.
 
-- `random`, `heuristic`, `careful`, `hasty` and `hasty_reader` use only the instruction.
+- `random`, `heuristic`, `careful` and `hasty` use only the instruction.
 - `teacher` and `forgetful` know the goal and write plausible demonstrations: their searches are
   made of words of the instruction. `forgetful` errs more often.
 - `oracle` knows the goal and searches for the wanted product's own title.
@@ -46,13 +46,6 @@ HASTY_LEAVES_SHARE = 0.5
 """How often the hasty shopper goes back where an option that it cares for is missing."""
 HASTY_MAX_RETURNS = 3
 """How often the hasty shopper goes back in an episode at most."""
-READER_MAX_RETURNS = 5
-"""How often the hasty reader does: a result takes it two turns, and the hasty shopper three."""
-READER_LEAVES_SHARES = (0.1, 0.9)
-"""How often the hasty reader goes back where an option is missing: one of the two in an episode. So
-its students see enough of the long searches to know how they end."""
-READER_MISREADS_SHARE = 0.2
-"""How often the hasty reader clicks an option that is missing, once in an episode at most."""
 FOUND = "This is what is asked for."
 TEACHER_MISTAKE_SHARE = 0.1
 """How often the teacher opens a wrong product where it sees the wanted one among others."""
@@ -253,18 +246,14 @@ class HastyShopper(_Shopper):
 
     def _look_at_one(self) -> Reply:
         visit = self.shop.visit
-        rank = self.draws.choice([rank for rank in HASTY_RANKS if rank < len(visit.shown)])
+        ranks = [rank for rank in HASTY_RANKS if rank < len(visit.shown)]
+        rank = self.draws.choice(ranks)
         thought = ""
         if opened := [n for n, each in enumerate(visit.shown) if each in visit.opened]:
-            rank = self._next_rank(opened, rank)
+            rank = next((each for each in ranks if each not in opened), rank)
             thought = f"Opened: {', '.join(str(n + 1) for n in opened)}. "
         self.wishes = [o for o in self.options if self.draws.random() < HASTY_SELECTS_SHARE]
         return self._click(f"{thought}I look at {rank + 1}.", self._result_targets()[rank])
-
-    def _next_rank(self, opened: Sequence[int], drawn: int) -> int:
-        """The result that it opens when it comes back."""
-        ranks = (rank for rank in HASTY_RANKS if rank < len(self.shop.visit.shown))
-        return next((rank for rank in ranks if rank not in opened), drawn)
 
     def _select_or_leave(self) -> Reply:
         if self.missed is not None:
@@ -281,50 +270,6 @@ class HastyShopper(_Shopper):
         if target is None:
             self.missed = wish
         return self._click(f"I need one with {name}: {value}.", target or value)
-
-
-class HastyReader(HastyShopper):
-    """As the hasty shopper, but it looks options up on the page before it clicks.
-
-    It says the number that an option has there, or that it is missing. So it can leave a product
-    after one turn, and opens up to six in an episode. When it comes back it opens the first result
-    that it has not opened, also beyond the fourth. Now and then it misreads, and clicks what is not
-    there. That turn is marked (`Reply.is_mistake`); what follows is to be imitated.
-    """
-
-    name = "hasty_reader"
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self.leaves_share = self.draws.choice(READER_LEAVES_SHARES)
-        self.has_erred = False
-
-    def _next_rank(self, opened: Sequence[int], drawn: int) -> int:
-        return next((n for n in range(len(self.shop.visit.shown)) if n not in opened), drawn)
-
-    def _select_or_leave(self) -> Reply:
-        product = self.shop.visit.product
-        assert product is not None
-        targets = self.shop.option_targets()
-        numbers = self.shop.views(product).option_numbers
-        thought = ""
-        while self.wishes:
-            name, value = wish = self.wishes[0]
-            if wish in targets:
-                self.wishes.pop(0)
-                return self._click(f"{thought}{name}: {value} {numbers[wish]}.", targets[wish])
-            if not (thought or self.has_erred) and self.draws.random() < READER_MISREADS_SHARE:
-                self.has_erred = True
-                misread = self._click(f"{name}: {value} #{self.draws.randint(1, 9)}.", value)
-                return replace(misread, is_mistake=True)
-            self.wishes.pop(0)
-            thought += f"{name}: {value}, missing. "
-            may_leave = self.num_returns < READER_MAX_RETURNS
-            if may_leave and self.draws.random() < self.leaves_share:
-                self.num_returns += 1
-                return self._click(f"{thought}I go back.", "< prev")
-            thought += "I stay. "
-        return self._click(f"{thought}I buy it.", "buy now")
 
 
 class GoalShopper(_Shopper):
@@ -488,7 +433,6 @@ def policies_for(make_shop: Callable[[], Shop]) -> Mapping[str, Callable[[], Scr
         RuleShopper,
         CarefulShopper,
         HastyShopper,
-        HastyReader,
         GoalShopper,
         ForgetfulShopper,
         Oracle,
