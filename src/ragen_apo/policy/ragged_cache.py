@@ -176,4 +176,4 @@ class RaggedLayer(CacheLayerMixin):
         return -1
 
     get_max_cache_shape = get_max_length
-    """Its name in transformers before 5.16."""
+    """Its name in transformers before 5.13."""
