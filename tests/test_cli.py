@@ -356,7 +356,7 @@ def test_resume_with_another_configuration(command: Command, config: Path, run: 
     assert_refused(result, "started with another configuration")
     assert_refused(
         command("train", "--run-dir", run, "--resume", "--algorithm.beta2", 0.5),
-        "overrides are not possible",
+        "algorithm.beta2 was 0.05 and is 0.5",
     )
 
 

@@ -90,7 +90,9 @@ def train(
             and its options. Or keys of the section, whose `name` may also be a function or class.
             The run records where it is defined. With `config` None: the function or class that
             the run was started with.
-        resume: continue the run in `run_dir` where it stopped, with its own configuration.
+        resume: continue the run in `run_dir` where it stopped, with its own configuration. Some
+            keys may change: `training={"max_steps": 120}` trains a finished run for longer
+            (docs/troubleshooting.md).
         trust_remote_code: with `resume`, run Python code that the run names.
         progress: show progress on the console.
         **sections: keys of the configuration to change, by section: `algorithm={"beta2": 0.1}`.
@@ -110,8 +112,9 @@ def train(
     existed = path.exists()
     # `torchrun --max-restarts` starts a run again, whose first attempt may have begun.
     resume = resume or (this_worker().num_restarts > 0 and RunDirectory(path).config.is_file())
+    changed_yaml = None
     if resume:
-        run = _continued(config, path, environment, sections, trust_remote_code)
+        run, changed_yaml = _continued(config, path, environment, sections, trust_remote_code)
         ranks = join_ranks(run.config.machine)
     elif config is None:
         raise ConfigError(
@@ -128,7 +131,7 @@ def train(
     try:
         with _console(progress) as shown, _only_training():
             shown.say(f"{run.config.algorithm.traits.sentence}.")
-            play(run.config, run.files, progress=shown, until=until)
+            play(run.config, run.files, progress=shown, until=until, config_yaml=changed_yaml)
     except (Exception, SystemExit):
         if not resume and ranks.is_first:
             clear_failed_start(run.files, keep_directory=existed)
@@ -164,25 +167,32 @@ def _continued(
     environment: Environment | None,
     sections: Mapping[str, Any],
     trust_remote_code: bool,
-) -> Run:
+) -> tuple[Run, str | None]:
+    """The run, and its configuration as YAML if some keys are changed."""
+    from ragen_apo.stages.origin import MAY_CHANGE, may_change
+
+    files = open_directory(path)
+    began = load_run_config(files.config)
     if config is None:
-        if sections or isinstance(environment, Mapping | str):
+        if isinstance(environment, Mapping | str):
             raise ConfigError(
-                "resume=True without config continues the run with its own configuration, so "
-                f"nothing can be changed; leave {', '.join(sections) or 'environment'} out, or "
-                "start another run with a configuration in another run_dir"
+                "a run goes on with its own environment; leave environment out, or start another "
+                "run with a configuration and another --run-dir"
             )
-        return open_run(path, environment=environment, trust_remote_code=trust_remote_code)
-    given, files = read_config(config, environment=environment, **sections), open_directory(path)
-    began = load_run_config(files.config).model_dump(by_alias=True)
-    if changes := list(differences(began, given.model_dump(by_alias=True))):
+        open_run(path, environment=environment, trust_remote_code=trust_remote_code)
+        given = read_config(began, **sections)
+        trusted = trust_remote_code
+    else:
+        given = read_config(config, environment=environment, **sections)
+        trusted = trust_remote_code or given.policy.trust_remote_code
+    changes = list(differences(began.model_dump(by_alias=True), given.model_dump(by_alias=True)))
+    if fixed := [each for each in changes if not may_change(each.key)]:
         raise RunDirectoryError(
             f"{path} was started with another configuration than the one given: "
-            f"{changes_in_words(changes)}. Leave that out to continue the run as it is. Some keys "
-            "may be edited in its config.yaml (docs/troubleshooting.md); for another value of the "
-            "others, choose another run directory."
+            f"{changes_in_words(fixed)}. Leave that out to continue the run as it is, or choose "
+            f"another run directory. What may change is {', '.join(MAY_CHANGE)}."
         )
-    return Run(files, _trusting(given, trust_remote_code or given.policy.trust_remote_code))
+    return Run(files, _trusting(given, trusted)), resolved_yaml(given) if changes else None
 
 
 def open_run(

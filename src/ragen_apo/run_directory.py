@@ -10,6 +10,7 @@ rollouts.jsonl     some episodes of every Stage 2 step
 checkpoints/       to resume from                      policy/             the trained policy
 adapter/           its adapters, as peft writes them
 evaluation/        results.json, episodes.jsonl        report/             for people
+earlier/step-N/    the last four of a run that went on after its last step N
 tracking.json      what trackers have of the run       trackers/           what they write
 
 Of the evaluation of a model behind an API there are evaluation/, report/, run.json and
@@ -121,6 +122,10 @@ class RunDirectory:
     def reference(self, version: int) -> Path:
         """The folder of a reference policy; version 0 is the warm-started one."""
         return self.path / "references" / str(version)
+
+    def earlier(self, step: int) -> Path:
+        """Where the results are of a run that went on after `step`, once its last."""
+        return self.path / "earlier" / f"step-{step:06d}"
 
     def reference_versions(self) -> list[int]:
         """Of the references that are there, from the first to the newest."""

@@ -22,7 +22,7 @@ from ragen_apo import cli
 from ragen_apo.comparison import execute
 from ragen_apo.comparison.lifeline import Lifeline
 from ragen_apo.comparison.plan import load_comparison
-from ragen_apo.config import load_config
+from ragen_apo.config import load_config, resolved_yaml
 from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
@@ -73,7 +73,11 @@ class Runs:
         if name == self.failing:
             return self.failing_with
         run = RunDirectory(path)
-        if what != "evaluate":
+        if "--training.max_steps" in arguments:
+            config = load_config(run.config, arguments[-3:-1])
+            write_text_atomically(run.config, resolved_yaml(config))
+            run.results.unlink()
+        elif what != "evaluate":
             (run.policy if what == "train" else run.reference(0)).mkdir(parents=True)
             text = Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8")
             write_text_atomically(run.config, text)
@@ -292,6 +296,25 @@ def test_another_model_is_not_taken_for_that_of_the_runs_that_are_done(runs: Run
     play(runs)
     base.write_text(base.read_text().replace("one", "another"))
     with pytest.raises(RunDirectoryError, match='policy.path was "one" and is "another"'):
+        play(runs)
+
+
+def test_runs_that_have_ended_go_on_if_they_are_given_more_steps(runs: Runs) -> None:
+    play(runs)
+    runs.calls.clear()
+    file = runs.out.parent / "compare.yaml"
+    file.write_text(COMPARISON + "shared: {training: {max_steps: 90}}\n")
+    play(runs)
+    assert runs.calls == [
+        f"{what} seed-{seed}/{name}"
+        for seed in (0, 1)
+        for name in ("one", "two")
+        for what in ("train", "evaluate")
+    ]
+    play(runs)
+    assert len(runs.calls) == 8, "once"
+    file.write_text(COMPARISON + "shared: {training: {max_steps: 80}}\n")
+    with pytest.raises(RunDirectoryError, match=r"training\.max_steps was 90 and is 80"):
         play(runs)
 
 

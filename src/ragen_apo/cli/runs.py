@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     help_epilogue=examples(
         "train --config configs/shop.yaml --run-dir runs/mine --seed 1",
         "train --run-dir runs/mine --resume",
+        "train --run-dir runs/mine --resume --training.max_steps 120",
     )
 )
 def train(
@@ -52,7 +53,8 @@ def train(
 
     Args:
         overrides: Configuration keys to change, such as `--algorithm grpo --training.max_steps 20`;
-            docs/configuration.md has all of them.
+            docs/configuration.md has all of them. With --resume some may change, such as
+            --training.max_steps to train for longer (docs/troubleshooting.md).
         run_dir: Where everything goes; must not exist yet, except with --resume.
         config: A YAML file; see configs/. Not needed with --resume.
         resume: Continue the run in --run-dir where it stopped, with its own configuration.
@@ -107,6 +109,7 @@ def _train(
 ) -> Run:
     from ragen_apo import api
     from ragen_apo.config import load_config
+    from ragen_apo.config.load import sections_of
 
     if trust_remote_code and not resume:
         raise ConfigError(
@@ -115,18 +118,13 @@ def _train(
         )
     if config is None and not resume:
         raise ConfigError("--config is missing; give a YAML file such as configs/shop.yaml")
-    if config is None and overrides:
-        raise ConfigError(
-            "--resume continues with the run's own configuration; overrides are not possible. "
-            "Some keys may be edited in its config.yaml (docs/troubleshooting.md); for others, "
-            "start another run with --config and another --run-dir."
-        )
     return api.train(
         None if config is None else load_config(config, overrides),
         run_dir,
         until=until,
         resume=resume,
         trust_remote_code=trust_remote_code,
+        **({} if config else sections_of(overrides)),
     )
 
 

@@ -36,6 +36,7 @@ _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
 _PATHS = ("policy.path", "values.store")
 """Keys with absolute paths of what lies beside a run."""
+_STEPS = "training.max_steps"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -162,9 +163,9 @@ def finish_run(
 ) -> None:
     """Starts, continues or reuses a run, in processes that end with the lifeline.
 
-    A run that was evaluated otherwise since, such as on another split, is evaluated again. `quiet`
-    writes the output of the processes to a file beside the run. `gpu` is the only one that they
-    see, by number or UUID.
+    A run that has ended after fewer steps goes on. One that was evaluated otherwise since, such as
+    on another split, is evaluated again. `quiet` writes the output of the processes to a file
+    beside the run. `gpu` is the only one that they see, by number or UUID.
     """
     call = functools.partial(_call, lifeline, variables={} if gpu is None else {_VISIBLE: gpu})
     where = "" if gpu is None else f" on GPU {gpu}"
@@ -178,12 +179,14 @@ def finish_run(
         "warm-start": (run.reference(0), "warm start"),
         "train": (run.policy, "training"),
     }[verb]
-    if not goal.exists():
+    started, num_steps = run.config.exists(), config.training.max_steps
+    is_longer = started and load_config(run.config).training.max_steps < num_steps
+    if not goal.exists() or (is_longer and verb == "train"):
         say(f"{run.path}: {doing}{where}")
-        started = run.config.exists()
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
         how = ["--resume", *trust] if started else ["--config", str(text)]
+        how += [f"--{_STEPS}", str(num_steps)] if is_longer else []
         alone = ["--no-evaluate"] if verb == "train" else []
         call(verb, "--run-dir", str(run.path), *how, *alone, log=log)
     if verb == "train" and _played(run) != config.evaluation:
@@ -196,8 +199,8 @@ def finish_run(
 def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
     """Raises RunDirectoryError where the run was started with another configuration.
 
-    The absolute paths of what lies beside it may be others: the comparison was moved, then. And
-    pass@k, which changes no training, may be asked for later.
+    The absolute paths of what lies beside it may be others: the comparison was moved, then. Steps
+    may be more, and pass@k, which changes no training, may be asked for later.
     """
     before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
     seed_folder = run.path.parent.resolve()
@@ -206,6 +209,7 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
         for each in differences(before, now)
         if not (each.key in _PATHS and _has_moved(str(each.before), str(each.after), seed_folder))
         and not (each.key == "evaluation.pass_k" and each.after is not None)
+        and not (each.key == _STEPS and each.after > each.before)
     ]
     if changes:
         raise RunDirectoryError(

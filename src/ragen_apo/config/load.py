@@ -171,6 +171,14 @@ def config_of(
     )
 
 
+def sections_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """The sections that overrides name, unchecked but for their keys; raises ConfigError."""
+    sections, problems = parse_overrides(overrides, keys=override_keys() if overrides else {})
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return sections
+
+
 def _describe(detail: ErrorDetails, keys: Mapping[str, Key]) -> str:
     """A finding of pydantic as a sentence; of an algorithm's option also whose it is."""
     if detail["type"] == "extra_forbidden" and detail["loc"][:-1] == ("algorithm",):

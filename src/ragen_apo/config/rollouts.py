@@ -15,7 +15,7 @@ NumWorkers = Annotated[int, BeforeValidator(whole_number), Field(ge=1, le=1000)]
 
 class RolloutsConfig(Section):
     """Who samples the tokens of Stage 1, Stage 2 and evaluations, and when environments act. All
-    these keys may be edited in a run's `config.yaml` before it is resumed.
+    these keys may change when a run is resumed.
     """
 
     engine: Literal["local", "vllm"] = "local"

@@ -126,7 +126,8 @@ class TrainingConfig(Section):
     """The loop of Stage 2."""
 
     max_steps: CountOrZero = 60
-    """Steps; each makes algorithm.num_epochs * num_minibatches updates, A*-PO makes one."""
+    """Steps; each makes algorithm.num_epochs * num_minibatches updates, A*-PO makes one. More are
+    possible when a run is resumed, also when it has ended."""
     max_tasks: Count | None = None
     """Training tasks of Stage 1 and Stage 2, drawn from the seed; null for the whole split."""
     tasks_per_step: Size = 64

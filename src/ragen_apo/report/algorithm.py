@@ -154,6 +154,17 @@ def resumed(run: RunData) -> str | None:
     return f"The run was resumed {times}."
 
 
+def went_on(run: RunData) -> str | None:
+    """After which steps the run had ended before, if it was given more."""
+    """After which steps it had ended before, where it was given more."""
+    noted = run.record.get("went_on_after")
+    steps = [step for each in noted if (step := finite(each))] if isinstance(noted, list) else []
+    if not steps:
+        return None
+    after = " and ".join(f"step {compact(step)}" for step in steps)
+    return f"The run had ended after {after} and was given more steps."
+
+
 def search_label(run: RunData) -> str:
     """By which search the evaluated episodes were found; empty for plain play."""
     return one_line(mapping(run.results.get("search")).get("label") or "")
@@ -176,6 +187,6 @@ def circumstances(run: RunData) -> list[str]:
     """
     control = shuffled(run)
     made = [origin(run), distilled(run), refreshed(run), control, adapters(run)]
-    ended = [early_stop(run), resumed(run)]
+    ended = [early_stop(run), went_on(run), resumed(run)]
     sentences = [searched(run), *made, *ended, cost(run), faults(run)]
     return [sentence for sentence in sentences if sentence]

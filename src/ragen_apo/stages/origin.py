@@ -38,6 +38,7 @@ MAY_CHANGE = (
     "machine.sharding",
     "policy.trust_remote_code",
     "rollouts",
+    "training.max_steps",
     "training.micro_batch_size",
     "training.num_rows",
     "training.checkpoint_every",
@@ -48,8 +49,19 @@ MAY_CHANGE = (
     "evaluation.search",
     "tracking",
 )
-"""Keys that say how a run uses the machine, what it keeps for people, or how much is measured after
-it. A change alters the result by rounding at most."""
+"""Keys that say how a run uses the machine, how long it goes on, what it keeps for people, or how
+much is measured after it. A change alters the steps so far by rounding at most, and that of
+training.max_steps not at all (`stages.more_steps`)."""
+
+
+def may_change(key: str) -> bool:
+    """Whether a run goes on with another value of this key, written with dots."""
+    return _is_among(key, MAY_CHANGE)
+
+
+def _is_among(key: str, names: Sequence[str]) -> bool:
+    """Whether one of these keys and sections is the key or holds it."""
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 def note_origin(session: Session) -> None:
@@ -101,7 +113,7 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
     changes = [
         each
         for each in differences(_noted_configuration(status, now), now)
-        if not any(f"{each.key}.".startswith(f"{free}.") for free in (*MAY_CHANGE, *but_for))
+        if not may_change(each.key) and not _is_among(each.key, but_for)
     ]
     if changes:
         raise RunDirectoryError(

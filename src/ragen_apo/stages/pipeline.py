@@ -16,6 +16,7 @@ there. The others read a file only after the first rank has said that it is writ
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import platform
 import resource
@@ -35,6 +36,7 @@ from ragen_apo.files import (
     read_json_lines,
     remove,
     write_json_lines_atomically,
+    write_text_atomically,
 )
 from ragen_apo.plural import counted
 from ragen_apo.policy.language_model import LanguageModel, build_small_model
@@ -47,6 +49,11 @@ from ragen_apo.stages.disk import free_disk, plan_disk
 from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
 from ragen_apo.stages.memory import free_memory, plan_memory, saved_sizes
+from ragen_apo.stages.more_steps import (
+    has_steps_left,
+    require_possible_steps,
+    set_results_aside,
+)
 from ragen_apo.stages.origin import (
     count_attempt,
     note_origin,
@@ -82,27 +89,40 @@ def train(
     *,
     progress: Progress,
     until: RunEnd = "policy",
+    config_yaml: str | None = None,
 ) -> None:
     """Brings the run to its end: `run.policy` holds the trained model afterwards.
 
     Or it stops at the reference, the end of the warm start: `references/0`, from which another call
-    continues. A run that already has what is asked for is left unchanged. Raises ConfigError before
-    anything is computed if the environment refuses its options or lacks something that the run
-    needs. Raises RunDirectoryError if the run cannot be continued.
+    continues. A run that already has what is asked for is left unchanged, but for its
+    configuration: `config_yaml` is what that is to be from now on, if it changes. Raises
+    ConfigError before anything is computed if the environment refuses its options or lacks
+    something that the run needs. Raises RunDirectoryError if the run cannot be continued.
     """
     require_notes(run)
     session = open_session(config, run, progress)
     require_same_origin(session)
     require_same_tasks(session)
+    require_possible_steps(session)
     check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
     with session.locked():
-        if session.has(run.policy):
+        is_trained = session.has(run.policy) and (until == "reference" or not _goes_on(session))
+        if config_yaml is not None and session.ranks.is_first:
+            write_text_atomically(run.config, config_yaml)
+        if is_trained:
             progress.say(f"{run.path} is trained already")
         elif until == "reference" and session.has(run.reference(0)):
             progress.say(f"{run.path} has its reference already")
         else:
             with session.clock.timed("loading", since=session.opened):
                 _play_phases(session, only_reference=until == "reference")
+
+
+def _goes_on(session: Session) -> bool:
+    """Whether a trained run is to make more steps now."""
+    max_steps = session.config.training.max_steps
+    is_left = functools.partial(has_steps_left, session.run, max_steps=max_steps)
+    return session.ranks.from_first(is_left, "steps that are left")
 
 
 def _play_phases(session: Session, *, only_reference: bool) -> None:
@@ -189,6 +209,13 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
     if session.ranks.is_first:
         note_origin(session)  # after all that may refuse the run
         count_attempt(run)
+        if run.policy.exists():
+            made, earlier = set_results_aside(run)
+            max_steps = session.config.training.max_steps
+            session.progress.say(
+                f"{counted(made, 'step')} of {max_steps} are made; their policy, evaluation and "
+                f"report are in {earlier} from now on"
+            )
     return policy, position
 
 

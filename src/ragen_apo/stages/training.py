@@ -61,6 +61,8 @@ def _take_steps(
 
     if position.step == 0:
         _note_distilled(session, trainer.proxy)
+    elif not is_over() and _refresh_was_left_out(session, position):
+        position = _refresh_reference(session, trainer, tasks, position)
     session.progress.start("stage 2", max_steps)
     while not is_over():
         result = trainer.step(position.step)
@@ -237,6 +239,17 @@ def _refresh_is_due(session: Session, position: Position, row: dict[str, float |
         row.get("kl_per_sequence", 0.0) - _kl_at_start(session, row) > max_kl
     )
     return by_steps or by_kl
+
+
+def _refresh_was_left_out(session: Session, position: Position) -> bool:
+    """Whether a new reference was due after the last step so far, which then was the run's last."""
+    last = session.ranks.from_first(lambda: read_json_lines(session.run.metrics)[-1:], "last row")
+    return any(
+        row["step"] == position.step
+        and row["reference_version"] == position.reference_version
+        and _refresh_is_due(session, position, row)
+        for row in last
+    )
 
 
 def _kl_at_start(session: Session, row: dict[str, float | int]) -> float:

@@ -140,6 +140,12 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(placed)]
 
 
+def newest_position(directory: Path) -> Position | None:
+    """Phase and step of the newest checkpoint, by its name; None without one."""
+    checkpoints = list_checkpoints(directory)
+    return _position_in(checkpoints[-1].name) if checkpoints else None
+
+
 def _position_in(name: str) -> Position | None:
     """The position that has exactly this name, if one has."""
     matched = _NAME.fullmatch(name)

@@ -1,0 +1,97 @@
+"""A run whose `training.max_steps` was changed: it goes on after its last step, or ends sooner.
+
+A run of 10 steps that goes on to 20 ends with the weights of one that was to make 20 from the
+start. So the learning rates of the first 10 may not depend on the number of steps, and what happens
+between two steps happens after the tenth as well (`stages.training`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, TypeAdapter
+
+from ragen_apo.config.moved import value_at
+from ragen_apo.errors import RunDirectoryError
+from ragen_apo.files import make_directory, read_records, remove, sync_to_disk
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.session import Session
+from ragen_apo.training.checkpoint import STAGE_TWO, newest_position
+
+_KEY = "training.max_steps"
+
+
+class _Row(BaseModel):
+    step: int
+
+
+_ROW = TypeAdapter(_Row)
+
+
+def require_possible_steps(session: Session) -> None:
+    """Raises RunDirectoryError where a changed number of steps does not fit to those made."""
+    run, config = session.run, session.config
+    made, wanted = _num_made(run), config.training.max_steps
+    planned = value_at(run.read_status().get("configuration", {}), _KEY)
+    if made == 0 or planned is None or planned == wanted:
+        return
+    if wanted < made:
+        raise RunDirectoryError(
+            f"{_KEY} is {wanted}, and {run.path} has made {made} steps already; expected at least "
+            f"{made}, with which the run ends there, or a larger number, with which it goes on."
+        )
+    if config.optimizer.schedule != "constant":
+        raise RunDirectoryError(
+            f"{_KEY} was {planned} and is {wanted}. The learning rate of {run.path} falls to 0 at "
+            f"its last step (optimizer.schedule: {config.optimizer.schedule}), so the {made} steps "
+            f"so far belong to {planned}. Put that back, or start another run from this one's "
+            "policy: --policy.path RUN/policy --warm_start.enabled false"
+        )
+
+
+def has_steps_left(run: RunDirectory, *, max_steps: int) -> bool:
+    """Whether a trained run is to go on, as it has made fewer steps than it is to make.
+
+    Raises RunDirectoryError if it has no checkpoint from which it could.
+    """
+    made = _num_made(run)
+    if made >= max_steps or run.read_status().get("early_stop"):
+        return False
+    if made and _checkpoint_step(run) < made:
+        raise RunDirectoryError(
+            f"{_KEY} is {max_steps}, and {run.path} has made {made} steps, but {run.checkpoints} "
+            f"has no checkpoint of step {made} to go on from. Put it back, or start another run "
+            "from this one's policy: --policy.path RUN/policy --warm_start.enabled false"
+        )
+    return True
+
+
+def set_results_aside(run: RunDirectory) -> tuple[int, Path]:
+    """Moves policy, evaluation and report of a run that goes on; returns its steps, and where to.
+
+    The policy comes last: as long as it is there, the run does not go on.
+    """
+    made = _num_made(run)
+    earlier = run.earlier(made)
+    make_directory(earlier)
+    steps = run.read_status().get("went_on_after", [])
+    run.note(went_on_after=sorted({*steps, made}))
+    for path in (run.report, run.results.parent, run.adapter, run.policy):
+        if path.exists():
+            remove(earlier / path.name)  # of a run that has gone on after this step before
+            path.rename(earlier / path.name)
+            sync_to_disk(run.path)
+    return made, earlier
+
+
+def _num_made(run: RunDirectory) -> int:
+    """Steps of Stage 2 that are kept whatever happens: those before the newest checkpoint, and all
+    those of a trained run.
+    """
+    rows = read_records(run.metrics, _ROW) if run.policy.exists() else []
+    return max([_checkpoint_step(run), *(row.step for row in rows[-1:])])
+
+
+def _checkpoint_step(run: RunDirectory) -> int:
+    position = newest_position(run.checkpoints)
+    return position.step if position is not None and position.phase == STAGE_TWO else 0

@@ -1,0 +1,230 @@
+"""Runs that are given more steps after their last one, or end after fewer than were planned."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ragen_apo
+from ragen_apo.config import load_config, resolved_yaml
+from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.files import read_json_lines
+from ragen_apo.report.algorithm import circumstances
+from ragen_apo.report.load import load_run
+from ragen_apo.run_directory import RunDirectory
+from ragen_apo.training.checkpoint import list_checkpoints
+from tests import factories
+from tests.command_line import Command, assert_refused, snapshot
+from tests.factories import AlgorithmRuns, assert_same_tensors, rows, threads_restored
+from tests.stages.test_resume import assert_killed, assert_same_run
+
+
+def go_on(path: Path, max_steps: int, **sections: Any) -> RunDirectory:
+    """The run, trained up to this step."""
+    with threads_restored():
+        training = {"max_steps": max_steps}
+        run = ragen_apo.train(
+            None, path, resume=True, progress=False, training=training, **sections
+        )
+    return run.files
+
+
+@pytest.mark.slow
+def test_a_run_of_three_steps_that_goes_on_to_six_ends_like_one_of_six(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    """After the third step a new reference is due, which a run of three has no use for."""
+    config = tmp_path / "tiny.yaml"
+    config.write_text(factories.TINY_CONFIG)
+    path = tmp_path / "run"
+    three = command("train", "--config", config, "--run-dir", path, "--training.max_steps", 3)
+    assert three.status == 0
+    assert not (path / "references" / "1").exists()
+    before = {name: snapshot(path / name) for name in ("policy", "evaluation", "report")}
+
+    result = command("train", "--run-dir", path, "--resume", "--training.max_steps", 6)
+
+    assert result.status == 0
+    earlier = path / "earlier" / "step-000003"
+    assert f"3 steps of 6 are made; their policy, evaluation and report are in {earlier}" in (
+        " ".join(result.out.split())
+    )
+    assert {name: snapshot(earlier / name) for name in before} == before
+    assert_same_run(path, finished_run)
+    assert load_config(path / "config.yaml").training.max_steps == 6
+    assert "The run had ended after step 3 and was given more steps." in circumstances(
+        load_run(path)
+    )
+    assert "is trained already" in command("train", "--run-dir", path, "--resume").out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "overrides"),
+    [
+        ("apo", ["--distillation.enabled=true", "--reference.refresh_every_steps=2"]),
+        ("apo", ["--reference.refresh_max_kl=1e-9"]),
+        ("ppo", []),
+        ("oapl", ["--algorithm.lag=3"]),
+    ],
+)
+def test_so_does_a_run_whose_algorithm_keeps_more_than_a_policy(
+    algorithm: str, overrides: list[str], algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    config = algorithm_runs.config(algorithm, *overrides)
+    whole = factories.run(config, tmp_path / "whole")
+    longer = factories.run(factories.changed(config, "--training.max_steps=2"), tmp_path / "two")
+    go_on(longer.path, 4)
+    for curve in ("metrics", "rollouts", "distillation"):
+        files = [getattr(run, curve) for run in (longer, whole)]
+        assert files[0].exists() == files[1].exists()
+        assert not files[0].exists() or rows(files[0]) == rows(files[1])
+    assert longer.reference_versions() == whole.reference_versions()
+    assert_same_tensors(longer.policy, whole.policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", range(1, 4))
+def test_a_kill_while_results_are_set_aside_loses_nothing(
+    call: int,
+    run_until_killed: Callable[..., int],
+    finished_run: Path,
+    tmp_path: Path,
+) -> None:
+    text = resolved_yaml(factories.config("--training.max_steps=3"))
+    assert run_until_killed(tmp_path, target="os:kill", call=1, text=text) == 0
+    run = RunDirectory(tmp_path / "run")
+    run.config.write_text(resolved_yaml(factories.config()))
+    target = "ragen_apo.stages.more_steps:sync_to_disk"
+    # Evaluation and policy are moved; the third call does not come.
+    status = run_until_killed(tmp_path, target=target, call=call)
+    if call < 3:
+        assert_killed(status)
+        assert run_until_killed(tmp_path, target="os:kill", call=1) == 0
+    assert {path.name for path in run.earlier(3).iterdir()} == {"policy", "evaluation"}
+    assert run.read_status()["went_on_after"] == [3]
+    assert_same_run(run.path, finished_run)
+
+
+def test_a_run_of_no_steps_begins_stage_two(algorithm_runs: AlgorithmRuns, tmp_path: Path) -> None:
+    config = algorithm_runs.config("grpo")
+    run = factories.run(factories.changed(config, "--training.max_steps=0"), tmp_path / "none")
+    go_on(run.path, 4)
+    assert_same_tensors(run.policy, algorithm_runs.finished("grpo").policy)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_more_than_once(algorithm_runs: AlgorithmRuns, tmp_path: Path) -> None:
+    config = algorithm_runs.config("grpo")
+    run = factories.run(factories.changed(config, "--training.max_steps=1"), tmp_path / "one")
+    for max_steps in (3, 4):
+        go_on(run.path, max_steps)
+    assert run.read_status()["went_on_after"] == [1, 3]
+    assert_same_tensors(run.policy, algorithm_runs.finished("grpo").policy)
+
+
+def test_a_run_that_was_interrupted_may_end_after_the_steps_that_it_has(unfinished: Path) -> None:
+    run = RunDirectory(unfinished)
+    shutil.rmtree(list_checkpoints(run.checkpoints)[-1])  # that of step 6 of 6
+    before = snapshot(unfinished)
+    with pytest.raises(RunDirectoryError, match=r"has made 4 steps already; expected at least 4,"):
+        go_on(unfinished, 3)
+    assert snapshot(unfinished) == before
+    go_on(unfinished, 4)
+    assert [row["step"] for row in read_json_lines(run.metrics)] == [1, 2, 3, 4]
+    assert run.policy.exists()
+
+
+def test_a_finished_run_cannot_be_given_fewer_steps(command: Command, run: Path) -> None:
+    before = snapshot(run)
+    for max_steps in (5, 0):
+        result = command("train", "--run-dir", run, "--resume", "--training.max_steps", max_steps)
+        assert_refused(result, f"training.max_steps is {max_steps}", "has made 6 steps already")
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_learning_rate_that_falls_until_the_last_step_fixes_their_number(
+    schedule: str, algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    config = algorithm_runs.config("grpo", f"--optimizer.schedule={schedule}")
+    run = factories.run(factories.changed(config, "--training.max_steps=1"), tmp_path / "run")
+    before = snapshot(run.path)
+    with pytest.raises(RunDirectoryError, match=rf"max_steps was 1 and is 4.*schedule: {schedule}"):
+        go_on(run.path, 4)
+    assert snapshot(run.path) == before
+
+
+def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> None:
+    shutil.rmtree(list_checkpoints(run / "checkpoints")[-1])
+    before = snapshot(run)
+    with pytest.raises(
+        RunDirectoryError, match=r"has made 6 steps, but .* no checkpoint of step 6"
+    ):
+        go_on(run, 8)
+    assert snapshot(run) == before
+    go_on(run, 6)
+    assert snapshot(run) == before
+
+
+def test_a_run_that_a_rule_has_stopped_stays_stopped(
+    algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    rules = ["--training.early_stop.patience=1", "--training.early_stop.min_entropy=100"]
+    run = factories.run(algorithm_runs.config("grpo", *rules), tmp_path / "run")
+    assert run.read_status()["early_stop"]["step"] == 1
+    before = snapshot(run.path)
+    go_on(run.path, 9)
+    assert {name for name, _ in snapshot(run.path).items() ^ before.items()} <= {"config.yaml"}
+
+
+# Keys that may change
+
+
+def test_keys_that_may_change_are_written_down(unfinished: Path) -> None:
+    go_on(unfinished, 6, rollouts={"num_environment_workers": 2}, evaluation={"pass_k": 3})
+    kept = load_config(unfinished / "config.yaml")
+    assert kept.rollouts.num_environment_workers == 2
+    assert kept.evaluation.pass_k == 3
+
+
+def test_one_key_that_may_not_change_changes_none(unfinished: Path) -> None:
+    before = snapshot(unfinished)
+    with pytest.raises(RunDirectoryError, match=r"one given: seed was 0 and is 3\. .* What may"):
+        go_on(unfinished, 6, seed=3, evaluation={"pass_k": 3})
+    with pytest.raises(ConfigError, match=r"training\.max_steps"):
+        go_on(unfinished, -1)
+    assert snapshot(unfinished) == before
+
+
+def test_the_run_says_that_code_is_trusted_only_if_it_did(unfinished: Path) -> None:
+    text = (unfinished / "config.yaml").read_text()
+    assert "trust_remote_code: false" in text
+    with threads_restored():
+        ragen_apo.train(
+            *(None, unfinished),
+            resume=True,
+            trust_remote_code=True,
+            progress=False,
+            evaluation={"pass_k": 3},
+        )
+    assert "trust_remote_code: false" in (unfinished / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (["--algorithm.beta2", 0.5], "algorithm.beta2 was 0.05 and is 0.5"),
+        (["--environment.num_products", 5], "a run goes on with its own environment"),
+        (["--training.max_step", 5], "did you mean training.max_steps"),
+        (["--training.max_steps"], "no value"),
+    ],
+)
+def test_overrides_that_a_run_cannot_go_on_with(
+    override: list[object], says: str, command: Command, run: Path
+) -> None:
+    before = snapshot(run)
+    assert_refused(command("train", "--run-dir", run, "--resume", *override), says)
+    assert snapshot(run) == before
