@@ -17,6 +17,7 @@ VLLM_MODEL ?= $(SMOLLM2)
 VLLM_READY = $(VLLM_ENV)/.ready-vllm
 OPENENV_ENV ?= .openenv
 VERIFIERS_ENV ?= .verifiers
+GAMES_ENV ?= .games
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart pretrained test test-fast vllm test-vllm test-interop lint types docs check
@@ -81,9 +82,17 @@ $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready: pyproject.toml constraints.txt
 	  -e '.[$(if $(filter $(OPENENV_ENV)/%,$@),openenv,verifiers)]' pytest
 	@touch $@
 
-test-interop: $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready ## make an environment with openenv and one with verifiers (OPENENV_ENV, VERIFIERS_ENV, 1.6 GB each) and test ours in both
+# gem-llm and textarena pin packages of ours to other versions.
+$(GAMES_ENV)/.ready: pyproject.toml
+	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) -e . pytest torch==2.13.0 \
+	  gem-llm==0.1.0 reasoning-gym==0.1.23 textarena==0.7.4
+	@touch $@
+
+test-interop: $(OPENENV_ENV)/.ready $(VERIFIERS_ENV)/.ready $(GAMES_ENV)/.ready ## make an environment with openenv, one with verifiers and one with games of others (OPENENV_ENV, VERIFIERS_ENV, GAMES_ENV, 1.6 GB each) and test ours in them
 	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_openenv.py tests/interop/test_openenv_hosts.py
 	OMP_NUM_THREADS=1 $(VERIFIERS_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_verifiers.py
+	OMP_NUM_THREADS=1 $(GAMES_ENV)/bin/python -m pytest --confcutdir=tests/interop tests/interop/test_games.py
 
 lint: setup ## ruff (lint and format) and the import layers
 	$(BIN)/ruff check

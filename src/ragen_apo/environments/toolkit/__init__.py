@@ -1,1 +1,3 @@
-"""Optional parts for environments: games, named actions, boards, drawn tasks, scripted policies."""
+"""Optional parts for environments: games, named actions, boards, drawn tasks, scripted policies,
+environments of other packages.
+"""

@@ -1,0 +1,225 @@
+"""An environment that has Gymnasium's `reset` and `step`, as a text environment.
+
+Gymnasium itself is not imported: GEM's environments and classes of your own have the same methods.
+A task is a seed, with which the environment is reset. docs/existing_environments.md has examples.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ragen_apo.environments.base import EnvironmentProperties, ScriptedPolicy, close_environment
+from ragen_apo.environments.toolkit.game import Answer, GameEnvironment
+from ragen_apo.environments.toolkit.scripted import RandomActions
+from ragen_apo.errors import ConfigError
+from ragen_apo.types import Task, make_task
+
+_GLOBAL_GENERATORS = threading.Lock()
+"""Held while an environment draws from Python's and NumPy's global generators."""
+
+
+def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environment)
+    make: Callable[[], Any],
+    *,
+    name: str,
+    version: str,
+    rules: str,
+    instruction: str,
+    splits: Mapping[str, Sequence[int]],
+    max_turns: int,
+    return_range: tuple[float, float],
+    is_success: Callable[[float, Mapping[str, Any]], bool],
+    is_invalid: Callable[[float, Mapping[str, Any]], bool] = lambda reward, info: False,
+    actions: Sequence[str] = (),
+    observe: Callable[[Any], str] = str,
+    policies: Mapping[str, Callable[[], ScriptedPolicy]] | None = None,
+    own_generators: bool = True,
+) -> GameEnvironment:
+    """The text environment that plays what `make` makes, one episode after another.
+
+    Args:
+        make: called once, before the first episode. What it returns has `reset(seed=...)`, which
+            returns an observation and a mapping, and `step(action)`, which returns an observation,
+            a reward, whether the episode has terminated, whether it was truncated, and a mapping;
+            and `close()` if it holds anything.
+        name: of the environment.
+        version: changes with texts, dynamics and rewards, such as the version of their package.
+        rules: how to act, offered as system prompt.
+        instruction: what the agent is to do; stands before the first observation.
+        splits: the seeds of each split; each is a task.
+        max_turns: the longest episode.
+        return_range: bounds of the sum of an episode's rewards.
+        is_success: whether an episode that has terminated is a success, from the last reward and
+            mapping.
+        is_invalid: whether a text was no action, from the reward and the mapping.
+        actions: names of the actions 0, 1, 2, ... of an environment whose actions are numbers. A
+            text that is none of them costs a turn, and the environment does not see it. Without
+            names the environment gets the text.
+        observe: the text of an observation.
+        policies: scripted policies by name. Where actions have names, the policies `random` and
+            `teacher` that are not given draw them at random.
+        own_generators: give each episode generators of its own in the place of `random` and
+            `numpy.random`, which many environments use and all would share. Then environments in
+            threads (`rollouts.num_environment_workers`) act one after another.
+
+    Raises ConfigError where two splits have a seed in common.
+    """
+    for one, other in itertools.combinations(splits, 2):
+        if common := sorted({*splits[one]} & {*splits[other]}):
+            raise ConfigError(
+                f"{name}, splits: {one} and {other} have seeds in common, such as {common[0]}; "
+                "expected other seeds in each, or training tasks would be test tasks"
+            )
+    drawn = functools.partial(RandomActions, tuple(actions), 1)
+    return _Wrapped(
+        functools.partial(_Foreign, make, observe, own_generators),
+        start=functools.partial(_Episode, tuple(actions), instruction, is_success, is_invalid),
+        properties=EnvironmentProperties(
+            name=name,
+            version=version,
+            reward_version=version,
+            deterministic=True,
+            return_range=return_range,
+            splits=tuple(splits),
+            rules=rules,
+        ),
+        tasks={
+            split: [
+                make_task(
+                    environment=name,
+                    instruction=instruction,
+                    split=split,
+                    category=name,
+                    payload={"seed": seed},
+                )
+                for seed in seeds
+            ]
+            for split, seeds in splits.items()
+        },
+        policies={**({"random": drawn, "teacher": drawn} if actions else {}), **(policies or {})},
+        max_turns=max_turns,
+    )
+
+
+class _Foreign:
+    """The environment, made when it is first needed; it keeps generators of its own."""
+
+    def __init__(
+        self, make: Callable[[], Any], observe: Callable[[Any], str], own_generators: bool
+    ) -> None:
+        self._make, self._observe = make, observe
+        self._drawing = self._with_own_generators if own_generators else contextlib.nullcontext
+        self._environment: Any = None
+        self._states: tuple[Any, Any] | None = None
+
+    def reset(self, seed: int) -> str:
+        """The first observation of an episode; its draws are a function of the seed."""
+        self._states = None
+        with self._drawing():
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002 (the generator that others draw from)
+            if self._environment is None:
+                self._environment = self._make()
+            observation, _ = self._environment.reset(seed=seed)
+        return self._observe(observation)
+
+    def step(self, action: Any) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+        with self._drawing():
+            observation, reward, terminated, truncated, info = self._environment.step(action)
+        return self._observe(observation), float(reward), bool(terminated), bool(truncated), info
+
+    def close(self) -> None:
+        if self._environment is not None:
+            close_environment(self._environment)
+
+    @contextlib.contextmanager
+    def _with_own_generators(self) -> Iterator[None]:
+        """The global generators are where this episode left them, and afterwards as before."""
+        with _GLOBAL_GENERATORS:
+            before = _states()
+            try:
+                if self._states is not None:
+                    _set_states(self._states)
+                yield
+                self._states = _states()
+            finally:
+                _set_states(before)
+
+
+def _states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()  # noqa: NPY002
+
+
+def _set_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+
+
+class _Episode:
+    """One episode, a `Game`. Its state is what was done so far."""
+
+    def __init__(
+        self,
+        actions: Sequence[str],
+        instruction: str,
+        is_success: Callable[[float, Mapping[str, Any]], bool],
+        is_invalid: Callable[[float, Mapping[str, Any]], bool],
+        foreign: _Foreign,
+        task: Task,
+    ) -> None:
+        self._actions = {action.lower(): index for index, action in enumerate(actions)}
+        self._hint = f"Invalid action. Use one of: {', '.join(actions)}."
+        self._is_success, self._is_invalid = is_success, is_invalid
+        self._foreign = foreign
+        self._first = f"TASK: {instruction}\n{foreign.reset(task.payload['seed'])}"
+        self._so_far = hashlib.sha256()
+
+    def first_observation(self) -> str:
+        return self._first
+
+    def play(self, text: str) -> Answer:
+        # A lone surrogate, which is no Unicode, would come back in an observation.
+        action: str | int = text.encode("utf-8", "replace").decode()
+        if self._actions:
+            index = self._actions.get(text.strip().lower())
+            if index is None:
+                return Answer(self._hint, invalid=True)
+            action = index
+        self._so_far.update(f"{action!r}\n".encode())
+        observation, reward, terminated, truncated, info = self._foreign.step(action)
+        return Answer(
+            observation,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            success=terminated and bool(self._is_success(reward, info)),
+            invalid=bool(self._is_invalid(reward, info)),
+        )
+
+    def key(self) -> str:
+        return self._so_far.hexdigest()
+
+
+class _Wrapped(GameEnvironment):
+    """Plays every episode with the same environment."""
+
+    def __init__(
+        self,
+        make: Callable[[], _Foreign],
+        *,
+        start: Callable[[_Foreign, Task], _Episode],
+        **properties: Any,
+    ) -> None:
+        self._foreign = make()
+        super().__init__(start=lambda task, _: start(self._foreign, task), **properties)
+
+    def close(self) -> None:
+        super().close()
+        self._foreign.close()

@@ -1,0 +1,196 @@
+"""Environments with Gymnasium's methods as text environments, and docs/existing_environments.md."""
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from ragen_apo.config import load_config
+from ragen_apo.environments.base import TextEnvironment, close_environment, make_environment
+from ragen_apo.environments.contract import check_environment
+from ragen_apo.environments.toolkit.from_gymnasium import from_gymnasium
+from ragen_apo.errors import ConfigError
+from ragen_apo.files import read_json_lines
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "existing_environments.md"
+
+
+def block(language: str) -> str:
+    """The first block of the page in this language."""
+    found = re.search(rf"^```{language}\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
+    assert found is not None
+    return found[1]
+
+
+class Dice:
+    """Two generators of everybody's: the sum of four throws is to be named."""
+
+    def __init__(self) -> None:
+        self.num_closed = 0
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        self.seed, self.thrown = seed, [random.randint(1, 6)]
+        return {"thrown": self.thrown}, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if action == "stop":
+            return {"thrown": self.thrown}, np.float32(0), False, True, {}
+        self.thrown = [*self.thrown, random.randint(1, 6), int(np.random.randint(1, 7))]  # noqa: NPY002
+        is_over = str(action) == str(sum(self.thrown))
+        info = {"named": action, "odd": not str(action).isdecimal()}
+        return {"thrown": self.thrown}, np.float32(is_over), np.bool_(is_over), False, info
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def make_dice(**options: Any) -> TextEnvironment:
+    given: dict[str, Any] = {
+        "make": Dice,
+        "name": "dice",
+        "version": "1",
+        "rules": "Name the sum of the throws.",
+        "instruction": "Name the sum.",
+        "splits": {"train": range(5), "test": range(5, 8)},
+        "max_turns": 4,
+        "return_range": (0.0, 1.0),
+        "is_success": lambda reward, info: reward == 1,
+    }
+    return from_gymnasium(**{**given, **options})
+
+
+def play(environment: TextEnvironment, texts: Sequence[str], task: int = 0) -> list[Any]:
+    first = environment.reset(environment.tasks("train")[task], seed=0)
+    return [first, *(environment.step(text) for text in texts)]
+
+
+def test_the_environment_keeps_every_promise_but_what_its_maker_left_out() -> None:
+    found = check_environment(make_dice)
+    assert {promise for promise, problems in found.items() if problems} == {
+        "a text that is no action is marked and ends nothing",
+        "scripted policies are there and read anything",
+    }
+    is_invalid = {"is_invalid": lambda reward, info: info.get("odd", False)}
+    marked = check_environment(lambda: make_dice(**is_invalid))
+    assert not marked["a text that is no action is marked and ends nothing"]
+
+
+def test_a_task_has_the_same_draws_every_time_and_another_task_others() -> None:
+    one, other = make_dice(), make_dice()
+    texts = ["1", "2", "3"]
+    alone = play(one, texts)
+    assert play(one, texts) == alone
+    assert play(one, texts, task=1) != alone
+    # Side by side, as episodes of a rollout are.
+    firsts = [each.reset(each.tasks("train")[0], seed=0) for each in (one, other)]
+    steps = [(one.step(text), other.step(text)) for text in texts]
+    assert firsts == [alone[0]] * 2
+    assert steps == [(step, step) for step in alone[1:]]
+
+
+def test_the_global_generators_of_others_are_as_they_were() -> None:
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    environment = make_dice()
+    expected = random.Random(3).random(), np.random.RandomState(3).random()
+    play(environment, ["1", "2"])
+    assert (random.random(), np.random.random()) == expected  # noqa: NPY002
+
+
+def test_without_generators_of_their_own_episodes_share_those_of_the_process() -> None:
+    one, other = (make_dice(own_generators=False) for _ in range(2))
+    alone = play(one, ["1", "2"])
+    one.reset(one.tasks("train")[0], seed=0)
+    other.reset(other.tasks("train")[0], seed=0)
+    assert [one.step("1"), other.step("1"), one.step("2")][2] != alone[2]
+
+
+def test_an_episode_says_how_it_ended() -> None:
+    environment = make_dice()
+    (first, _), second = play(environment, ["0"])
+    thrown = eval(second[0])["thrown"]
+    assert first.startswith("TASK: Name the sum.\n{'thrown': [")
+    *_, (observation, reward, terminated, truncated, info) = play(environment, [str(sum(thrown))])
+    assert observation == f"{{'thrown': {thrown}}}"
+    assert type(reward) is float and type(terminated) is bool
+    assert (reward, terminated, truncated, info) == (1.0, True, False, {"success": True})
+    assert play(environment, ["stop"])[-1][1:] == (0.0, False, True, {"success": False})
+    assert play(environment, ["0"] * 4)[-1][2:4] == (False, True), "the turn limit"
+
+
+def test_actions_with_names_are_numbers_and_other_texts_are_not_passed_on() -> None:
+    environment = make_dice(actions=("Low", "high"))
+    assert set(environment.scripted_policies()) == {"random", "teacher"}
+    (_, *steps) = play(environment, [" HIGH ", "2", ""])
+    assert steps[0][4] == {} and steps[0][0] != steps[1][0]
+    for observation, *_, info in steps[1:]:
+        assert observation == "Invalid action. Use one of: Low, high."
+        assert info == {"invalid_action": True}
+    before = environment.state_key()
+    assert environment.step("low")[2:4] == (False, True)
+    assert environment.state_key() != before
+
+
+def test_it_is_made_once_and_closed_once() -> None:
+    made: list[Dice] = []
+    environment = make_dice(make=lambda: made.append(Dice()) or made[-1])
+    assert made == []
+    for task in (0, 1, 0):
+        play(environment, ["1"], task=task)
+    close_environment(environment)
+    assert [each.num_closed for each in made] == [1]
+
+
+def test_seeds_that_two_splits_share_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"splits: train and test have seeds in common, such as 4"
+    ):
+        make_dice(splits={"train": range(5), "test": range(4, 8)})
+
+
+# The page
+
+
+@pytest.fixture
+def blackjack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "blackjack.py").write_text(block("python"), encoding="utf-8")
+    (tmp_path / "blackjack.yaml").write_text(block("yaml"), encoding="utf-8")
+    return tmp_path / "blackjack.yaml"
+
+
+def test_the_blackjack_of_the_page_keeps_every_promise_and_is_gymnasiums(blackjack: Path) -> None:
+    name = "./blackjack.py:make_blackjack"
+    found = check_environment(lambda: make_environment(name, {}))
+    assert [problems for problems in found.values() if problems] == []
+    environment, theirs = make_environment(name, {}), gymnasium.make("Blackjack-v1")
+    for task in environment.tasks("test")[:50]:
+        first, _ = environment.reset(task, seed=0)
+        (total, dealer, _), _ = theirs.reset(seed=task.payload["seed"])
+        assert f"You hold {total}" in first and f"The dealer shows {dealer}." in first
+        for number, action in enumerate(("hit", "stick")):
+            expected, got = theirs.step(1 - number), environment.step(action)
+            assert got[1:3] == expected[1:3]
+            if expected[2]:
+                assert got[4]["success"] == (float(expected[1]) > 0)
+                break
+
+
+@pytest.mark.slow
+def test_the_configuration_of_the_page_trains(blackjack: Path, tmp_path: Path) -> None:
+    from tests import factories
+
+    short = [
+        "--warm_start.demonstrations.num_steps=2",
+        "--training.max_tasks=8",
+        "--training.tasks_per_step=8",
+        "--training.max_steps=1",
+        "--machine.num_threads=1",
+    ]
+    run = factories.run(load_config(blackjack, short), tmp_path / "run")
+    assert [row["num_episodes"] for row in read_json_lines(run.metrics)] == [8]
