@@ -19,7 +19,6 @@ import ragen_apo
 from ragen_apo.config import RunConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.load import config_of
-from ragen_apo.config.moved import value_at
 from ragen_apo.config.overrides import changes_in_words, differences
 from ragen_apo.config.references import code_named_by, file_of
 from ragen_apo.errors import ConfigError, RunDirectoryError
@@ -154,15 +153,13 @@ def require_notes(run: RunDirectory) -> None:
         )
 
 
-def require_checkpoints(run: RunDirectory, position: Position, *, every: int) -> None:
-    """Raises RunDirectoryError if Stage 2 has passed a checkpoint's step and no checkpoint is left.
+def require_checkpoints(run: RunDirectory, position: Position) -> None:
+    """Raises RunDirectoryError if Stage 2 has saved checkpoints and none of them is left.
 
-    It would begin again, and its metrics would be emptied first. `every` may have been lowered
-    since the run started.
+    It would begin again, and its metrics would be emptied first.
     """
-    started_with = value_at(run.read_status().get("configuration", {}), "training.checkpoint_every")
-    every = max(every, started_with or 0)
-    if position.phase != STAGE_TWO and len(read_json_lines(run.metrics)) > every:
+    noted = run.read_status().get("phases", {}).get("stage 2", {})
+    if position.phase != STAGE_TWO and "checkpoint_seconds" in noted and run.metrics.exists():
         raise RunDirectoryError(
             f"{run.metrics} has steps of Stage 2, and {run.checkpoints} has no checkpoint of it. "
             "Put the checkpoints back. To begin Stage 2 again from its reference instead, move "

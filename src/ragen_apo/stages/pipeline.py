@@ -283,7 +283,7 @@ def _resume(session: Session, policy: LanguageModel) -> Position:
         for old in list_checkpoints(run.checkpoints)[: -session.config.training.keep_checkpoints]:
             remove(old)  # a kill came before, or within, their removal
         require_references(run, position)
-        require_checkpoints(run, position, every=session.config.training.checkpoint_every)
+        require_checkpoints(run, position)
         _cut_back_curves(run, position, session.progress)
     if loaded:
         session.progress.say(f"continuing after {position.phase}, step {position.step}")
