@@ -170,13 +170,15 @@ def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> No
 
 
 def test_a_run_that_a_rule_has_stopped_stays_stopped(
-    algorithm_runs: AlgorithmRuns, tmp_path: Path
+    command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     rules = ["--training.early_stop.patience=1", "--training.early_stop.min_entropy=100"]
     run = factories.run(algorithm_runs.config("grpo", *rules), tmp_path / "run")
     assert run.read_status()["early_stop"]["step"] == 1
     before = snapshot(run.path)
-    go_on(run.path, 9)
+    going_on = ("train", "--run-dir", run.path, "--resume", "--no-evaluate")
+    result = command(*going_on, "--training.max_steps", 9)
+    assert "is trained already; it stopped after step 1: entropy" in result.out
     assert {name for name, _ in snapshot(run.path).items() ^ before.items()} <= {"config.yaml"}
 
 

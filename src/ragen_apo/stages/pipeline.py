@@ -110,7 +110,11 @@ def train(
         if config_yaml is not None and session.ranks.is_first:
             write_text_atomically(run.config, config_yaml)
         if is_trained:
-            progress.say(f"{run.path} is trained already")
+            stopped = run.read_status().get("early_stop")
+            why = (
+                f"; it stopped after step {stopped['step']}: {stopped['reason']}" if stopped else ""
+            )
+            progress.say(f"{run.path} is trained already{why}")
         elif until == "reference" and session.has(run.reference(0)):
             progress.say(f"{run.path} has its reference already")
         else:
