@@ -25,7 +25,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "ragen_apo"
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md")]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
 def paths_in_readme() -> list[str]:
