@@ -93,6 +93,26 @@ def test_a_task_has_the_same_draws_every_time_and_another_task_others() -> None:
     assert steps == [(step, step) for step in alone[1:]]
 
 
+class Drawn(Dice):
+    """Draws when it is made, as environments do that play an episode then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = random.random()
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        return {**observation, "number": self.number}, info
+
+
+def test_what_is_drawn_when_it_is_made_changes_no_episode() -> None:
+    one, other = (make_dice(make=Drawn) for _ in range(2))
+    first = play(one, ["1", "2"])
+    assert play(one, ["1", "2"]) == first, "the first episode, and a later one"
+    play(other, ["1"], task=1)
+    assert play(other, ["1", "2"]) == first, "in an environment that has begun with another task"
+
+
 def test_the_global_generators_of_others_are_as_they_were() -> None:
     random.seed(3)
     np.random.seed(3)  # noqa: NPY002
@@ -142,8 +162,11 @@ def test_it_is_made_once_and_closed_once() -> None:
     assert made == []
     for task in (0, 1, 0):
         play(environment, ["1"], task=task)
-    close_environment(environment)
+    for _ in range(2):
+        close_environment(environment)
     assert [each.num_closed for each in made] == [1]
+    play(environment, ["1"])
+    assert len(made) == 2, "another one after the end"
 
 
 def test_seeds_that_two_splits_share_are_refused() -> None:
@@ -151,6 +174,23 @@ def test_seeds_that_two_splits_share_are_refused() -> None:
         ConfigError, match=r"splits: train and test have seeds in common, such as 4"
     ):
         make_dice(splits={"train": range(5), "test": range(4, 8)})
+
+
+def test_seeds_are_whole_numbers_also_those_of_numpy() -> None:
+    splits = {"train": np.arange(3), "test": [np.int64(7)]}
+    assert [task.payload for task in make_dice(splits=splits).tasks("train")] == [
+        {"seed": 0},
+        {"seed": 1},
+        {"seed": 2},
+    ]
+    with pytest.raises(TypeError, match="str"):
+        make_dice(splits={"train": ["one"], "test": [7]})
+
+
+def test_each_action_has_a_name_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"actions: two have the same name .* got Low, low "):
+        make_dice(actions=("Low", "low "))
+    assert play(make_dice(actions=("low ", "high")), ["low"])[-1][4] == {}
 
 
 # The page

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import operator
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,8 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
     """The text environment that plays what `make` makes, one episode after another.
 
     Args:
-        make: called once, before the first episode. What it returns has `reset(seed=...)`, which
+        make: called once, before the first episode (a run has several of this text environment,
+            one for each episode at a time). What it returns has `reset(seed=...)`, which
             returns an observation and a mapping, and `step(action)`, which returns an observation,
             a reward, whether the episode has terminated, whether it was truncated, and a mapping;
             and `close()` if it holds anything.
@@ -69,7 +71,8 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
             `numpy.random`, which many environments use and all would share. Then environments in
             threads (`rollouts.num_environment_workers`) act one after another.
 
-    Raises ConfigError where two splits have a seed in common.
+    Raises ConfigError where two splits have a seed in common, or two actions a name, and TypeError
+    where a seed is no whole number.
     """
     for one, other in itertools.combinations(splits, 2):
         if common := sorted({*splits[one]} & {*splits[other]}):
@@ -77,6 +80,11 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
                 f"{name}, splits: {one} and {other} have seeds in common, such as {common[0]}; "
                 "expected other seeds in each, or training tasks would be test tasks"
             )
+    if len({action.strip().lower() for action in actions}) < len(actions):
+        raise ConfigError(
+            f"{name}, actions: two have the same name but for case and spaces around it, and the "
+            f"agent could never choose one of them; got {', '.join(actions)}"
+        )
     drawn = functools.partial(RandomActions, tuple(actions), 1)
     return _Wrapped(
         functools.partial(_Foreign, make, observe, own_generators),
@@ -97,7 +105,7 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
                     instruction=instruction,
                     split=split,
                     category=name,
-                    payload={"seed": seed},
+                    payload={"seed": operator.index(seed)},
                 )
                 for seed in seeds
             ]
@@ -123,10 +131,10 @@ class _Foreign:
         """The first observation of an episode; its draws are a function of the seed."""
         self._states = None
         with self._drawing():
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002 (the generator that others draw from)
             if self._environment is None:
+                _seed(0)  # the first episode's seed would make it another one
                 self._environment = self._make()
+            _seed(seed)
             observation, _ = self._environment.reset(seed=seed)
         return self._observe(observation)
 
@@ -136,8 +144,9 @@ class _Foreign:
         return self._observe(observation), float(reward), bool(terminated), bool(truncated), info
 
     def close(self) -> None:
-        if self._environment is not None:
-            close_environment(self._environment)
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            close_environment(environment)
 
     @contextlib.contextmanager
     def _with_own_generators(self) -> Iterator[None]:
@@ -151,6 +160,11 @@ class _Foreign:
                 self._states = _states()
             finally:
                 _set_states(before)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (the generator that others draw from)
 
 
 def _states() -> tuple[Any, Any]:
@@ -174,7 +188,7 @@ class _Episode:
         foreign: _Foreign,
         task: Task,
     ) -> None:
-        self._actions = {action.lower(): index for index, action in enumerate(actions)}
+        self._actions = {action.strip().lower(): index for index, action in enumerate(actions)}
         self._hint = f"Invalid action. Use one of: {', '.join(actions)}."
         self._is_success, self._is_invalid = is_success, is_invalid
         self._foreign = foreign
