@@ -169,6 +169,33 @@ def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> No
     assert snapshot(run) == before
 
 
+@pytest.mark.parametrize("has_notes", [True, False])
+def test_a_finished_run_that_has_lost_its_steps_is_not_trained_again(
+    has_notes: bool, run: Path
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    if not has_notes:
+        (run / "run.json").unlink()
+    before = snapshot(run)
+    go_on(run, 6)
+    with pytest.raises(RunDirectoryError, match=r"has made 6 steps, but .* no checkpoint"):
+        go_on(run, 8)
+    assert snapshot(run) == before
+
+
+def test_before_its_first_step_a_run_gets_the_learning_rates_of_its_new_number(
+    algorithm_runs: AlgorithmRuns, tmp_path: Path
+) -> None:
+    config = algorithm_runs.config("grpo", "--optimizer.schedule=linear")
+    run = factories.run(factories.changed(config, "--training.max_steps=0"), tmp_path / "run")
+    go_on(run.path, 2)
+    shutil.rmtree(run.policy)  # it was interrupted when it had made both
+    go_on(run.path, 2)
+    with pytest.raises(RunDirectoryError, match=r"max_steps was 2 and is 4"):
+        go_on(run.path, 4)
+
+
 def test_a_run_that_a_rule_has_stopped_stays_stopped(
     command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
+from ragen_apo.config.load import load_run_config
 from ragen_apo.config.moved import value_at
+from ragen_apo.config.overrides import merge
 from ragen_apo.errors import RunDirectoryError
 from ragen_apo.files import make_directory, read_records, remove, sync_to_disk
 from ragen_apo.run_directory import RunDirectory
@@ -32,7 +34,7 @@ def require_possible_steps(session: Session) -> None:
     """Raises RunDirectoryError where a changed number of steps does not fit to those made."""
     run, config = session.run, session.config
     made, wanted = _num_made(run), config.training.max_steps
-    planned = value_at(run.read_status().get("configuration", {}), _KEY)
+    planned = _num_planned(run)
     if made == 0 or planned is None or planned == wanted:
         return
     if wanted < made:
@@ -84,12 +86,31 @@ def set_results_aside(run: RunDirectory) -> tuple[int, Path]:
     return made, earlier
 
 
+def note_planned_steps(session: Session) -> None:
+    """Notes a changed number of steps, before the first of them: its learning rates are for it."""
+    run, wanted = session.run, session.config.training.max_steps
+    if _num_made(run) == 0 and _num_planned(run) != wanted:
+        noted = run.read_status()["configuration"]
+        run.note(configuration=merge(noted, {"training": {"max_steps": wanted}}))
+
+
 def _num_made(run: RunDirectory) -> int:
     """Steps of Stage 2 that are kept whatever happens: those before the newest checkpoint, and all
-    those of a trained run.
+    those of a trained run. One that has lost its metrics has made those that were planned.
     """
-    rows = read_records(run.metrics, _ROW) if run.policy.exists() else []
-    return max([_checkpoint_step(run), *(row.step for row in rows[-1:])])
+    made = _checkpoint_step(run)
+    if not run.policy.exists():
+        return made
+    rows = read_records(run.metrics, _ROW)
+    if rows:
+        return max(made, rows[-1].step)
+    planned = _num_planned(run)
+    return max(made, load_run_config(run.config).training.max_steps if planned is None else planned)
+
+
+def _num_planned(run: RunDirectory) -> int | None:
+    """With how many steps the run was started; None where it has not noted it."""
+    return value_at(run.read_status().get("configuration", {}), _KEY)
 
 
 def _checkpoint_step(run: RunDirectory) -> int:

@@ -51,6 +51,7 @@ from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
 from ragen_apo.stages.memory import free_memory, plan_memory, saved_sizes
 from ragen_apo.stages.more_steps import (
     has_steps_left,
+    note_planned_steps,
     require_possible_steps,
     set_results_aside,
 )
@@ -212,6 +213,7 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
     session.shard(policy)
     if session.ranks.is_first:
         note_origin(session)  # after all that may refuse the run
+        note_planned_steps(session)
         count_attempt(run)
         if run.policy.exists():
             made, earlier = set_results_aside(run)
