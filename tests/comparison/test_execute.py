@@ -27,6 +27,7 @@ from ragen_apo.errors import ConfigError, RagenApoError, RunDirectoryError
 from ragen_apo.files import write_text_atomically
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages import disk
+from ragen_apo.training.checkpoint import STAGE_TWO, Position
 from tests import factories
 from tests.forks import Fork
 from tests.sweeps import quick_first
@@ -73,14 +74,18 @@ class Runs:
         if name == self.failing:
             return self.failing_with
         run = RunDirectory(path)
-        if "--training.max_steps" in arguments:
-            config = load_config(run.config, arguments[-3:-1])
+        if what != "evaluate":
+            if "--resume" in arguments:
+                config = load_config(run.config, arguments[-3:-1])
+                run.results.unlink(missing_ok=True)
+            else:
+                config = load_config(arguments[arguments.index("--config") + 1])
             write_text_atomically(run.config, resolved_yaml(config))
-            run.results.unlink()
-        elif what != "evaluate":
-            (run.policy if what == "train" else run.reference(0)).mkdir(parents=True)
-            text = Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8")
-            write_text_atomically(run.config, text)
+            if what == "train":
+                step = Position(STAGE_TWO, config.training.max_steps)
+                (run.checkpoints / step.name).mkdir(parents=True)
+                write_text_atomically(run.metrics, f'{{"step": {step.step}}}\n')
+            (run.policy if what == "train" else run.reference(0)).mkdir(parents=True, exist_ok=True)
         else:
             played = load_config(run.config).evaluation.model_dump(mode="json")
             if "--pass-k" in arguments:
@@ -304,6 +309,9 @@ def test_runs_that_have_ended_go_on_if_they_are_given_more_steps(runs: Runs) -> 
     runs.calls.clear()
     file = runs.out.parent / "compare.yaml"
     file.write_text(COMPARISON + "shared: {training: {max_steps: 90}}\n")
+    # A kill when the new number was written down, and nothing else was.
+    killed = RunDirectory(runs.out / "seed-0" / "one").config
+    killed.write_text(resolved_yaml(load_config(killed, ["--training.max_steps=90"])))
     play(runs)
     assert runs.calls == [
         f"{what} seed-{seed}/{name}"

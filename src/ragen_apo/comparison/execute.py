@@ -31,6 +31,7 @@ from ragen_apo.files import read_json, write_text_atomically
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.disk import more_than_fits
 from ragen_apo.stages.inputs import check_run_inputs
+from ragen_apo.stages.more_steps import has_steps_left
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
@@ -179,14 +180,15 @@ def finish_run(
         "warm-start": (run.reference(0), "warm start"),
         "train": (run.policy, "training"),
     }[verb]
-    started, num_steps = run.config.exists(), config.training.max_steps
-    is_longer = started and load_config(run.config).training.max_steps < num_steps
-    if not goal.exists() or (is_longer and verb == "train"):
+    num_steps = config.training.max_steps
+    # Its config.yaml may have the number already, if a kill came before it went on.
+    if not goal.exists() or (verb == "train" and has_steps_left(run, max_steps=num_steps)):
         say(f"{run.path}: {doing}{where}")
+        started = run.config.exists()
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
-        how = ["--resume", *trust] if started else ["--config", str(text)]
-        how += [f"--{_STEPS}", str(num_steps)] if is_longer else []
+        longer = ["--resume", *trust, f"--{_STEPS}", str(num_steps)]
+        how = longer if started else ["--config", str(text)]
         alone = ["--no-evaluate"] if verb == "train" else []
         call(verb, "--run-dir", str(run.path), *how, *alone, log=log)
     if verb == "train" and _played(run) != config.evaluation:
