@@ -156,7 +156,6 @@ def resumed(run: RunData) -> str | None:
 
 def went_on(run: RunData) -> str | None:
     """After which steps the run had ended before, if it was given more."""
-    """After which steps it had ended before, where it was given more."""
     noted = run.record.get("went_on_after")
     steps = [step for each in noted if (step := finite(each))] if isinstance(noted, list) else []
     if not steps:
