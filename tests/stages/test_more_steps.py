@@ -9,7 +9,7 @@ import pytest
 
 import ragen_apo
 from ragen_apo.config import load_config, resolved_yaml
-from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.errors import ConfigError, RunDirectoryError, ServerError
 from ragen_apo.files import read_json_lines
 from ragen_apo.report.algorithm import circumstances
 from ragen_apo.report.load import load_run
@@ -167,6 +167,23 @@ def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> No
     assert snapshot(run) == before
     go_on(run, 6)
     assert snapshot(run) == before
+
+
+def test_a_run_that_is_refused_keeps_its_configuration(run: Path) -> None:
+    shutil.rmtree(run / "references")
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(RunDirectoryError, match=r"references/0 is missing"):
+        go_on(run, 8)
+    assert (run / "config.yaml").read_bytes() == before
+    assert not (run / "earlier").exists()
+
+
+def test_results_stay_where_they_are_until_the_servers_have_answered(run: Path) -> None:
+    before = snapshot(run / "policy")
+    with pytest.raises(ServerError, match="connection failed"):
+        go_on(run, 8, rollouts={"engine": "vllm", "base_url": "http://127.0.0.1:9"})
+    assert snapshot(run / "policy") == before
+    assert not (run / "earlier").exists()
 
 
 @pytest.mark.parametrize("has_notes", [True, False])

@@ -108,19 +108,20 @@ def train(
     check_run_inputs(config, session.environments, recordings_are_kept=run.recordings.exists())
     with session.locked():
         is_trained = session.has(run.policy) and (until == "reference" or not _goes_on(session))
-        if config_yaml is not None and session.ranks.is_first:
-            write_text_atomically(run.config, config_yaml)
-        if is_trained:
+        if is_trained or (until == "reference" and session.has(run.reference(0))):
+            is_what = "is trained" if is_trained else "has its reference"
             stopped = run.read_status().get("early_stop")
-            why = (
-                f"; it stopped after step {stopped['step']}: {stopped['reason']}" if stopped else ""
-            )
-            progress.say(f"{run.path} is trained already{why}")
-        elif until == "reference" and session.has(run.reference(0)):
-            progress.say(f"{run.path} has its reference already")
+            why = f"; it stopped after step {stopped['step']}: {stopped['reason']}" if stopped else ""
+            progress.say(f"{run.path} {is_what} already{why}")
+            _write_configuration(session, config_yaml)
         else:
             with session.clock.timed("loading", since=session.opened):
-                _play_phases(session, only_reference=until == "reference")
+                _play_phases(session, only_reference=until == "reference", config_yaml=config_yaml)
+
+
+def _write_configuration(session: Session, config_yaml: str | None) -> None:
+    if config_yaml is not None and session.ranks.is_first:
+        write_text_atomically(session.run.config, config_yaml)
 
 
 def _goes_on(session: Session) -> bool:
@@ -130,7 +131,7 @@ def _goes_on(session: Session) -> bool:
     return session.ranks.from_first(is_left, "steps that are left")
 
 
-def _play_phases(session: Session, *, only_reference: bool) -> None:
+def _play_phases(session: Session, *, only_reference: bool, config_yaml: str | None) -> None:
     """From wherever the run stands to its reference or its trained policy.
 
     No caller has a policy, so what this function lets go of is gone.
@@ -139,6 +140,7 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
     _begin(session)
     tasks = session.training_tasks()
     policy, position = _loaded_policy(session, only_reference=only_reference)
+    _write_configuration(session, config_yaml)
     with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
         _warm_start(session, policy, position)
         if only_reference:
@@ -149,6 +151,13 @@ def _play_phases(session: Session, *, only_reference: bool) -> None:
         num_tokens = session.config.agent.max_context_tokens
         for sentence in describe_servers(session.config.rollouts, num_tokens=num_tokens):
             session.progress.say(sentence)
+        if session.ranks.is_first and run.policy.exists():
+            made, earlier = set_results_aside(run)
+            max_steps = session.config.training.max_steps
+            session.progress.say(
+                f"{counted(made, 'step')} of {max_steps} are made; their policy, evaluation and "
+                f"report are in {earlier} from now on"
+            )
         if position.phase in WARM_START:
             del policy  # reference 0 has its weights; another one starts from there
             _stage_one(session, tasks)
@@ -215,13 +224,6 @@ def _loaded_policy(session: Session, *, only_reference: bool) -> tuple[LanguageM
         note_origin(session)  # after all that may refuse the run
         note_planned_steps(session)
         count_attempt(run)
-        if run.policy.exists():
-            made, earlier = set_results_aside(run)
-            max_steps = session.config.training.max_steps
-            session.progress.say(
-                f"{counted(made, 'step')} of {max_steps} are made; their policy, evaluation and "
-                f"report are in {earlier} from now on"
-            )
     return policy, position
 
 
