@@ -111,7 +111,9 @@ def train(
         if is_trained or (until == "reference" and session.has(run.reference(0))):
             is_what = "is trained" if is_trained else "has its reference"
             stopped = run.read_status().get("early_stop")
-            why = f"; it stopped after step {stopped['step']}: {stopped['reason']}" if stopped else ""
+            why = (
+                f"; it stopped after step {stopped['step']}: {stopped['reason']}" if stopped else ""
+            )
             progress.say(f"{run.path} {is_what} already{why}")
             _write_configuration(session, config_yaml)
         else:

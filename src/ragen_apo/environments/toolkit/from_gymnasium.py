@@ -46,11 +46,11 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
     """The text environment that plays what `make` makes, one episode after another.
 
     Args:
-        make: called once, before the first episode (a run has several of this text environment,
-            one for each episode at a time). What it returns has `reset(seed=...)`, which
-            returns an observation and a mapping, and `step(action)`, which returns an observation,
-            a reward, whether the episode has terminated, whether it was truncated, and a mapping;
-            and `close()` if it holds anything.
+        make: called once, before the first episode. A run makes as many text environments as it
+            plays episodes at a time. What `make` returns has `reset(seed=...)`, which returns an
+            observation and a mapping, and `step(action)`, which returns an observation, a reward,
+            whether the episode has terminated, whether it was truncated, and a mapping; and
+            `close()` if it holds anything.
         name: of the environment.
         version: changes with texts, dynamics and rewards, such as the version of their package.
         rules: how to act, offered as system prompt.
@@ -69,7 +69,8 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
             `teacher` that are not given draw them at random.
         own_generators: give each episode generators of its own in the place of `random` and
             `numpy.random`, which many environments use and all would share. Then environments in
-            threads (`rollouts.num_environment_workers`) act one after another.
+            threads (`rollouts.num_environment_workers`) act one after another. `False` is for one
+            that draws from nothing but generators of its own.
 
     Raises ConfigError where two splits have a seed in common, or two actions a name, and TypeError
     where a seed is no whole number.
