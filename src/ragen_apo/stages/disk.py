@@ -20,6 +20,8 @@ from ragen_apo.config import RunConfig
 from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
 
+_SAVED_ONCE_MORE = ("policy", "adapter", "earlier")
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -143,4 +145,7 @@ def _in_words(num_bytes: int) -> str:
 
 
 def _num_written(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    """Bytes of weights, but for the results of a run that goes on: it saves these once more."""
+    files = folder.rglob("*.safetensors")
+    kept = (file for file in files if file.relative_to(folder).parts[0] not in _SAVED_ONCE_MORE)
+    return sum(file.stat().st_size for file in kept)

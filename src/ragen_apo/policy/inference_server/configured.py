@@ -18,7 +18,7 @@ from ragen_apo.policy.inference_server.wire import RequestError
 
 _KEPT = (
     "What a run has saved is kept: go on with --resume once the server is well, or with "
-    "rollouts.engine: local in its config.yaml"
+    "--resume --rollouts.engine local"
 )
 
 
