@@ -122,6 +122,8 @@ def test_a_run_goes_on_more_than_once(algorithm_runs: AlgorithmRuns, tmp_path: P
     for max_steps in (3, 4):
         go_on(run.path, max_steps)
     assert run.read_status()["went_on_after"] == [1, 3]
+    with pytest.raises(RunDirectoryError, match=r"max_steps is 1, and .* has made 4 steps"):
+        go_on(run.path, 1)
     assert_same_tensors(run.policy, algorithm_runs.finished("grpo").policy)
 
 

@@ -34,15 +34,14 @@ def require_possible_steps(session: Session) -> None:
     """Raises RunDirectoryError where a changed number of steps does not fit to those made."""
     run, config = session.run, session.config
     made, wanted = _num_made(run), config.training.max_steps
-    planned = _num_planned(run)
-    if made == 0 or planned is None or planned == wanted:
-        return
     if wanted < made:
         raise RunDirectoryError(
             f"{_KEY} is {wanted}, and {run.path} has made {made} steps already; expected at least "
             f"{made}, with which the run ends there, or a larger number, with which it goes on."
         )
-    if config.optimizer.schedule != "constant":
+    planned = _num_planned(run)
+    is_changed = made > 0 and planned not in (None, wanted)
+    if is_changed and config.optimizer.schedule != "constant":
         raise RunDirectoryError(
             f"{_KEY} was {planned} and is {wanted}. The learning rate of {run.path} falls to 0 at "
             f"its last step (optimizer.schedule: {config.optimizer.schedule}), so the {made} steps "
