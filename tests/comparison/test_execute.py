@@ -326,6 +326,16 @@ def test_runs_that_have_ended_go_on_if_they_are_given_more_steps(runs: Runs) -> 
         play(runs)
 
 
+def test_runs_whose_learning_rate_has_fallen_do_not_go_on(runs: Runs) -> None:
+    falling = "shared: {optimizer: {schedule: linear}, training: {max_steps: 60}}\n"
+    file = runs.out.parent / "compare.yaml"
+    file.write_text(COMPARISON + falling)
+    play(runs)
+    file.write_text(COMPARISON + falling.replace("60", "90"))
+    with pytest.raises(RunDirectoryError, match=r"training\.max_steps was 60 and is 90"):
+        play(runs)
+
+
 @pytest.mark.slow
 def test_pass_at_k_can_be_asked_for_when_all_runs_are_done(runs: Runs) -> None:
     play(runs)

@@ -148,15 +148,21 @@ def test_a_finished_run_cannot_be_given_fewer_steps(command: Command, run: Path)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_learning_rate_that_falls_until_the_last_step_fixes_their_number(
-    schedule: str, algorithm_runs: AlgorithmRuns, tmp_path: Path
+def test_a_learning_rate_that_has_fallen_goes_on_as_that_of_the_longer_run_and_the_run_says_so(
+    schedule: str, command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     config = algorithm_runs.config("grpo", f"--optimizer.schedule={schedule}")
-    run = factories.run(factories.changed(config, "--training.max_steps=1"), tmp_path / "run")
-    before = snapshot(run.path)
-    with pytest.raises(RunDirectoryError, match=rf"max_steps was 1 and is 4.*schedule: {schedule}"):
-        go_on(run.path, 4)
-    assert snapshot(run.path) == before
+    whole = factories.run(config, tmp_path / "whole")
+    run = factories.run(factories.changed(config, "--training.max_steps=2"), tmp_path / "run")
+    result = command("train", "--run-dir", run.path, "--resume", "--training.max_steps", 4)
+    said = " ".join(result.out.split())
+    assert "fallen as in a run of 2 steps and goes on as in one of 4" in said
+    rates, expected = (
+        [row["learning_rate"] for row in read_json_lines(each.metrics)] for each in (run, whole)
+    )
+    assert rates[2:] == expected[2:]
+    assert rates[1] < expected[1]
+    assert any("its learning rate rose again" in each for each in circumstances(load_run(run.path)))
 
 
 def test_without_its_last_checkpoint_a_run_is_not_trained_again(run: Path) -> None:
@@ -204,15 +210,15 @@ def test_a_finished_run_that_has_lost_its_steps_is_not_trained_again(
 
 
 def test_before_its_first_step_a_run_gets_the_learning_rates_of_its_new_number(
-    algorithm_runs: AlgorithmRuns, tmp_path: Path
+    command: Command, algorithm_runs: AlgorithmRuns, tmp_path: Path
 ) -> None:
     config = algorithm_runs.config("grpo", "--optimizer.schedule=linear")
     run = factories.run(factories.changed(config, "--training.max_steps=0"), tmp_path / "run")
     go_on(run.path, 2)
     shutil.rmtree(run.policy)  # it was interrupted when it had made both
-    go_on(run.path, 2)
-    with pytest.raises(RunDirectoryError, match=r"max_steps was 2 and is 4"):
-        go_on(run.path, 4)
+    result = command("train", "--run-dir", run.path, "--resume", "--no-evaluate")
+    assert "the learning rate has fallen" not in result.out
+    assert run.policy.exists()
 
 
 def test_a_run_that_a_rule_has_stopped_stays_stopped(

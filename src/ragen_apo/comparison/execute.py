@@ -201,17 +201,19 @@ def finish_run(
 def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
     """Raises RunDirectoryError where the run was started with another configuration.
 
-    The absolute paths of what lies beside it may be others: the comparison was moved, then. Steps
-    may be more, and pass@k, which changes no training, may be asked for later.
+    The absolute paths of what lies beside it may be others: the comparison was moved, then. There
+    may be more steps, unless the learning rate falls until the last one. And pass@k, which changes
+    no training, may be asked for later.
     """
     before, now = (each.model_dump(by_alias=True) for each in (load_config(run.config), config))
     seed_folder = run.path.parent.resolve()
+    has_constant_rate = config.optimizer.schedule == "constant"
     changes = [
         each
         for each in differences(before, now)
         if not (each.key in _PATHS and _has_moved(str(each.before), str(each.after), seed_folder))
         and not (each.key == "evaluation.pass_k" and each.after is not None)
-        and not (each.key == _STEPS and each.after > each.before)
+        and not (each.key == _STEPS and each.after > each.before and has_constant_rate)
     ]
     if changes:
         raise RunDirectoryError(

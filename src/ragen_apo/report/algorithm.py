@@ -161,7 +161,9 @@ def went_on(run: RunData) -> str | None:
     if not steps:
         return None
     after = " and ".join(f"step {compact(step)}" for step in steps)
-    return f"The run had ended after {after} and was given more steps."
+    has_risen = run.option("optimizer", "schedule") not in (None, "constant")
+    rates = ", for which its learning rate rose again" if has_risen else ""
+    return f"The run had ended after {after} and was given more steps{rates}."
 
 
 def search_label(run: RunData) -> str:

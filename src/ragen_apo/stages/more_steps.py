@@ -1,8 +1,9 @@
 """A run whose `training.max_steps` was changed: it goes on after its last step, or ends sooner.
 
 A run of 10 steps that goes on to 20 ends with the weights of one that was to make 20 from the
-start. So the learning rates of the first 10 may not depend on the number of steps, and what happens
-between two steps happens after the tenth as well (`stages.training`).
+start: what happens between two steps happens after the tenth as well (`stages.training`). That does
+not hold for a learning rate that falls until the last step. It has fallen to 0 after the tenth, and
+goes on as in a run of 20.
 """
 
 from __future__ import annotations
@@ -31,23 +32,27 @@ _ROW = TypeAdapter(_Row)
 
 
 def require_possible_steps(session: Session) -> None:
-    """Raises RunDirectoryError where a changed number of steps does not fit to those made."""
-    run, config = session.run, session.config
-    made, wanted = _num_made(run), config.training.max_steps
+    """Raises RunDirectoryError if the run is to make fewer steps than it has made."""
+    run, wanted = session.run, session.config.training.max_steps
+    made = _num_made(run)
     if wanted < made:
         raise RunDirectoryError(
             f"{_KEY} is {wanted}, and {run.path} has made {made} steps already; expected at least "
             f"{made}, with which the run ends there, or a larger number, with which it goes on."
         )
-    planned = _num_planned(run)
-    is_changed = made > 0 and planned not in (None, wanted)
-    if is_changed and config.optimizer.schedule != "constant":
-        raise RunDirectoryError(
-            f"{_KEY} was {planned} and is {wanted}. The learning rate of {run.path} falls to 0 at "
-            f"its last step (optimizer.schedule: {config.optimizer.schedule}), so the {made} steps "
-            f"so far belong to {planned}. Put that back, or start another run from this one's "
-            "policy: --policy.path RUN/policy --warm_start.enabled false"
-        )
+
+
+def changed_rates(session: Session) -> str | None:
+    """Says that the learning rates so far were those of another number of steps, if so."""
+    run, schedule = session.run, session.config.optimizer.schedule
+    planned, wanted = _num_planned(run), session.config.training.max_steps
+    if schedule == "constant" or planned in (None, wanted) or _num_made(run) == 0:
+        return None
+    return (
+        f"{_KEY} was {planned} and is {wanted}: the learning rate has fallen as in a run of "
+        f"{planned} steps and goes on as in one of {wanted} (optimizer.schedule: {schedule}), so "
+        f"this run will not end like one that was to make {wanted} from the start"
+    )
 
 
 def has_steps_left(run: RunDirectory, *, max_steps: int) -> bool:

@@ -50,6 +50,7 @@ from ragen_apo.stages.distillation import distil
 from ragen_apo.stages.inputs import caveats, check_run_inputs, describe_servers
 from ragen_apo.stages.memory import free_memory, plan_memory, saved_sizes
 from ragen_apo.stages.more_steps import (
+    changed_rates,
     has_steps_left,
     note_planned_steps,
     require_possible_steps,
@@ -143,6 +144,8 @@ def _play_phases(session: Session, *, only_reference: bool, config_yaml: str | N
     tasks = session.training_tasks()
     policy, position = _loaded_policy(session, only_reference=only_reference)
     _write_configuration(session, config_yaml)
+    if session.ranks.is_first and (sentence := changed_rates(session)):
+        session.progress.say(sentence)
     with session.tracking.running() if session.ranks.is_first else contextlib.nullcontext():
         _warm_start(session, policy, position)
         if only_reference:
