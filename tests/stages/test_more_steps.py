@@ -94,6 +94,7 @@ def test_a_kill_while_results_are_set_aside_loses_nothing(
     tmp_path: Path,
 ) -> None:
     text = resolved_yaml(factories.config("--training.max_steps=3"))
+    # Nothing calls os.kill, so such a run is not killed.
     assert run_until_killed(tmp_path, target="os:kill", call=1, text=text) == 0
     run = RunDirectory(tmp_path / "run")
     run.config.write_text(resolved_yaml(factories.config()))

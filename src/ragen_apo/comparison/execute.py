@@ -31,13 +31,12 @@ from ragen_apo.files import read_json, write_text_atomically
 from ragen_apo.run_directory import RunDirectory
 from ragen_apo.stages.disk import more_than_fits
 from ragen_apo.stages.inputs import check_run_inputs
-from ragen_apo.stages.more_steps import has_steps_left
+from ragen_apo.stages.more_steps import MAX_STEPS, has_steps_left
 
 _Job = tuple[RunDirectory, RunConfig, Literal["warm-start", "train"]]
 """A run, its configuration, and how far it goes: to its reference, or to its evaluation."""
 _PATHS = ("policy.path", "values.store")
 """Keys with absolute paths of what lies beside a run."""
-_STEPS = "training.max_steps"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -187,7 +186,7 @@ def finish_run(
         started = run.config.exists()
         text = run.path.with_name(f"{run.path.name}.yaml")
         write_text_atomically(text, resolved_yaml(config))
-        longer = ["--resume", *trust, f"--{_STEPS}", str(num_steps)]
+        longer = ["--resume", *trust, f"--{MAX_STEPS}", str(num_steps)]
         how = longer if started else ["--config", str(text)]
         alone = ["--no-evaluate"] if verb == "train" else []
         call(verb, "--run-dir", str(run.path), *how, *alone, log=log)
@@ -213,7 +212,7 @@ def _require_same_configuration(run: RunDirectory, config: RunConfig) -> None:
         for each in differences(before, now)
         if not (each.key in _PATHS and _has_moved(str(each.before), str(each.after), seed_folder))
         and not (each.key == "evaluation.pass_k" and each.after is not None)
-        and not (each.key == _STEPS and each.after > each.before and has_constant_rate)
+        and not (each.key == MAX_STEPS and each.after > each.before and has_constant_rate)
     ]
     if changes:
         raise RunDirectoryError(

@@ -147,9 +147,7 @@ def config_of(
 
     `problems` are those known already. Raises ConfigError with everything that is wrong.
     """
-    changes, override_problems = parse_overrides(
-        overrides, keys=override_keys() if overrides else {}
-    )
+    changes, override_problems = _read(overrides)
     problems = [*problems, *override_problems]
     merged = merge_layers([*layers, changes], problems)
     try:
@@ -173,10 +171,14 @@ def config_of(
 
 def sections_of(overrides: Sequence[str]) -> dict[str, Any]:
     """The sections that overrides name, unchecked but for their keys; raises ConfigError."""
-    sections, problems = parse_overrides(overrides, keys=override_keys() if overrides else {})
+    sections, problems = _read(overrides)
     if problems:
         raise ConfigError("\n".join(problems))
     return sections
+
+
+def _read(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    return parse_overrides(overrides, keys=override_keys() if overrides else {})
 
 
 def _describe(detail: ErrorDetails, keys: Mapping[str, Key]) -> str:

@@ -21,6 +21,7 @@ from ragen_apo.errors import ConfigError
 from ragen_apo.plural import counted
 
 _SAVED_ONCE_MORE = ("policy", "adapter", "earlier")
+"""Folders of a run whose weights are set aside when it goes on."""
 
 
 @dataclass(frozen=True)

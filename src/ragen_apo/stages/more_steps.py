@@ -21,7 +21,7 @@ from ragen_apo.run_directory import RunDirectory
 from ragen_apo.session import Session
 from ragen_apo.training.checkpoint import STAGE_TWO, newest_position
 
-_KEY = "training.max_steps"
+MAX_STEPS = "training.max_steps"
 
 
 class _Row(BaseModel):
@@ -37,8 +37,9 @@ def require_possible_steps(session: Session) -> None:
     made = _num_made(run)
     if wanted < made:
         raise RunDirectoryError(
-            f"{_KEY} is {wanted}, and {run.path} has made {made} steps already; expected at least "
-            f"{made}, with which the run ends there, or a larger number, with which it goes on."
+            f"{MAX_STEPS} is {wanted}, and {run.path} has made {made} steps already; expected at "
+            f"least {made}, with which the run ends there, or a larger number, with which it goes "
+            "on."
         )
 
 
@@ -49,7 +50,7 @@ def changed_rates(session: Session) -> str | None:
     if schedule == "constant" or planned in (None, wanted) or _num_made(run) == 0:
         return None
     return (
-        f"{_KEY} was {planned} and is {wanted}: the learning rate has fallen as in a run of "
+        f"{MAX_STEPS} was {planned} and is {wanted}: the learning rate has fallen as in a run of "
         f"{planned} steps and goes on as in one of {wanted} (optimizer.schedule: {schedule}), so "
         f"this run will not end like one that was to make {wanted} from the start"
     )
@@ -65,9 +66,10 @@ def has_steps_left(run: RunDirectory, *, max_steps: int) -> bool:
         return False
     if made and _checkpoint_step(run) < made:
         raise RunDirectoryError(
-            f"{_KEY} is {max_steps}, and {run.path} has made {made} steps, but {run.checkpoints} "
-            f"has no checkpoint of step {made} to go on from. Put it back, or start another run "
-            "from this one's policy: --policy.path RUN/policy --warm_start.enabled false"
+            f"{MAX_STEPS} is {max_steps}, and {run.path} has made {made} steps, but "
+            f"{run.checkpoints} has no checkpoint of step {made} to go on from. Put it back, or "
+            "start another run from this one's policy: --policy.path RUN/policy "
+            "--warm_start.enabled false"
         )
     return True
 
@@ -114,7 +116,7 @@ def _num_made(run: RunDirectory) -> int:
 
 def _num_planned(run: RunDirectory) -> int | None:
     """With how many steps the run was started; None where it has not noted it."""
-    return value_at(run.read_status().get("configuration", {}), _KEY)
+    return value_at(run.read_status().get("configuration", {}), MAX_STEPS)
 
 
 def _checkpoint_step(run: RunDirectory) -> int:

@@ -112,7 +112,7 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
     changes = [
         each
         for each in differences(_noted_configuration(status, now), now)
-        if not may_change(each.key) and not _is_among(each.key, but_for)
+        if not _is_among(each.key, (*MAY_CHANGE, *but_for))
     ]
     if changes:
         raise RunDirectoryError(

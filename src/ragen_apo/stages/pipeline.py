@@ -111,7 +111,7 @@ def train(
         is_trained = session.has(run.policy) and (until == "reference" or not _goes_on(session))
         if is_trained or (until == "reference" and session.has(run.reference(0))):
             is_what = "is trained" if is_trained else "has its reference"
-            stopped = run.read_status().get("early_stop")
+            stopped = run.read_status().get("early_stop") if is_trained else None
             why = (
                 f"; it stopped after step {stopped['step']}: {stopped['reason']}" if stopped else ""
             )

@@ -75,21 +75,16 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
     Raises ConfigError where two splits have a seed in common, or two actions a name, and TypeError
     where a seed is no whole number.
     """
-    for one, other in itertools.combinations(splits, 2):
-        if common := sorted({*splits[one]} & {*splits[other]}):
-            raise ConfigError(
-                f"{name}, splits: {one} and {other} have seeds in common, such as {common[0]}; "
-                "expected other seeds in each, or training tasks would be test tasks"
-            )
-    if len({action.strip().lower() for action in actions}) < len(actions):
-        raise ConfigError(
-            f"{name}, actions: two have the same name but for case and spaces around it, and the "
-            f"agent could never choose one of them; got {', '.join(actions)}"
-        )
+    _require_distinct(name, splits=splits, actions=actions)
+    foreign = _Foreign(make, observe, own_generators)
     drawn = functools.partial(RandomActions, tuple(actions), 1)
+
+    def start(task: Task, _: int) -> _Episode:
+        return _Episode(foreign, task, actions, is_success, is_invalid)
+
     return _Wrapped(
-        functools.partial(_Foreign, make, observe, own_generators),
-        start=functools.partial(_Episode, tuple(actions), instruction, is_success, is_invalid),
+        foreign,
+        start=start,
         properties=EnvironmentProperties(
             name=name,
             version=version,
@@ -115,6 +110,22 @@ def from_gymnasium(  # noqa: PLR0913 (what Gymnasium does not know of an environ
         policies={**({"random": drawn, "teacher": drawn} if actions else {}), **(policies or {})},
         max_turns=max_turns,
     )
+
+
+def _require_distinct(
+    name: str, *, splits: Mapping[str, Sequence[int]], actions: Sequence[str]
+) -> None:
+    for one, other in itertools.combinations(splits, 2):
+        if common := sorted({*splits[one]} & {*splits[other]}):
+            raise ConfigError(
+                f"{name}, splits: {one} and {other} have seeds in common, such as {common[0]}; "
+                "expected other seeds in each, or training tasks would be test tasks"
+            )
+    if len({action.strip().lower() for action in actions}) < len(actions):
+        raise ConfigError(
+            f"{name}, actions: two have the same name but for case and spaces around it, and the "
+            f"agent could never choose one of them; got {', '.join(actions)}"
+        )
 
 
 class _Foreign:
@@ -182,18 +193,17 @@ class _Episode:
 
     def __init__(
         self,
-        actions: Sequence[str],
-        instruction: str,
-        is_success: Callable[[float, Mapping[str, Any]], bool],
-        is_invalid: Callable[[float, Mapping[str, Any]], bool],
         foreign: _Foreign,
         task: Task,
+        actions: Sequence[str],
+        is_success: Callable[[float, Mapping[str, Any]], bool],
+        is_invalid: Callable[[float, Mapping[str, Any]], bool],
     ) -> None:
         self._actions = {action.strip().lower(): index for index, action in enumerate(actions)}
         self._hint = f"Invalid action. Use one of: {', '.join(actions)}."
         self._is_success, self._is_invalid = is_success, is_invalid
         self._foreign = foreign
-        self._first = f"TASK: {instruction}\n{foreign.reset(task.payload['seed'])}"
+        self._first = f"TASK: {task.instruction}\n{foreign.reset(task.payload['seed'])}"
         self._so_far = hashlib.sha256()
 
     def first_observation(self) -> str:
@@ -225,15 +235,9 @@ class _Episode:
 class _Wrapped(GameEnvironment):
     """Plays every episode with the same environment."""
 
-    def __init__(
-        self,
-        make: Callable[[], _Foreign],
-        *,
-        start: Callable[[_Foreign, Task], _Episode],
-        **properties: Any,
-    ) -> None:
-        self._foreign = make()
-        super().__init__(start=lambda task, _: start(self._foreign, task), **properties)
+    def __init__(self, foreign: _Foreign, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._foreign = foreign
 
     def close(self) -> None:
         super().close()
