@@ -276,6 +276,17 @@ def test_what_is_no_configuration_is_refused_and_makes_no_run(given: Any, new: P
     assert not new.exists()
 
 
+@pytest.mark.parametrize("given", [None, ["runs/mine"], 3])
+def test_what_is_no_path_is_refused_with_the_argument_s_name(given: Any) -> None:
+    for name, call in {
+        "run_dir": lambda: ragen_apo.train(SMOKE, given),
+        "run": lambda: ragen_apo.evaluate(given),
+        "out": lambda: ragen_apo.compare(SMOKE, given),
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(f"{name}: got {given!r}, expected a path")):
+            call()
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     given = {"training": {"max_steps": np.int64(3)}, "algorithm": {"beta2": np.float32(0.5)}}
     changed = read_config(given, values={"adaptive": np.bool_(False)})

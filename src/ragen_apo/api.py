@@ -108,7 +108,7 @@ def train(
 
     if until not in get_args(RunEnd):
         raise ConfigError(f"until: got {until!r}, expected {' or '.join(get_args(RunEnd))}")
-    path = Path(run_dir)
+    path = _path(run_dir, "run_dir")
     existed = path.exists()
     # `torchrun --max-restarts` starts a run again, whose first attempt may have begun.
     resume = resume or (this_worker().num_restarts > 0 and RunDirectory(path).config.is_file())
@@ -211,7 +211,7 @@ def open_run(
         ConfigError: its configuration is damaged, or names code that is not trusted.
     """
     opened = isinstance(run, Run)
-    files = open_directory(run.files.path if opened else Path(run))
+    files = open_directory(_path(run, "run"))
     config = run.config if opened else load_run_config(files.config)
     section = config.environment
     if environment is not None:
@@ -345,7 +345,7 @@ def evaluate_api(  # noqa: PLR0913 (the options of a server)
             )
         return evaluate_api_model(
             chosen,
-            Path(out),
+            _path(out, "out"),
             client,
             concurrency=concurrency,
             rollouts=given.rollouts,
@@ -398,7 +398,7 @@ def estimate_values(
 def show_prompt(
     config: Configuration,
     *,
-    run: Path | str | None = None,
+    run: Run | Path | str | None = None,
     task: int = 0,
     environment: Environment | None = None,
     **sections: Any,
@@ -407,7 +407,7 @@ def show_prompt(
 
     Args:
         config: a configuration. Its model may be untrained, and its weights are not loaded.
-        run: a run directory whose tokenizer is used in place of the configuration's.
+        run: a run whose tokenizer is used in place of the configuration's.
         task: which training task, counted from 0.
         environment: as for `train`.
         **sections: keys of the configuration to change, by section.
@@ -420,7 +420,8 @@ def show_prompt(
     from ragen_apo.stages.shown_prompt import show_prompt as show
 
     given = read_config(config, environment=environment, **sections)
-    return show(given, run=None if run is None else open_directory(Path(run)), task=task)
+    tokenizer_of = None if run is None else open_directory(_path(run, "run"))
+    return show(given, run=tokenizer_of, task=task)
 
 
 def episodes(run: Run | Path | str) -> list[Episode]:
@@ -500,17 +501,18 @@ def compare(
     _require_one_process("a comparison, which starts processes of its own,")
     if pdf:
         require_pdf()
-    comparison = load_comparison(Path(config))
+    folder = _path(out, "out")
+    comparison = load_comparison(_path(config, "config"))
     settings = comparison.settings
     with _console(progress) as shown:
         runs = play_comparison(
-            comparison, Path(out), parallel=parallel, say=shown.say, quiet=not progress
+            comparison, folder, parallel=parallel, say=shown.say, quiet=not progress
         )
     measurements = [
         measure(run, name=name, seed=seed, budget=settings.budget)
         for (name, seed), run in runs.items()
     ]
-    write_comparison(measurements, Path(out), settings=settings, with_pdf=pdf)
+    write_comparison(measurements, folder, settings=settings, with_pdf=pdf)
     return measurements
 
 
@@ -570,8 +572,16 @@ def _trusting(config: RunConfig, trust_remote_code: bool) -> RunConfig:
     return config.model_copy(update={"policy": policy})
 
 
+def _path(given: Run | Path | str, name: str) -> Path:
+    if isinstance(given, Run):
+        return given.files.path
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{name}: got {shortened(repr(given), 80)}, expected a path")
+    return Path(given)
+
+
 def _files(run: Run | Path | str) -> RunDirectory:
-    return open_evaluated(run.files.path if isinstance(run, Run) else Path(run))
+    return open_evaluated(_path(run, "run"))
 
 
 def _console(progress: bool) -> AbstractContextManager[Progress]:
