@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ragen_apo.cli.evaluation import print_evaluation
 from ragen_apo.environments.shop import ShopEnvironment
 from ragen_apo.files import read_json_lines
 from tests.command_line import Command, assert_refused
@@ -197,3 +198,15 @@ def test_an_environment_with_chance_is_refused_before_anything_is_played(
     assert_refused(command("evaluate", run, *BEAM), "'shop' is not deterministic")
     one = ("--search", "beam", "--width", "1", "--candidates", "2")
     assert command("evaluate", run, *one).status == 0
+
+
+def test_the_table_says_whose_episodes_a_full_context_has_cut_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"success_rate": 0.0, "avg_reward": 0.0, "avg_steps": 31.0, "episodes": 12}
+    baselines = {"random": {**row, "episodes_out_of_context": 0}}
+    results = {**row, "split": "test", "success_ci95": [0.0, 0.2], "baselines": baselines}
+    print_evaluation({**results, "episodes_out_of_context": 9}, policy="mine", whose="policy")
+    printed = capsys.readouterr().out
+    assert "cut off because the context was full, mine: 9 of 12" in printed
+    assert "full, random" not in printed

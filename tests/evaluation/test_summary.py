@@ -16,7 +16,7 @@ from ragen_apo.evaluation.summary import (
     results_document,
     wilson_interval,
 )
-from ragen_apo.types import Trajectory
+from ragen_apo.types import StopReason, Trajectory
 from tests import factories
 
 
@@ -65,7 +65,21 @@ def test_the_summary_of_four_episodes_equals_the_one_worked_out_by_hand() -> Non
         "avg_reward": pytest.approx(0.5625),  # (1.5 - 0.25 + 0 + 1) / 4
         "tasks": 4,
         "avg_steps": 2.0,  # (2 + 1 + 3 + 2) / 4
+        "episodes_out_of_context": 0,
     }
+
+
+def test_full_contexts_are_told_from_the_turn_limit_which_the_baselines_have_as_well() -> None:
+    cut = replace(EPISODES[2], stop_reason=StopReason.CONTEXT_LIMIT)
+    results = results_document(
+        [*EPISODES, cut],
+        policy="greedy",
+        split="test",
+        baselines={"random": outcome_summary(EPISODES)},
+    )
+    assert results["episodes_out_of_context"] == 1
+    assert results["by_category"]["books"]["episodes_out_of_context"] == 0
+    assert results["baselines"]["random"]["episodes_out_of_context"] == 0
 
 
 def test_what_the_environment_measures_has_its_mean_over_the_episodes_that_have_it() -> None:

@@ -102,6 +102,16 @@ def test_words_of_the_environment_cannot_begin_a_section_of_the_analysis(
     assert "a catalogue  # Nothing failed" in failure_analysis(run)
 
 
+def test_full_contexts_are_said_because_baselines_have_none(
+    build_run: Callable[..., Path],
+) -> None:
+    run = load_run(build_run())
+    assert not any("context was full" in sentence for sentence in key_sentences(run))
+    cut = dataclasses.replace(run, results={**run.results, "episodes_out_of_context": 2})
+    (sentence,) = [each for each in key_sentences(cut) if "context was full" in each]
+    assert sentence.startswith(f"2 of {run.num_episodes} episodes ended")
+
+
 def test_a_search_is_not_taken_for_the_policy(build_run: Callable[..., Path]) -> None:
     run = load_run(build_run())
     alone = {"success_rate": 0.5, "avg_reward": 0.4, "avg_steps": 5.0, "avg_tokens": 90.0}

@@ -32,7 +32,7 @@ def test_every_metric_of_stage_two_is_documented_once(
     names = documented("metrics.jsonl")
     assert len(names) == len(set(names))
     written = fields(read_json_lines(session.run.metrics))
-    for algorithm in ("apo", "apo_turn", "oapl", "ppo"):  # no other has a field of its own
+    for algorithm in ("apo", "apo_turn", "oapl", "ppo", "gigpo"):  # no other has a field of its own
         written |= fields(read_json_lines(algorithm_runs.finished(algorithm).metrics))
     # Absent in a run as short as this one, when no step has a success.
     written |= {"v_star_success_correlation"}

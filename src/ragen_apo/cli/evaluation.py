@@ -283,6 +283,9 @@ def print_evaluation(results: Mapping[str, Any], *, policy: str, whose: str) -> 
     for name, row in policies.items():
         if row.get("metrics"):
             say(f"measured by the environment, {name}: {measured(row['metrics'])}")
+    for name, row in policies.items():
+        if num_cut := row.get("episodes_out_of_context"):
+            say(f"cut off because the context was full, {name}: {num_cut} of {row['episodes']}")
     low, high = results["success_ci95"]
     say(f"95% interval of the {whose}: {low:.1%} to {high:.1%}")
 

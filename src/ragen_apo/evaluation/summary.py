@@ -19,7 +19,7 @@ from ragen_apo.evaluation.failures import (
     failure_pattern,
     reports_target,
 )
-from ragen_apo.types import Trajectory, Turn
+from ragen_apo.types import StopReason, Trajectory, Turn
 from ragen_apo.values.coverage import pass_at_k
 
 MAX_FAILURE_EXAMPLES = 3
@@ -45,6 +45,9 @@ def outcome_summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "success_ci95": list(success_interval(trajectories)),
         "avg_reward": fmean(trajectory.episode_return for trajectory in trajectories),
         "avg_steps": fmean(len(trajectory.turns) for trajectory in trajectories),
+        "episodes_out_of_context": sum(
+            trajectory.stop_reason is StopReason.CONTEXT_LIMIT for trajectory in trajectories
+        ),
         **({"metrics": metrics} if metrics else {}),
     }
 

@@ -57,7 +57,8 @@ def evaluated_tasks(run: RunData, number: int | None = None) -> str:
 
 
 def key_sentences(run: RunData) -> list[str]:
-    """The gain, what came before it, steps, weakest category, most frequent failure and time.
+    """The gain, what came before it, steps, full contexts, weakest category, most frequent failure
+    and time.
 
     Also adapters, an early stop and that it was resumed. Each where it is known.
     """
@@ -65,6 +66,7 @@ def key_sentences(run: RunData) -> list[str]:
         _comparison(run),
         *circumstances(run),
         _steps(run),
+        _full_contexts(run),
         _weakest_category(run),
         _most_frequent_failure(run),
         _time(run),
@@ -139,6 +141,16 @@ def _steps(run: RunData) -> str | None:
     if run.trained and finite(reference.get("avg_steps")) is not None:
         sentence += f", {decimal(reference.get('avg_steps'))} before training"
     return f"{sentence}; average reward {decimal(run.results.get('avg_reward'))}."
+
+
+def _full_contexts(run: RunData) -> str | None:
+    num_cut = finite(run.results.get("episodes_out_of_context"))
+    if not num_cut:
+        return None
+    return (
+        f"{int(num_cut):,} of {counted(run.results.get('episodes'), 'episode')} ended because the "
+        "context was full, before the environment ended them. Scripted baselines have no context."
+    )
 
 
 def _weakest_category(run: RunData) -> str | None:

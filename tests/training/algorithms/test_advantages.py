@@ -193,6 +193,16 @@ def test_gigpo_equals_its_definition(seed):
     torch.testing.assert_close(advantages_BT, expected_BT, rtol=0, atol=1e-9)
 
 
+def test_gigpo_reports_the_share_of_turns_that_it_compares():
+    episodes = [
+        [("first", 0.0), ("alone", 0.0), (None, 1.0)],
+        [("first", 0.0), ("again", 0.0), ("again", 0.0)],
+        [("first", 0.0), ("first of another task", 0.0)],
+    ]
+    step = gigpo_step(episodes, [0, 0, 1], [1.0, 0.0, 0.0])
+    assert Gigpo().metrics(step)["shared_state_share"] == pytest.approx(4 / 8)
+
+
 def test_a_state_that_was_seen_once_adds_nothing_and_the_same_key_elsewhere_is_another_state():
     # Two tasks of two rollouts; "once" occurs once in each task, "twice" two times in the second,
     # and a state without a key is shared with no other.

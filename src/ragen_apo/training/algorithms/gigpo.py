@@ -13,13 +13,15 @@ Axes: N turns of all trajectories, one after another; K turns of a trajectory.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from ragen_apo.choices import Aggregation
-from ragen_apo.config.algorithms import Traits
-from ragen_apo.training.algorithms.policy_gradient import GroupConfig
+from ragen_apo.config.algorithms import Monitor, Traits
+from ragen_apo.training.algorithms.policy_gradient import GroupConfig, PolicyGradientConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +38,12 @@ class Gigpo(GroupConfig):
         advantage="Episode: compared within its task; turn: within its state",
         compares_groups=True,
     )
+    monitors: ClassVar[Mapping[str, Monitor]] = {
+        **PolicyGradientConfig.monitors,
+        "shared_state_share": Monitor(
+            "share of turns whose state another turn shares", title="Turns compared", share=True
+        ),
+    }
     name: str = "gigpo"
     aggregation: Aggregation = "sequence_mean_token_mean"
     """How token losses become one number; the default is what the algorithm's paper does."""
@@ -48,16 +56,7 @@ class Gigpo(GroupConfig):
         from ragen_apo.objectives.tensors import discounted_sum, group_statistics, sampled_or_zero
         from ragen_apo.objectives.turn_level import segment_sums
 
-        rows, turns, anchors = [], [], []
-        ids: dict[object, int] = {}
-        tasks = rollouts.group_B.tolist()
-        for row, trajectory in enumerate(rollouts.trajectories):
-            for number, turn in enumerate(trajectory.turns):
-                # A turn whose state is unknown shares it with no other.
-                state = (row, number) if turn.state_key is None else turn.state_key
-                rows.append(row)
-                turns.append(number)
-                anchors.append(ids.setdefault((tasks[row], state), len(ids)))
+        rows, turns, anchors = _states(rollouts)
         device = rollouts.group_B.device
         row_N, turn_N, anchor_N = torch.tensor([rows, turns, anchors], device=device)
 
@@ -73,3 +72,24 @@ class Gigpo(GroupConfig):
         advantages_BK = torch.zeros_like(to_go_BK)
         advantages_BK[row_N, turn_N] = of_episode.standardized()[row_N] + of_turn.standardized()
         return sampled_or_zero(advantages_BK.gather(1, turn_BT.clamp(min=0)), mask_BT)
+
+    def metrics(self, rollouts: Rollouts) -> dict[str, float]:
+        """How many turns have another to be compared with; the others have A_turn = 0."""
+        _, _, anchors = _states(rollouts)
+        sizes = Counter(anchors).values()
+        return {"shared_state_share": sum(size for size in sizes if size > 1) / len(anchors)}
+
+
+def _states(rollouts: Rollouts) -> tuple[list[int], list[int], list[int]]:
+    """The trajectory, the number within it and the state of each turn [N]."""
+    rows, turns, anchors = [], [], []
+    ids: dict[object, int] = {}
+    tasks = rollouts.group_B.tolist()
+    for row, trajectory in enumerate(rollouts.trajectories):
+        for number, turn in enumerate(trajectory.turns):
+            # A turn whose state is unknown shares it with no other.
+            state = (row, number) if turn.state_key is None else turn.state_key
+            rows.append(row)
+            turns.append(number)
+            anchors.append(ids.setdefault((tasks[row], state), len(ids)))
+    return rows, turns, anchors
