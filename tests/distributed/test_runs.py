@@ -12,15 +12,18 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
 
+import ragen_apo
 from ragen_apo import api, cli
 from ragen_apo.distributed.ranks import Ranks
+from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
 from tests import factories
@@ -128,6 +131,53 @@ def test_what_torchrun_starts_again_goes_on_without_being_told_to(
     assert "exists already" in str(first[0])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert answers(in_ranks(2, start, config, by_one.path)) == 2 * ["trained"]
+
+
+def start_unequally(
+    ranks: Ranks, config: Path, run: Path, sections: Mapping[str, Any], package: str
+) -> str:
+    """The second rank has other sections, or its host another state of the package."""
+    mine = sections if ranks.rank == 1 else {}
+    file = package if ranks.rank == 1 else ragen_apo.__file__
+    with patch.object(ragen_apo, "__file__", file), pytest.raises(RanksError) as caught:
+        api.train(config, run, progress=False, **mine)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "difference"),
+    [
+        ({"seed": 7}, "seed is 7, and 0 on rank 0"),
+        ({"sampling": {"temperature": 0.5}}, "sampling.temperature is 0.5, and 1.0 on rank 0"),
+        ({"rollouts": {"schedule": "dynamic"}}, 'rollouts.schedule is "dynamic", and "static"'),
+        ({}, "packages.ragen_apo is"),
+    ],
+)
+def test_a_rank_that_would_run_something_else_is_named_before_anything_is_computed(
+    tmp_path: Path, sections: dict[str, Any], difference: str
+) -> None:
+    """Its losses would be added to those of the others, and nothing would tell."""
+    package = tmp_path / "package" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("VERSION = 2\n")
+    file = ragen_apo.__file__ if sections else str(package)
+    options = (config_file(tmp_path), tmp_path / "run", sections, file)
+    for message in answers(in_ranks(2, start_unequally, *options)):
+        assert message.startswith("rank 1 of 2 on "), message
+        assert difference in message
+    assert not (tmp_path / "run").exists(), "its name is free again"
+
+
+def start_with_threads(ranks: Ranks, config: Path, run: Path) -> str:
+    api.train(
+        config, run, until="reference", progress=False, machine={"num_threads": 1 + ranks.rank}
+    )
+    return "trained"
+
+
+def test_ranks_may_have_different_numbers_of_threads(tmp_path: Path) -> None:
+    results = in_ranks(2, start_with_threads, config_file(tmp_path), tmp_path / "run")
+    assert answers(results) == 2 * ["trained"]
 
 
 def refuse(ranks: Ranks, config: Path, run: Path) -> tuple[object, str]:
