@@ -10,7 +10,9 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -200,3 +202,46 @@ def test_what_the_first_rank_refuses_is_said_once(started: Path, tmp_path: Path)
     assert len(said) == 1
     assert "exists already and is not an empty directory" in said[0]
     assert snapshot(started) == before
+
+
+def start_unshared(ranks: Ranks, config: Path, run: Path) -> str:
+    """Each host has a disk of its own under the same path, or rather here under another one."""
+    with pytest.raises(RanksError) as caught:
+        api.train(config, run / str(ranks.rank), progress=False)
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "--machine.rank_timeout_seconds=4")
+    _, message = answers(in_ranks(2, start_unshared, config, tmp_path))
+    assert message.startswith("rank 1 of 2 on "), message
+    assert f"does not find {tmp_path / '1' / 'config.yaml'}" in message
+    assert "a disk that all hosts share" in message
+
+
+def start_late(ranks: Ranks, config: Path, run: Path) -> str:
+    """The second host sees what the first one has written up to two seconds later."""
+    seen, is_over = run / str(ranks.rank), threading.Event()
+
+    def mirror() -> None:
+        while not is_over.wait(2.0):
+            for name in ("config.yaml", "initial", "references"):
+                if (run / "0" / name).exists() and not (seen / name).exists():
+                    subprocess.run(["cp", "-r", run / "0" / name, run / "copy"], check=True)
+                    seen.mkdir(exist_ok=True)
+                    (run / "copy").rename(seen / name)
+
+    mirroring = threading.Thread(target=mirror)
+    if ranks.rank == 1:
+        mirroring.start()
+    try:
+        api.train(config, seen, until="reference", progress=False)
+    finally:
+        is_over.set()
+    return "trained"
+
+
+def test_a_rank_waits_for_folders_that_its_host_does_not_see_yet(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "--warm_start.demonstrations.num_steps=2")
+    results = in_ranks(2, start_late, config, tmp_path)
+    assert answers(results) == 2 * ["trained"]
