@@ -204,6 +204,19 @@ def test_what_the_first_rank_refuses_is_said_once(started: Path, tmp_path: Path)
     assert snapshot(started) == before
 
 
+def test_a_rank_that_alone_lacks_a_file_gives_its_name(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "--machine.rank_timeout_seconds=10")
+    _, (status, said) = in_ranks(2, refuse_unshared, config, tmp_path / "run")
+    assert status == 2
+    assert said.startswith("error: rank 1 of 2 on "), said
+    assert "elsewhere.yaml" in said
+
+
+def refuse_unshared(ranks: Ranks, config: Path, run: Path) -> tuple[object, str]:
+    """The configuration is on a disk of the first host alone."""
+    return refuse(ranks, config if ranks.rank == 0 else config.with_name("elsewhere.yaml"), run)
+
+
 def start_unshared(ranks: Ranks, config: Path, run: Path) -> str:
     """Each host has a disk of its own under the same path, or rather here under another one."""
     with pytest.raises(RanksError) as caught:
