@@ -61,7 +61,7 @@ def training_arguments(config: str, name: str, overrides: Sequence[str]) -> list
     """
     run = run_folder(name)
     if (run / "config.yaml").exists():
-        return ["train", "--run-dir", str(run), "--resume"]
+        return ["train", "--run-dir", str(run), "--resume", *overrides]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         file.write(config)
     return ["train", "--run-dir", str(run), "--config", file.name, *overrides]

@@ -52,7 +52,7 @@ def test_a_run_that_is_there_goes_on(modal_app: ModuleType, tmp_path: Path) -> N
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
     arguments = modal_app.training_arguments("seed: 3", "mine", ["--seed", "1"])
-    assert arguments == ["train", "--run-dir", str(tmp_path / "mine"), "--resume"]
+    assert arguments == ["train", "--run-dir", str(tmp_path / "mine"), "--resume", "--seed", "1"]
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/runs/mine", ".hidden"])

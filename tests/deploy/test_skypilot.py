@@ -64,7 +64,9 @@ def test_each_node_starts_torchrun_and_meets_at_the_first(
 def test_a_run_that_is_there_goes_on(task: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").touch()
-    assert run_on_a_node(task, tmp_path)[-2:] == [f"{tmp_path}/runs/mine", "--resume"]
+    task["envs"]["OVERRIDES"] = "--no-evaluate"
+    run = f"{tmp_path}/runs/mine"
+    assert run_on_a_node(task, tmp_path)[-3:] == [run, "--resume", "--no-evaluate"]
 
 
 @pytest.mark.parametrize("part", ["setup", "run"])
