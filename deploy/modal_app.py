@@ -61,10 +61,11 @@ def training_arguments(config: str, name: str, overrides: Sequence[str]) -> list
     """
     run = run_folder(name)
     if (run / "config.yaml").exists():
-        return ["train", "--run-dir", str(run), "--resume"]
+        return ["train", "--run-dir", str(run), "--resume", *overrides]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         file.write(config)
-    return ["train", "--run-dir", str(run), "--config", file.name, *overrides]
+    keys = [each for each in overrides if each != "--trust-remote-code"]  # goes with --resume
+    return ["train", "--run-dir", str(run), "--config", file.name, *keys]
 
 
 def launcher(

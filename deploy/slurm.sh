@@ -4,7 +4,9 @@
 #   sbatch --nodes 1 --gpus-per-node 8 deploy/slurm.sh configs/shop.yaml runs/mine --seed 1
 #
 # The run folder has to be on a disk that all nodes share. A job that was requeued, or is given
-# again with the same folder, goes on where it stopped. The Python is that of .venv, or of PYTHON.
+# again with the same folder, goes on where it stopped; --training.max_steps 120 then trains for
+# longer. With an environment of your own add --trust-remote-code, which a job that goes on needs.
+# After --time nothing is requeued: give the job again. The Python is that of .venv, or of PYTHON.
 #SBATCH --job-name=ragen-apo
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -25,9 +27,12 @@ shift 2
 
 arguments=(train --run-dir "$run")
 if [[ -f $run/config.yaml ]]; then
-  arguments+=(--resume)
+  arguments+=(--resume "$@")
 else
-  arguments+=(--config "$config" "$@")
+  arguments+=(--config "$config")
+  for argument in "$@"; do # a new run is trusted by its configuration
+    [[ $argument = --trust-remote-code ]] || arguments+=("$argument")
+  done
 fi
 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from ragen_apo.choices import RunEnd
 from ragen_apo.config import RunConfig, load_run_config, resolved_yaml
 from ragen_apo.config.load import config_of, read_values
-from ragen_apo.config.overrides import changes_in_words, differences
-from ragen_apo.config.references import code_named_by, is_reference
+from ragen_apo.config.overrides import changes_in_words, differences, merge
+from ragen_apo.config.references import code_named_by, is_reference, with_absolute_paths
 from ragen_apo.config.search import SearchConfig
 from ragen_apo.distributed.torchrun import this_worker
 from ragen_apo.environments.foreign import is_provided, provide, reference_to
@@ -174,7 +174,12 @@ def _continued(
     files = open_directory(path)
     began = load_run_config(files.config)
     if config is None:
-        if isinstance(environment, Mapping | str):
+        own = began.environment.model_dump(by_alias=True)
+        if isinstance(environment, str):
+            environment = {"name": environment}
+        if isinstance(environment, Mapping) and merge(own, with_absolute_paths(environment)) == own:
+            environment = None
+        if isinstance(environment, Mapping):
             raise ConfigError(
                 "a run goes on with its own environment; leave environment out, or start another "
                 "run with a configuration and another --run-dir"

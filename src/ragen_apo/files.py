@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,9 @@ _CHECKSUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _CHUNK_BYTES = 1 << 20
 
 _CLASS_NAME = re.compile(r" or (an )?instance of \w+")
+
+_LISTED_LEVELS = 3
+"""A run's deepest folder of files, and the one that the run is in."""
 
 MAX_JSON_DEPTH = 100
 """Written files have a few levels; readers walk them by recursion."""
@@ -130,6 +134,23 @@ def check_writable(path: Path) -> None:
     partial = partial_path(path)
     partial.touch()
     partial.unlink()
+
+
+def appears(path: Path, *, seconds: float) -> bool:
+    """Whether the path is there, or will be within so many seconds.
+
+    A disk of the network may say for a minute that a file is missing that another host has written.
+    It looks again when the folder is listed.
+    """
+    end = time.monotonic() + seconds
+    while not path.exists():
+        for folder in reversed(path.parents[:_LISTED_LEVELS]):
+            with contextlib.suppress(OSError):
+                os.listdir(folder)
+        if not path.exists() and time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 @contextlib.contextmanager

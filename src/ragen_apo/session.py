@@ -28,9 +28,10 @@ from ragen_apo.config.policy import is_hub_name
 from ragen_apo.distributed.ranks import ALONE, Ranks
 from ragen_apo.distributed.start import join_ranks
 from ragen_apo.environments.tools import schemas_of
-from ragen_apo.errors import RunDirectoryError
+from ragen_apo.errors import RanksError, RunDirectoryError
 from ragen_apo.files import (
     CHECKSUMS,
+    appears,
     append_json_line,
     check_checksums,
     directory_written_atomically,
@@ -51,6 +52,9 @@ from ragen_apo.types import Task, Trajectory
 from ragen_apo.values.conditions import SamplingConditions
 from ragen_apo.values.store import ValueStore
 
+_SECONDS_TO_APPEAR = 120.0
+"""How long a disk of the network may take to show what another host has written: twice what NFS
+takes at most as it is mounted by default (acdirmax)."""
 _ERROR_OF_RUST = re.compile(r"\(os error ([0-9]+)\)")
 
 
@@ -216,6 +220,7 @@ class Session:
     def _write(self, model: LanguageModel, folder: Path, write: Callable[[Path], None]) -> None:
         with model.whole():
             self.ranks.from_first(lambda: _write_whole(folder, write), f"saving {folder.name}")
+        require_shared(folder, self.ranks)
 
     def note_row(
         self, curve: Path, row: Mapping[str, Any], *, episodes: Sequence[Trajectory] = ()
@@ -237,6 +242,7 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
     opened = time.perf_counter()
     device, dtype = set_up_machine(config.machine)
     ranks = join_ranks(config.machine)
+    require_shared(run.config, ranks)
     configured = config.machine.mixed_precision
 
     def choose() -> str:
@@ -256,6 +262,20 @@ def open_session(config: RunConfig, run: RunDirectory, progress: Progress) -> Se
         ranks=ranks,
         opened=opened,
     )
+
+
+def require_shared(path: Path, ranks: Ranks) -> None:
+    """Comes back when this rank sees what the first one has written; RanksError if it never does.
+
+    The first rank does not wait for the others.
+    """
+    if not ranks.is_first and not appears(
+        path, seconds=min(_SECONDS_TO_APPEAR, ranks.timeout_seconds / 2)
+    ):
+        raise RanksError(
+            f"{ranks.worker.name} does not find {path.absolute()}, which rank 0 has written. "
+            "Expected --run-dir to be a folder on a disk that all hosts share, under the same path"
+        )
 
 
 def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:

@@ -42,7 +42,9 @@ def test_a_run_is_trained_evaluated_and_reported(modal_app: ModuleType, tmp_path
 def test_a_new_run_gets_the_configuration_and_the_overrides(
     modal_app: ModuleType, tmp_path: Path
 ) -> None:
-    *arguments, seed, one = modal_app.training_arguments("seed: 3", "mine", ["--seed", "1"])
+    *arguments, seed, one = modal_app.training_arguments(
+        "seed: 3", "mine", ["--trust-remote-code", "--seed", "1"]
+    )
     assert arguments[:-1] == ["train", "--run-dir", str(tmp_path / "mine"), "--config"]
     assert Path(arguments[-1]).read_text() == "seed: 3"
     assert (seed, one) == ("--seed", "1")
@@ -52,7 +54,7 @@ def test_a_run_that_is_there_goes_on(modal_app: ModuleType, tmp_path: Path) -> N
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
     arguments = modal_app.training_arguments("seed: 3", "mine", ["--seed", "1"])
-    assert arguments == ["train", "--run-dir", str(tmp_path / "mine"), "--resume"]
+    assert arguments == ["train", "--run-dir", str(tmp_path / "mine"), "--resume", "--seed", "1"]
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/runs/mine", ".hidden"])

@@ -52,7 +52,7 @@ def test_it_has_known_keys_only(task: dict[str, Any]) -> None:
 def test_each_node_starts_torchrun_and_meets_at_the_first(
     task: dict[str, Any], tmp_path: Path
 ) -> None:
-    task["envs"]["OVERRIDES"] = "--seed 1"
+    task["envs"]["OVERRIDES"] = "--trust-remote-code --seed 1"
     assert run_on_a_node(task, tmp_path) == [
         *("-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"),
         *("--nproc-per-node", "8", "--master-addr", "10.0.0.1", "--master-port", "29500"),
@@ -64,7 +64,9 @@ def test_each_node_starts_torchrun_and_meets_at_the_first(
 def test_a_run_that_is_there_goes_on(task: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").touch()
-    assert run_on_a_node(task, tmp_path)[-2:] == [f"{tmp_path}/runs/mine", "--resume"]
+    task["envs"]["OVERRIDES"] = "--trust-remote-code"
+    run = f"{tmp_path}/runs/mine"
+    assert run_on_a_node(task, tmp_path)[-3:] == [run, "--resume", "--trust-remote-code"]
 
 
 @pytest.mark.parametrize("part", ["setup", "run"])

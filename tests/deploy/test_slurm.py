@@ -62,7 +62,8 @@ def test_the_shell_finds_nothing_wrong() -> None:
 def test_each_node_starts_torchrun_and_meets_at_the_first(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    done = submit("a b.yaml", tmp_path / "run", "--seed", "1", environment=environment)
+    keys = ("--seed", "1", "--trust-remote-code")  # what only a run that goes on takes
+    done = submit("a b.yaml", tmp_path / "run", *keys, environment=environment)
     assert done.returncode == 0, done.stderr
     command = [
         *("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "8"),
@@ -74,12 +75,15 @@ def test_each_node_starts_torchrun_and_meets_at_the_first(
     assert seen == ["node 0", *command, "node 1", *command]
 
 
-def test_a_job_that_was_requeued_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_that_was_requeued_goes_on_with_its_own_keys(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
-    submit("a.yaml", tmp_path / "run", "--seed", "1", environment=environment)
+    keys = ("--training.max_steps", "9", "--trust-remote-code")
+    submit("a.yaml", tmp_path / "run", *keys, environment=environment)
     seen = (tmp_path / "seen").read_text().splitlines()
-    assert seen[-4:] == ["train", "--run-dir", str(tmp_path / "run"), "--resume"]
+    assert seen[-5:] == [str(tmp_path / "run"), "--resume", *keys]
 
 
 def test_without_a_run_folder_it_says_how_it_is_used(environment: dict[str, str]) -> None:

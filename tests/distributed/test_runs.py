@@ -10,17 +10,22 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
 
+import ragen_apo
 from ragen_apo import api, cli
 from ragen_apo.distributed.ranks import Ranks
+from ragen_apo.errors import RanksError
 from ragen_apo.files import read_json_lines
 from ragen_apo.run_directory import RunDirectory
 from tests import factories
@@ -130,6 +135,53 @@ def test_what_torchrun_starts_again_goes_on_without_being_told_to(
     assert answers(in_ranks(2, start, config, by_one.path)) == 2 * ["trained"]
 
 
+def start_unequally(
+    ranks: Ranks, config: Path, run: Path, sections: Mapping[str, Any], package: str
+) -> str:
+    """The second rank has other sections, or its host another state of the package."""
+    mine = sections if ranks.rank == 1 else {}
+    file = package if ranks.rank == 1 else ragen_apo.__file__
+    with patch.object(ragen_apo, "__file__", file), pytest.raises(RanksError) as caught:
+        api.train(config, run, progress=False, **mine)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "difference"),
+    [
+        ({"seed": 7}, "seed is 7, and 0 on rank 0"),
+        ({"sampling": {"temperature": 0.5}}, "sampling.temperature is 0.5, and 1.0 on rank 0"),
+        ({"rollouts": {"schedule": "dynamic"}}, 'rollouts.schedule is "dynamic", and "static"'),
+        ({}, "packages.ragen_apo is"),
+    ],
+)
+def test_a_rank_that_would_run_something_else_is_named_before_anything_is_computed(
+    tmp_path: Path, sections: dict[str, Any], difference: str
+) -> None:
+    """Its losses would be added to those of the others, and nothing would tell."""
+    package = tmp_path / "package" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("VERSION = 2\n")
+    file = ragen_apo.__file__ if sections else str(package)
+    options = (config_file(tmp_path), tmp_path / "run", sections, file)
+    for message in answers(in_ranks(2, start_unequally, *options)):
+        assert message.startswith("rank 1 of 2 on "), message
+        assert difference in message
+    assert not (tmp_path / "run").exists(), "its name is free again"
+
+
+def start_with_threads(ranks: Ranks, config: Path, run: Path) -> str:
+    api.train(
+        config, run, until="reference", progress=False, machine={"num_threads": 1 + ranks.rank}
+    )
+    return "trained"
+
+
+def test_ranks_may_have_different_numbers_of_threads(tmp_path: Path) -> None:
+    results = in_ranks(2, start_with_threads, config_file(tmp_path), tmp_path / "run")
+    assert answers(results) == 2 * ["trained"]
+
+
 def refuse(ranks: Ranks, config: Path, run: Path) -> tuple[object, str]:
     """Exit status and standard error of the command."""
     errors = io.StringIO()
@@ -150,3 +202,59 @@ def test_what_the_first_rank_refuses_is_said_once(started: Path, tmp_path: Path)
     assert len(said) == 1
     assert "exists already and is not an empty directory" in said[0]
     assert snapshot(started) == before
+
+
+def test_a_rank_that_alone_lacks_a_file_gives_its_name(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "--machine.rank_timeout_seconds=10")
+    _, (status, said) = in_ranks(2, refuse_unshared, config, tmp_path / "run")
+    assert status == 2
+    assert said.startswith("error: rank 1 of 2 on "), said
+    assert "elsewhere.yaml" in said
+
+
+def refuse_unshared(ranks: Ranks, config: Path, run: Path) -> tuple[object, str]:
+    """The configuration is on a disk of the first host alone."""
+    return refuse(ranks, config if ranks.rank == 0 else config.with_name("elsewhere.yaml"), run)
+
+
+def start_unshared(ranks: Ranks, config: Path, run: Path) -> str:
+    """Each host has a disk of its own under the same path, or rather here under another one."""
+    with pytest.raises(RanksError) as caught:
+        api.train(config, run / str(ranks.rank), progress=False)
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "--machine.rank_timeout_seconds=4")
+    _, message = answers(in_ranks(2, start_unshared, config, tmp_path))
+    assert message.startswith("rank 1 of 2 on "), message
+    assert f"does not find {tmp_path / '1' / 'config.yaml'}" in message
+    assert "a disk that all hosts share" in message
+
+
+def start_late(ranks: Ranks, config: Path, run: Path) -> str:
+    """The second host sees what the first one has written up to two seconds later."""
+    seen, is_over = run / str(ranks.rank), threading.Event()
+
+    def mirror() -> None:
+        while not is_over.wait(2.0):
+            for name in ("config.yaml", "initial", "references"):
+                if (run / "0" / name).exists() and not (seen / name).exists():
+                    subprocess.run(["cp", "-r", run / "0" / name, run / "copy"], check=True)
+                    seen.mkdir(exist_ok=True)
+                    (run / "copy").rename(seen / name)
+
+    mirroring = threading.Thread(target=mirror)
+    if ranks.rank == 1:
+        mirroring.start()
+    try:
+        api.train(config, seen, until="reference", progress=False)
+    finally:
+        is_over.set()
+    return "trained"
+
+
+def test_a_rank_waits_for_folders_that_its_host_does_not_see_yet(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "--warm_start.demonstrations.num_steps=2")
+    results = in_ranks(2, start_late, config, tmp_path)
+    assert answers(results) == 2 * ["trained"]

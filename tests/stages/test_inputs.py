@@ -17,8 +17,8 @@ from ragen_apo.environments.base import (
 )
 from ragen_apo.environments.human.play import play
 from ragen_apo.environments.human.recordings import Recording, append_recording
-from ragen_apo.errors import ConfigError, EnvironmentFaultError
-from ragen_apo.stages.inputs import caveats, check_run_inputs
+from ragen_apo.errors import ConfigError, EnvironmentFaultError, ValueStoreError
+from ragen_apo.stages.inputs import caveats, check_run_inputs, check_start
 from ragen_apo.types import Task
 from tests import factories
 
@@ -35,6 +35,20 @@ def refusal(*overrides: str, environment: HasTasks | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
         check(*overrides, environment=environment)
     return str(caught.value)
+
+
+def test_the_first_rank_alone_looks_for_the_value_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be on a disk of that rank's host (docs/scaling.md)."""
+    keys = ("--reference.refresh_every_steps=null", f"--values.store={tmp_path / 'values.sqlite'}")
+    config = factories.config(*keys)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    check_start(config)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueStoreError):
+        check_start(config)
 
 
 class Lacking:

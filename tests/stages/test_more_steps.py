@@ -268,6 +268,16 @@ def test_the_run_says_that_code_is_trusted_only_if_it_did(unfinished: Path) -> N
     assert "trust_remote_code: false" in (unfinished / "config.yaml").read_text()
 
 
+def test_the_keys_of_the_start_may_be_given_again(command: Command, run: Path) -> None:
+    """As a scheduler does, which gives the command of a killed job once more."""
+    began = load_config(run / "config.yaml")
+    name, options = began.environment.name, began.environment.options
+    keys = [f"--environment.{key}={value}" for key, value in {"name": name, **options}.items()]
+    keys += [f"--seed={began.seed}", f"--algorithm={began.algorithm.name}", "--no-evaluate"]
+    result = command("train", "--run-dir", run, "--resume", *keys)
+    assert "is trained already" in result.out, result.err
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

@@ -28,7 +28,7 @@ from ragen_apo.cli import evaluation, models, pages, runs, worlds  # noqa: F401 
 from ragen_apo.cli.common import app
 from ragen_apo.console import PrintableConsole, write_line
 from ragen_apo.distributed.torchrun import this_worker
-from ragen_apo.errors import EnvironmentFaultError, RagenApoError
+from ragen_apo.errors import EnvironmentFaultError, RagenApoError, RanksError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,8 +50,10 @@ def main() -> None:
             status = _without_exits(command, *arguments.args, **arguments.kwargs)
     except CycloptsError:
         sys.exit(2)  # it was printed; Cyclopts 4, for Python 3.10, would say 1
-    except RagenApoError as error:
+    except RanksError as error:  # it names a rank, or is what rank 0 has said
         _fail(str(error), status=2)
+    except RagenApoError as error:
+        _fail(f"{_own_name()}{error}", status=2)
     except _Terminated:
         _fail(f"terminated. {_KEPT}", status=143)
     except KeyboardInterrupt:
@@ -61,7 +63,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        _fail(_problem_of_a_file(error), status=2)
+        _fail(f"{_own_name()}{_problem_of_a_file(error)}", status=2)
     else:
         if isinstance(status, int):
             sys.exit(status)
@@ -119,6 +121,12 @@ def _problem_of_a_file(error: OSError) -> str:
         f"{error.filename}: {error.strerror}. Expected a path that can be read and written; mend "
         "it or give another one. What was saved before is whole."
     )
+
+
+def _own_name() -> str:
+    """Which rank speaks, unless it is the first: what it lacks, the other hosts may have."""
+    worker = this_worker()
+    return f"{worker.name}: " if worker.rank > 0 else ""
 
 
 def _fail(message: str, *, status: int) -> None:

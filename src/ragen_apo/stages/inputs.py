@@ -49,7 +49,7 @@ def check_start(config: RunConfig) -> None:
     set_up_machine(config.machine)
     with opened_environment(config.environment.name, config.environment.options) as environment:
         check_run_inputs(config, environment)
-    if config.values.store is not None:
+    if config.values.store is not None and this_worker().rank == 0:  # on its host alone, perhaps
         ValueStore(config.values.store, create=False).close()
     if config.policy.path is not None:
         check_model(

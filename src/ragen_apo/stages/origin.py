@@ -7,6 +7,7 @@ attempts, files can be edited and data replaced. A run that mixes both would be 
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,9 @@ import ragen_apo
 from ragen_apo.config import RunConfig
 from ragen_apo.config.environment import EnvironmentConfig
 from ragen_apo.config.load import config_of
-from ragen_apo.config.overrides import changes_in_words, differences
+from ragen_apo.config.overrides import MAX_CHANGES, changes_in_words, differences
 from ragen_apo.config.references import code_named_by, file_of
-from ragen_apo.errors import ConfigError, RunDirectoryError
+from ragen_apo.errors import ConfigError, RanksError, RunDirectoryError
 from ragen_apo.files import CHECKSUMS, read_json_lines
 from ragen_apo.policy.language_model import LanguageModel
 from ragen_apo.run_directory import RunDirectory
@@ -51,6 +52,16 @@ MAY_CHANGE = (
 """Keys that say how a run uses the machine, how long it goes on, what it keeps for people, or how
 much is measured after it. A change alters the steps so far by rounding at most, and that of
 training.max_steps not at all (`stages.more_steps`)."""
+
+
+OF_EACH_RANK = (
+    "machine.num_threads",
+    "machine.device",
+    "machine.rank_timeout_seconds",
+    "rollouts.num_environment_workers",
+    "tracking",
+)
+"""Keys that may differ between the ranks of a run, as their hosts may."""
 
 
 def may_change(key: str) -> bool:
@@ -105,8 +116,9 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
     Keys and sections in `but_for` do not matter, besides those of `MAY_CHANGE`. Nothing is written.
     Runs of earlier versions of this package have not noted all of it: a key that is younger than
     the notes had its default. An environment's file may have been mended: that is said, and no
-    more, where the versions that it declares are the same.
+    more, where the versions that it declares are the same. Raises RanksError if ranks differ.
     """
+    _require_equal_ranks(session)
     run, status = session.run, session.run.read_status()
     now = _configuration(session.config)
     changes = [
@@ -130,6 +142,46 @@ def require_same_origin(session: Session, *, but_for: Sequence[str] = ()) -> Non
                 "its tasks, texts or rewards have changed, change properties.version and start "
                 "another run in another --run-dir"
             )
+
+
+def _require_equal_ranks(session: Session) -> None:
+    """Raises RanksError if a rank has another configuration, environment or code than the first.
+
+    Each host has copies of these. Nothing else would notice other ones: losses and gradients are
+    sums of what each rank makes of its share.
+    """
+    ranks = session.ranks
+    if ranks.size == 1:
+        return
+    packages = {"torch": torch.__version__, "transformers": transformers.__version__}
+    mine = _configuration(session.config) | {
+        "packages": packages | {"ragen_apo": _digest_of_code()},
+        "version": _environment_versions(session),
+        "files": _environment_files(session.config.environment),
+        "training_tasks": _tasks_digest(session),
+    }
+    part = json.dumps([platform.node(), mine]).encode()
+    found = [json.loads(each) for each in ranks.gather(part, "comparing configurations")]
+    (_, first), *others = found
+    for rank, (host, theirs) in enumerate(others, 1):
+        changes = [
+            f"{each.key} is {json.dumps(each.after)}, and {json.dumps(each.before)} on rank 0"
+            for each in differences(first, theirs)
+            if not _is_among(each.key, OF_EACH_RANK)
+        ]
+        if changes:
+            raise RanksError(
+                f"rank {rank} of {ranks.size} on {host} would run something else than rank 0: "
+                f"{'; '.join(changes[:MAX_CHANGES])}. Give all hosts the same command, "
+                "configuration, data, environment and packages. What may differ is "
+                f"{', '.join(OF_EACH_RANK)}"
+            )
+
+
+def _digest_of_code() -> str:
+    """What tells two states of this package apart, also of one version."""
+    files = sorted(Path(ragen_apo.__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def require_same_tasks(session: Session) -> None:
