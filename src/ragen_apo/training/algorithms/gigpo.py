@@ -77,7 +77,9 @@ class Gigpo(GroupConfig):
         """How many turns have another to be compared with; the others have A_turn = 0."""
         _, _, anchors = _states(rollouts)
         sizes = Counter(anchors).values()
-        return {"shared_state_share": sum(size for size in sizes if size > 1) / len(anchors)}
+        return {
+            "shared_state_share": sum(size for size in sizes if size > 1) / max(len(anchors), 1)
+        }
 
 
 def _states(rollouts: Rollouts) -> tuple[list[int], list[int], list[int]]:
