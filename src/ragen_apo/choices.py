@@ -16,6 +16,7 @@ ResponseFormat = Literal["think_answer", "tool_call"]
 Schedule = Literal["constant", "linear", "cosine"]
 SearchMethod = Literal["beam", "best_of_n"]
 SearchRanking = Literal["values", "regression", "likelihood", "votes", "reward"]
+TurnState = Literal["key", "observation"]
 ZeroVariance = Literal["drop", "keep"]
 
 Aggregation = Literal[

@@ -207,6 +207,7 @@ def make_metrics(num_steps: int = 60) -> list[dict[str, Any]]:
             "advantage_mean": 0.01 * rng.normal(),
             "advantage_std": 1 - 0.4 * progress,
             "clip_fraction": 0.1 * progress,
+            "shared_state_share": 0.5,
             "value_loss": 0.2 * (1 - progress),
             "explained_variance": 0.8 * progress,
             "critic_gradient_norm": 2.0,

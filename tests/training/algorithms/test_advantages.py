@@ -157,7 +157,9 @@ def gigpo_step(episodes, group_B, returns_B) -> Step:
         torch.tensor(returns_B, dtype=torch.float64),
         torch.tensor(group_B),
         trajectories=[
-            SimpleNamespace(turns=[SimpleNamespace(state_key=state) for state, _ in turns])
+            SimpleNamespace(
+                turns=[SimpleNamespace(state_key=state, observation="read") for state, _ in turns]
+            )
             for turns in episodes
         ],
         rewards_BT=rewards_BT,
@@ -201,6 +203,17 @@ def test_gigpo_reports_the_share_of_turns_that_it_compares():
     ]
     step = gigpo_step(episodes, [0, 0, 1], [1.0, 0.0, 0.0])
     assert Gigpo().metrics(step)["shared_state_share"] == pytest.approx(4 / 8)
+
+
+def test_gigpo_may_take_equal_observations_for_equal_states():
+    """As verl-agent does. The keys differ, and every turn of a task reads the same."""
+    keys = [[("a", 0.3), ("b", 1.0)], [("c", 0.0), (None, 0.0)], [("d", 0.2)]]
+    same = [[("x", reward) for _, reward in turns] for turns in keys]
+    step, expected = (gigpo_step(each, [0, 0, 1], [1.3, 0.0, 0.2]) for each in (keys, same))
+    by_observation = Gigpo(states="observation")
+    torch.testing.assert_close(by_observation.advantages(step), Gigpo().advantages(expected))
+    assert by_observation.metrics(step)["shared_state_share"] == pytest.approx(4 / 5)
+    assert Gigpo().metrics(step)["shared_state_share"] == 0
 
 
 def test_a_state_that_was_seen_once_adds_nothing_and_the_same_key_elsewhere_is_another_state():

@@ -5,8 +5,8 @@
     A_turn      (G - mean) / deviation over the turns of the task in this state;
                 G: what the turn and later ones earned, discounted by gamma a turn
 
-Feng et al., arXiv 2505.10978, with omega = 1. Assumes that equal states have equal keys; a
-turn whose state is met once has A_turn = 0.
+Feng et al., arXiv 2505.10978, with omega = 1. Assumes that equal states have equal keys, or equal
+observations (`states`); a turn whose state is met once has A_turn = 0.
 
 Axes: N turns of all trajectories, one after another; K turns of a trajectory.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from ragen_apo.choices import Aggregation
+from ragen_apo.choices import Aggregation, TurnState
 from ragen_apo.config.algorithms import Monitor, Traits
 from ragen_apo.training.algorithms.policy_gradient import GroupConfig, PolicyGradientConfig
 
@@ -49,6 +49,9 @@ class Gigpo(GroupConfig):
     """How token losses become one number; the default is what the algorithm's paper does."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount from turn to turn in what a turn is compared by."""
+    states: TurnState = "key"
+    """What two turns in the same state have in common: the environment's `key`, which may hold the
+    number of turns, or the `observation`, which may be the same in different states."""
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         import torch
@@ -56,7 +59,7 @@ class Gigpo(GroupConfig):
         from ragen_apo.objectives.tensors import discounted_sum, group_statistics, sampled_or_zero
         from ragen_apo.objectives.turn_level import segment_sums
 
-        rows, turns, anchors = _states(rollouts)
+        rows, turns, anchors = _states(rollouts, self.states)
         device = rollouts.group_B.device
         row_N, turn_N, anchor_N = torch.tensor([rows, turns, anchors], device=device)
 
@@ -75,22 +78,23 @@ class Gigpo(GroupConfig):
 
     def metrics(self, rollouts: Rollouts) -> dict[str, float]:
         """How many turns have another to be compared with; the others have A_turn = 0."""
-        _, _, anchors = _states(rollouts)
+        _, _, anchors = _states(rollouts, self.states)
         sizes = Counter(anchors).values()
         return {
             "shared_state_share": sum(size for size in sizes if size > 1) / max(len(anchors), 1)
         }
 
 
-def _states(rollouts: Rollouts) -> tuple[list[int], list[int], list[int]]:
+def _states(rollouts: Rollouts, states: TurnState) -> tuple[list[int], list[int], list[int]]:
     """The trajectory, the number within it and the state of each turn [N]."""
     rows, turns, anchors = [], [], []
     ids: dict[object, int] = {}
     tasks = rollouts.group_B.tolist()
     for row, trajectory in enumerate(rollouts.trajectories):
         for number, turn in enumerate(trajectory.turns):
-            # A turn whose state is unknown shares it with no other.
-            state = (row, number) if turn.state_key is None else turn.state_key
+            state = turn.observation if states == "observation" else turn.state_key
+            if state is None:  # unknown, and shared with no other
+                state = (row, number)
             rows.append(row)
             turns.append(number)
             anchors.append(ids.setdefault((tasks[row], state), len(ids)))
